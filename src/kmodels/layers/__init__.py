@@ -1,0 +1,10 @@
+"""Layers: variables and `kmodels.ops`, nothing of any one family."""
+
+from kmodels.layers.attention import Attention
+from kmodels.layers.base import Layer
+from kmodels.layers.dense import Dense
+from kmodels.layers.dropout import DropPath, Dropout
+from kmodels.layers.mlp import MLP
+from kmodels.layers.norm import LayerNorm, LayerScale
+
+__all__ = ["MLP", "Attention", "Dense", "DropPath", "Dropout", "Layer", "LayerNorm", "LayerScale"]

@@ -1,0 +1,59 @@
+"""Layers that are active in training only."""
+
+from typing import Any
+
+import keras
+
+from kmodels import ops
+from kmodels.layers.base import Layer
+
+
+class Dropout(Layer):
+    """Zeroes a share of the values and scales up the rest (Srivastava et al. 2014).
+
+    Args:
+        rate: share that is zeroed, in [0, 1).
+    """
+
+    def __init__(self, rate: float = 0.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.rate = rate
+        self.seed_generator = keras.random.SeedGenerator() if rate > 0 else None
+        self.built = True
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Same shape and dtype."""
+        if training and self.seed_generator is not None:
+            return ops.dropout(x, self.rate, self.seed_generator)
+        return x
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The input's shape."""
+        return input_shape
+
+
+class DropPath(Layer):
+    """Drops a residual branch of whole examples (stochastic depth; Huang et al. 2016).
+
+    Args:
+        rate: share of the examples whose branch is dropped, in [0, 1).
+    """
+
+    def __init__(self, rate: float = 0.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.rate = rate
+        self.seed_generator = keras.random.SeedGenerator() if rate > 0 else None
+        self.built = True
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """x (B, ...) -> same shape; the examples that stay are divided by 1 - rate."""
+        if not training or self.seed_generator is None:
+            return x
+        shape = (keras.ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
+        draw = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
+        keep = keras.ops.cast(draw >= self.rate, x.dtype)
+        return x * keep / (1.0 - self.rate)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The input's shape."""
+        return input_shape

@@ -1,0 +1,53 @@
+"""The two-layer perceptron of a transformer block."""
+
+from typing import Any
+
+from kmodels import ops
+from kmodels.layers.base import Layer
+from kmodels.layers.dense import Dense
+from kmodels.layers.dropout import Dropout
+
+
+class MLP(Layer):
+    """Dense, GELU, dropout, dense (Dosovitskiy et al. 2021, section 3.1).
+
+    Args:
+        hidden_dim: width between the two dense layers.
+        dropout: rate after the activation, in training.
+        use_bias: biases of both layers.
+        approximate: the tanh form of GELU instead of the exact one.
+
+    Weights:
+        up (D, hidden_dim), down (hidden_dim, D): kernel and bias.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        approximate: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.hidden_dim = hidden_dim
+        self.use_bias = use_bias
+        self.approximate = approximate
+        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the two dense layers."""
+        width = input_shape[-1]
+        self.up = Dense(self.hidden_dim, self.use_bias, name="up", dtype=self.dtype_policy)
+        self.up.build((None, width))
+        self.down = Dense(width, self.use_bias, name="down", dtype=self.dtype_policy)
+        self.down.build((None, self.hidden_dim))
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """(..., D) -> (..., D)."""
+        x = ops.gelu(self.up(x), approximate=self.approximate)
+        return self.down(self.dropout(x, training=training))
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The input's shape."""
+        return input_shape

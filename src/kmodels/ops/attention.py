@@ -1,0 +1,79 @@
+"""Scaled dot product attention."""
+
+import keras
+from keras import ops
+
+from kmodels.dispatch import Tensor, op
+from kmodels.errors import InputError
+from kmodels.ops.dropout import dropout as dropout_op
+
+# Far below any score, yet finite: softmax over -inf alone is NaN, and so is its gradient.
+MASKED = -1e30
+
+
+@op
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> Tensor:
+    """Scaled dot product attention with grouped key/value heads.
+
+    Shapes: query (B, T, N, H), key (B, S, K, H), value (B, S, K, H) -> (B, T, N, H). N is a multiple
+        of K; query head n reads key/value head n // (N // K).
+    Dtypes: floating, all equal; scores and softmax in float32 (float64 for float64 input); the
+        output has the query's dtype.
+
+    Args:
+        query: the query, not scaled.
+        key: the key.
+        value: the value.
+        mask: bool, broadcastable to (B, N, T, S), `True` where a query may attend. A query that may
+            attend to nothing gets zeros, and passes zero gradients.
+        causal: query i sees keys up to i + S - T, so that the last query sees all.
+        window: with `causal`, query i at position p = i + S - T sees keys in (p - window, p]; without,
+            keys j with |p - j| < window.
+        scale: multiplies the scores; `None` for 1 / sqrt(H).
+        soft_cap: squashes scaled scores to `soft_cap * tanh(scores / soft_cap)` before masking.
+        dropout: share of attention weights set to zero; only if `seed` is given.
+        seed: `keras.random.SeedGenerator`, or `None` outside training.
+
+    Raises:
+        InputError: if shapes do not fit, or the window, the soft cap or the dropout is out of range.
+
+    Parity: Transformers' `eager_attention_forward`, `jax.nn.dot_product_attention`,
+        `torch.nn.functional.scaled_dot_product_attention` (whose causal mask is aligned to the start).
+    Source: https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2305.13245 (grouped heads)
+    """
+    check_attention(query, key, value, causal, window, soft_cap, dropout)
+    heads, groups, head_dim = query.shape[2], key.shape[2], query.shape[3]
+    batch, length = ops.shape(query)[0], ops.shape(query)[1]
+    grouped = heads != groups
+    if grouped:
+        query = ops.reshape(query, (batch, length, groups, heads // groups, head_dim))
+    scores = ops.einsum("btkgh,bskh->bkgts" if grouped else "btkh,bskh->bkts", query, key)
+    dtype = "float64" if ops.dtype(query) == "float64" else "float32"
+    scores = ops.multiply(ops.cast(scores, dtype), head_dim**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = ops.multiply(ops.tanh(ops.divide(scores, soft_cap)), soft_cap)
+    allowed = allowed_pairs(query, key, mask, causal, window)
+    if allowed is not None:
+        if grouped:
+            allowed = _group(allowed, groups)
+        scores = ops.where(allowed, scores, ops.cast(MASKED, dtype))
+    weights = ops.cast(ops.softmax(scores, axis=-1), ops.dtype(value))
+    if dropout and seed is not None:
+        weights = dropout_op(weights, dropout, seed)
+    if mask is not None:
+        # Only a caller's mask can leave a query nothing; its weights are uniform until here.
+        weights = ops.where(ops.any(allowed, axis=-1, keepdims=True), weights, 0)
+    output = ops.einsum("bkgts,bskh->btkgh" if grouped else "bkts,bskh->btkh", weights, value)
+    return ops.reshape(output, (batch, length, heads, head_dim)) if grouped else output

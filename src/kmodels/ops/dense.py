@@ -1,0 +1,33 @@
+"""Affine map of the last axis."""
+
+from keras import ops
+
+from kmodels.dispatch import Tensor, op
+from kmodels.errors import InputError
+
+
+@op
+def dense(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Affine map of the last axis, `x @ kernel + bias`.
+
+    Shapes: x (..., in), kernel (in, out), bias (out,) -> (..., out).
+    Dtypes: floating, all equal (the compute dtype); the output has it too.
+
+    Args:
+        x: the input.
+        kernel: the weights, input axis first.
+        bias: added to the result if given.
+
+    Raises:
+        InputError: if the last axis of `x` is not the kernel's first.
+
+    Parity: `torch.nn.functional.linear(x, kernel.T, bias)`, `keras.layers.Dense`.
+    Source: textbook.
+    """
+    if x.shape[-1] != kernel.shape[0]:
+        raise InputError(
+            f"dense got x of width {x.shape[-1]} and a kernel of shape {tuple(kernel.shape)}; "
+            f"the width must be {kernel.shape[0]}."
+        )
+    y = ops.matmul(x, kernel)
+    return y if bias is None else ops.add(y, bias)

@@ -1,0 +1,29 @@
+"""Dropout."""
+
+import keras
+
+from kmodels.dispatch import Tensor, op
+from kmodels.errors import InputError
+
+
+@op
+def dropout(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> Tensor:
+    """Sets a share of the elements to zero and scales the others by `1 / (1 - rate)`.
+
+    Shapes: any; the output has the input's.
+    Dtypes: floating; the output has the input's.
+
+    Args:
+        x: the input.
+        rate: share of elements set to zero, a Python float in [0, 1); 0 returns `x`.
+        seed: `keras.random.SeedGenerator`, whose state moves on with each call.
+
+    Raises:
+        InputError: if the rate is outside [0, 1).
+
+    Parity: `keras.random.dropout`; the expectation is `x`.
+    Source: https://jmlr.org/papers/v15/srivastava14a.html
+    """
+    if not 0.0 <= rate < 1.0:
+        raise InputError(f"dropout got rate {rate}; it must be in [0, 1).")
+    return keras.random.dropout(x, rate, seed=seed) if rate else x

@@ -1,0 +1,1 @@
+"""Faster bodies of ops: `<op>_<backend>.py` holds one function; see `kmodels.dispatch`."""

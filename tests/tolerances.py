@@ -1,0 +1,23 @@
+"""The one table of tolerances: how far a result may lie from its reference.
+
+Absolute, on values of order one; gradients use the same figure times the largest gradient.
+A test never loosens a figure of its own: where one does not hold, the code is wrong.
+"""
+
+TOLERANCES: dict[str, dict[str, float]] = {
+    "attention": {"float32": 1e-5, "bfloat16": 2e-2},
+    "layer_norm": {"float32": 1e-5, "bfloat16": 2e-2},
+    "dense": {"float32": 1e-5, "bfloat16": 2e-2},
+    "gelu": {"float32": 1e-6, "bfloat16": 2e-2},
+    "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
+    "patch_embedding": {"float32": 1e-5, "bfloat16": 2e-2},
+    "logits": {"float32": 1e-4},
+    "hidden": {"float32": 1e-4},
+    "first_loss": {"float32": 1e-4},
+    "losses": {"float32": 1e-4},
+}
+
+
+def tolerance(what: str, dtype: str = "float32") -> float:
+    """The tolerance of one quantity in one dtype."""
+    return TOLERANCES[what][dtype]
