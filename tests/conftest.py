@@ -1,0 +1,172 @@
+"""What all tests share: the backend, virtual devices, references, markers, no network.
+
+One process tests one backend. These variables decide (tests/run.py sets all of them):
+
+KERAS_BACKEND        the backend; default: the first of jax, torch, tensorflow that is installed
+KMODELS_ENVIRONMENT  jax, torch, tensorflow (only that framework is installed) or full (everything)
+KMODELS_REFERENCES   folder written by tests/write_references.py; default tests/.references
+KMODELS_EXCHANGE     folder where backends leave files for the tests that compare them
+"""
+
+import ipaddress
+import os
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+BACKENDS = ("jax", "torch", "tensorflow")
+ENVIRONMENT = os.environ.get("KMODELS_ENVIRONMENT", "")
+DEVICES = 8
+# Virtual devices for multi-device tests; the two others halve the time XLA takes to compile.
+XLA_FLAGS = (
+    f"--xla_force_host_platform_device_count={DEVICES}",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+
+
+def _default_backend() -> str:
+    installed = [name for name in BACKENDS if find_spec(name)]
+    if not installed:
+        raise pytest.UsageError(
+            "no backend is installed: pip install -c constraints.txt -e '.[jax,test]'"
+        )
+    return installed[0]
+
+
+# Everything here must stand before the first import of keras, in this process and in children.
+os.environ.setdefault("KERAS_BACKEND", _default_backend())
+BACKEND = os.environ["KERAS_BACKEND"]
+_flags = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join(
+    [_flags, *(flag for flag in XLA_FLAGS if flag.split("=")[0] not in _flags)]
+).strip()
+os.environ["MPLBACKEND"] = "agg"
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Child processes are out of reach of the audit hook below; a dead proxy stops theirs at once.
+os.environ["HTTP_PROXY"] = os.environ["HTTPS_PROXY"] = "http://127.0.0.1:9"
+os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
+
+if BACKEND == "tensorflow":
+    import tensorflow as tf
+
+    _cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def _is_local(host: object) -> bool:
+    if isinstance(host, bytes):
+        host = host.decode()
+    if host in (None, "", "localhost", socket.gethostname()):
+        return True
+    try:
+        return ipaddress.ip_address(str(host)).is_loopback or str(host) in ("0.0.0.0", "::")
+    except ValueError:
+        return False
+
+
+def _forbid_network(event: str, arguments: tuple) -> None:
+    """Let only Unix sockets and the loopback through (notebook kernels and process groups)."""
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        address = arguments[1]
+        if isinstance(address, tuple) and not _is_local(address[0]):
+            raise RuntimeError(f"a test tried to reach {address}; tests run without a network")
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname") and not _is_local(arguments[0]):
+        raise RuntimeError(f"a test tried to look up {arguments[0]!r}; tests run without a network")
+
+
+sys.addaudithook(_forbid_network)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--across",
+        action="store_true",
+        help="run only the tests that need two frameworks or optional packages",
+    )
+
+
+def pytest_report_header() -> str:
+    return f"kmodels: backend {BACKEND}, environment {ENVIRONMENT or 'not named'}"
+
+
+def _missing(item: pytest.Item) -> list[str]:
+    needed = [name for mark in item.iter_markers("needs") for name in mark.args]
+    return [name for name in needed if not find_spec(name)]
+
+
+def _is_chosen(item: pytest.Item, across: bool) -> bool:
+    """Whether a test belongs to this run; see the markers in pyproject.toml."""
+    marks = list(item.iter_markers("across"))
+    needs = item.get_closest_marker("needs") is not None
+    if not across:
+        # What a single environment lacks by design, the full one runs: deselected, not skipped.
+        return not marks and not (ENVIRONMENT in BACKENDS and _missing(item))
+    if not marks and not needs:
+        return False
+    backends = [name for mark in marks for name in mark.args] or ["torch"]
+    return BACKEND in backends
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    across = config.getoption("--across")
+    chosen = [item for item in items if _is_chosen(item, across)]
+    left = [item for item in items if item not in set(chosen)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+    items[:] = chosen
+    if ENVIRONMENT == "full":
+        return  # there a missing package is a failure
+    for item in items:
+        if missing := _missing(item):
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
+
+
+@pytest.fixture(scope="session")
+def backend() -> str:
+    """Name of the backend under test."""
+    return BACKEND
+
+
+@pytest.fixture(scope="session")
+def references() -> Path:
+    """Folder with the tiny models and outputs that tests/write_references.py writes."""
+    default = Path(__file__).parent / ".references"
+    folder = Path(os.environ.get("KMODELS_REFERENCES", default))
+    if not folder.is_dir() or not any(folder.iterdir()):
+        pytest.fail(
+            f"no references in {folder}: write them with 'python3 tests/run.py --references', "
+            "or with 'python tests/write_references.py' where transformers, timm and peft are"
+        )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder shared by all runs of one `make test`; a backend writes to `exchange / backend`."""
+    named = os.environ.get("KMODELS_EXCHANGE")
+    folder = Path(named) if named else tmp_path_factory.mktemp("exchange")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clean_session():
+    """Free Keras' global state once per module; per test it would cost more than it gives."""
+    yield
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.clear_session()
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """Start each test from one seed, so that its result does not hang on its neighbours."""
+    import keras
+
+    keras.utils.set_random_seed(1234)

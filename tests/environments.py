@@ -1,0 +1,171 @@
+"""Makes the virtual environments that tests and recipes run in.
+
+python3 tests/environments.py NAME...   makes or reuses them, NAME one of ENVIRONMENTS
+
+An environment is reused while its stamp matches: dependencies in pyproject.toml, constraints.txt
+and the Python version. Otherwise it is made anew, so that nothing old is left in it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+if sys.version_info < (3, 11):
+    sys.exit("kmodels needs Python 3.11 or newer: name one with make PYTHON=python3.11 ...")
+import tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path(os.environ.get("KMODELS_VENV", ROOT / ".venv"))
+LOGS = FOLDER / "logs"
+ENVIRONMENTS = {
+    "jax": "jax,test",
+    "torch": "torch,test",
+    "tensorflow": "tensorflow,test",
+    "full": "jax,torch,tensorflow,dev",
+    "vit": "jax",
+}
+# Only asked when pip's own sources lack the pinned CPU wheel.
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+SECONDS_BETWEEN_LINES = 10.0
+START = time.monotonic()
+
+
+def say(name: str, text: str) -> None:
+    """Print one line: time since the start, who, what."""
+    passed = int(time.monotonic() - START)
+    print(f"{passed // 60:3d}:{passed % 60:02d}  {name:<12} {text}", flush=True)
+
+
+def run_logged(
+    name: str,
+    command: Sequence[str | Path],
+    log: Path,
+    describe: Callable[[str], str],
+    limit: float,
+    environment: dict[str, str] | None = None,
+) -> int:
+    """Run a command into a log file and print how far it is every few seconds.
+
+    Args:
+        name: who is at work, for the printed lines.
+        command: program and arguments; runs in the repository root.
+        log: file for stdout and stderr.
+        describe: makes a line out of the log's end.
+        limit: seconds after which the command and its children are killed.
+        environment: the child's variables, by default ours.
+
+    Returns:
+        The exit status; 124 if the limit was reached.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begun = shown = time.monotonic()
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while True:
+                try:
+                    return process.wait(timeout=0.5)
+                except subprocess.TimeoutExpired:
+                    now = time.monotonic()
+                if now - begun > limit:
+                    say(name, f"stopped after {limit:.0f} s")
+                    return 124
+                if now - shown >= SECONDS_BETWEEN_LINES:
+                    shown = now
+                    say(name, describe(log.read_text(errors="replace")[-4000:]))
+        finally:
+            try:  # also ends what a stopped run left behind
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def _stamp(extras: str) -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        project["project"]["dependencies"],
+        project["project"]["optional-dependencies"],
+        (ROOT / "constraints.txt").read_text(),
+        extras,
+        sys.version,
+        str(ROOT),
+    ]
+    return hashlib.sha256(json.dumps(wanted).encode()).hexdigest()
+
+
+def _describe_install(tail: str) -> str:
+    lines = [line.strip() for line in tail.splitlines()]
+    kept = [line for line in lines if line.startswith(("Collecting", "Downloading", "Installing"))]
+    return f"installing: {kept[-1][:60]}" if kept else "installing"
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of an environment."""
+    return FOLDER / name / "bin" / "python"
+
+
+def make_environment(name: str) -> bool:
+    """Make an environment or reuse it.
+
+    Returns:
+        Whether it is there; if not, the end of pip's log has been printed.
+    """
+    extras, place = ENVIRONMENTS[name], FOLDER / name
+    stamp = place / "kmodels-stamp"
+    if stamp.is_file() and stamp.read_text() == _stamp(extras):
+        say(name, "environment is up to date")
+        return True
+    if place.exists():
+        shutil.rmtree(place)
+    say(name, f"making an environment with .[{extras}]")
+    begun = time.monotonic()
+    venv.create(place, with_pip=True)
+    log = LOGS / f"install-{name}.log"
+    command: list[str | Path] = [
+        *(python_of(name), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"),
+        *("--progress-bar", "off", "-c", "constraints.txt", "-e", f".[{extras}]"),
+    ]
+    status = run_logged(name, command, log, _describe_install, 1500)
+    if status and "No matching distribution found for torch==" in log.read_text():
+        say(name, f"the CPU wheel of torch is not at hand, asking {TORCH_CPU_INDEX}")
+        command += ["--extra-index-url", TORCH_CPU_INDEX]
+        status = run_logged(name, command, log, _describe_install, 1500)
+    if status:
+        say(name, f"pip failed with status {status}; the end of {log}:")
+        print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), flush=True)
+        return False
+    stamp.write_text(_stamp(extras))
+    say(name, f"installed in {time.monotonic() - begun:.0f} s")
+    return True
+
+
+def main(names: list[str]) -> int:
+    """Make the named environments, two at a time."""
+    unknown = [name for name in names if name not in ENVIRONMENTS]
+    if unknown or not names:
+        print(f"unknown {unknown}: name some of {', '.join(ENVIRONMENTS)}", file=sys.stderr)
+        return 2
+    with ThreadPoolExecutor(2) as pool:
+        return 0 if all(list(pool.map(make_environment, names))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

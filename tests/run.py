@@ -1,0 +1,199 @@
+"""Runs all tests: one environment and one process per backend, then what needs several.
+
+python3 tests/run.py                    all (what `make test` does)
+python3 tests/run.py --backend torch    one backend
+python3 tests/run.py --references       only write the references that the tests read
+python3 tests/run.py --backend jax -- tests/ops -k attention    what follows goes to pytest
+
+Environments, logs and the files that backends exchange are under .venv/. The last line is
+`N passed, N failed, N skipped` over everything; the exit status is 0 only if nothing failed.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from environments import FOLDER, LOGS, ROOT, make_environment, python_of, run_logged, say
+
+BACKENDS = ("jax", "torch", "tensorflow")
+REFERENCES = ROOT / "tests" / ".references"
+EXCHANGE = FOLDER / "exchange"
+WRITER = ROOT / "tests" / "write_references.py"
+SUITE_LIMIT = 1500.0
+# Two runs stand side by side on two cores: more threads would only get in each other's way.
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+}
+NO_TESTS_COLLECTED = 5
+
+
+@dataclass
+class Outcome:
+    """What a run of pytest came to."""
+
+    name: str
+    counts: Counter = field(default_factory=Counter)
+    skips: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> int:
+        """Failures, and errors while collecting or setting up."""
+        return self.counts["failed"] + self.counts["error"]
+
+
+def variables(environment: str, backend: str) -> dict[str, str]:
+    """The variables that a run is given; tests/conftest.py says what they mean."""
+    return {
+        **os.environ,
+        **ONE_THREAD,
+        "KERAS_BACKEND": backend,
+        "KMODELS_ENVIRONMENT": environment,
+        "KMODELS_REFERENCES": str(REFERENCES),
+        "KMODELS_EXCHANGE": str(EXCHANGE),
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def write_references() -> bool:
+    """Write the references anew if the writer or the pinned packages changed."""
+    if not WRITER.is_file():
+        say("references", "no tests/write_references.py, so none are written")
+        return True
+    sources = [WRITER, ROOT / "constraints.txt", *sorted((ROOT / "tests/references").glob("*.py"))]
+    stamp_text = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    stamp = REFERENCES / ".stamp"
+    if stamp.is_file() and stamp.read_text() == stamp_text:
+        say("references", "up to date")
+        return True
+    if not make_environment("full"):
+        return False
+    shutil.rmtree(REFERENCES, ignore_errors=True)
+    REFERENCES.mkdir(parents=True)
+    log, begun = LOGS / "references.log", time.monotonic()
+    command = [python_of("full"), WRITER]
+    status = run_logged(
+        "references", command, log, lambda _: "writing", 600, variables("full", "torch")
+    )
+    if status:
+        say("references", f"failed with status {status}; {log}:")
+        print(log.read_text(errors="replace")[-6000:], flush=True)
+        return False
+    stamp.write_text(stamp_text)
+    say("references", f"written in {time.monotonic() - begun:.0f} s")
+    return True
+
+
+def _describe_suite(tail: str) -> str:
+    done = re.findall(r"\[ *(\d+)%\]", tail)
+    return f"{done[-1] if done else 0} % of the tests"
+
+
+def read_counts(log: str, status: int) -> tuple[Counter, list[str]]:
+    """Counts and skip reasons from pytest's closing lines; a run without them has failed."""
+    counts: Counter = Counter()
+    closing = re.findall(r"^=* ?(\d+ \w+.*|no tests ran.*) in [\d.]+s", log, re.MULTILINE)
+    if closing:
+        for number, word in re.findall(r"(\d+) ([a-z]+)", closing[-1]):
+            counts[word.removesuffix("s")] += int(number)
+    bad = counts["failed"] + counts["error"]
+    if not bad and status not in (0, NO_TESTS_COLLECTED):
+        counts["failed"] += 1
+    return counts, re.findall(r"^(?:SKIPPED|XFAIL) .*", log, re.MULTILINE)
+
+
+def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
+    """Run pytest in an environment under a backend and print what failed."""
+    across = environment == "full"
+    name = f"full:{backend}" if across else backend
+    outcome, begun = Outcome(name), time.monotonic()
+    log = LOGS / f"test-{name.replace(':', '-')}.log"
+    command = [python_of(environment), "-m", "pytest", "-q", "--color=no", *arguments]
+    if across:
+        command.append("--across")
+    say(name, "tests begin")
+    status = run_logged(
+        name, command, log, _describe_suite, SUITE_LIMIT, variables(environment, backend)
+    )
+    text = log.read_text(errors="replace")
+    outcome.counts, outcome.skips = read_counts(text, status)
+    outcome.seconds = time.monotonic() - begun
+    counted = ", ".join(f"{number} {word}" for word, number in sorted(outcome.counts.items()))
+    say(name, f"{counted or 'no tests'} in {outcome.seconds:.0f} s")
+    if outcome.failed:
+        begins = re.search(r"^=+ (ERRORS|FAILURES) =+$", text, re.MULTILINE)
+        body = text[begins.start() :] if begins else text[-8000:]
+        print(f"---- {name}: {log}, exit status {status}\n{body}\n---- end of {name}", flush=True)
+    return outcome
+
+
+def failed_setup(name: str) -> Outcome:
+    """An environment or the references could not be made: counts as one failure."""
+    return Outcome(name, Counter(failed=1))
+
+
+def run_all(backends: list[str], arguments: list[str]) -> list[Outcome]:
+    """Environments, references, each backend's suite, then what needs several; two at a time."""
+    whole = len(backends) == len(BACKENDS)
+    shutil.rmtree(EXCHANGE, ignore_errors=True)
+    # The full environment takes longest and the references hang on it, so it comes first.
+    preparing = {"references": lambda: (not whole or make_environment("full")) and write_references()}
+    preparing |= {name: lambda name=name: make_environment(name) for name in reversed(backends)}
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {name: pool.submit(job) for name, job in preparing.items()}
+        ready = {name for name, job in jobs.items() if job.result()}
+        outcomes = [failed_setup(name) for name in preparing if name not in ready]
+        runs = [(name, name) for name in backends if name in ready]
+        outcomes += pool.map(lambda run: run_suite(*run, arguments), runs)
+        if whole and "references" in ready:
+            across = [("full", name) for name in ("torch", "jax", "tensorflow")]
+            outcomes += pool.map(lambda run: run_suite(*run, arguments), across)
+    return outcomes
+
+
+def report(outcomes: list[Outcome]) -> int:
+    """Print skips, a line per run and the sum; 0 only if tests ran and none failed."""
+    total: Counter = Counter()
+    for outcome in outcomes:
+        total.update(outcome.counts)
+        for skip in outcome.skips:
+            print(f"{outcome.name}: {skip}")
+    for outcome in outcomes:
+        counts = outcome.counts
+        print(
+            f"{outcome.name:<16} {counts['passed']:5d} passed {outcome.failed:4d} failed "
+            f"{counts['skipped'] + counts['xfailed']:4d} skipped {outcome.seconds:6.0f} s"
+        )
+    failed = total["failed"] + total["error"]
+    skipped = total["skipped"] + total["xfailed"]
+    print(f"{total['passed']} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 0 if total["passed"] and not failed else 1
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: all")
+    parser.add_argument("--references", action="store_true", help="only write the references")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    options = parser.parse_args()
+    if options.references:
+        return 0 if write_references() else 1
+    return report(run_all(options.backend or list(BACKENDS), options.pytest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
