@@ -1,0 +1,28 @@
+"""kmodels: Keras 3 models at native speed on JAX, PyTorch and TensorFlow."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "InputError": "kmodels.errors",
+    "decisions": "kmodels.dispatch",
+    "generic_only": "kmodels.dispatch",
+    "set_matmul_precision": "kmodels.precision",
+}
+_MODULES = ("data", "distribution", "layers", "models", "ops", "training")
+
+__all__ = ["__version__", *_EXPORTS, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"kmodels.{name}")
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'kmodels' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

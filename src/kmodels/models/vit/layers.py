@@ -1,0 +1,154 @@
+"""The layers that only a ViT has: patches to tokens, and tokens to one vector."""
+
+from typing import Any
+
+import keras
+
+from kmodels import initializers, ops
+from kmodels.layers import MLP, Attention, Layer, LayerNorm
+from kmodels.models.vit.config import ViTConfig
+
+
+class PatchEmbedding(Layer):
+    """Cuts an image into patches and projects each (Dosovitskiy et al. 2021, eq. 1).
+
+    Call:
+        images (B, height, width, C) -> (B, P, D), patches row by row.
+
+    Weights:
+        kernel (patch * patch * C, D), rows in the order (row, column, channel); bias (D,).
+    """
+
+    def __init__(self, patch_size: int, units: int, use_bias: bool = True, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.patch_size = patch_size
+        self.units = units
+        self.use_bias = use_bias
+        self.bias = None
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the kernel for the number of channels."""
+        rows = self.patch_size**2 * (input_shape[-1] or 1)
+        self.kernel = self.add_parameter("kernel", (rows, self.units), initializers.lecun_normal)
+        if self.use_bias:
+            self.bias = self.add_parameter("bias", (self.units,), initializers.zeros)
+
+    def call(self, images: Any) -> Any:
+        """(B, height, width, C) -> (B, P, D)."""
+        return ops.patch_embedding(images, self.kernel, self.bias, patch_size=self.patch_size)
+
+    def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int | None, ...]:
+        """(B, P, D)."""
+        patches = (input_shape[1] // self.patch_size) * (input_shape[2] // self.patch_size)
+        return (input_shape[0], patches, self.units)
+
+
+class Tokens(Layer):
+    """Puts class token and registers in front of the patches and adds the positions.
+
+    Order of the result: class token, registers, patches. Where the position embedding has no row
+    for the class token it is added to the patches alone (timm's `no_embed_class`); registers
+    never get one.
+
+    Call:
+        patches (B, P, D) -> (B, prefix + P, D).
+
+    Weights:
+        class_token (1, 1, D), register_tokens (1, R, D), position_embedding (1, P or P + 1, D).
+    """
+
+    def __init__(self, config: ViTConfig, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.config = config
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the tokens and the position embedding."""
+        config, width = self.config, self.config.hidden_dim
+        if config.use_class_token:
+            self.class_token = self.add_parameter("class_token", (1, 1, width), initializers.zeros)
+        if config.num_register_tokens:
+            self.register_tokens = self.add_parameter(
+                "register_tokens", (1, config.num_register_tokens, width), initializers.normal()
+            )
+        self.position_embedding = self.add_parameter(
+            "position_embedding", (1, config.num_positions, width), initializers.normal()
+        )
+
+    def call(self, patches: Any) -> Any:
+        """(B, P, D) -> (B, prefix + P, D)."""
+        config = self.config
+        position = self.position_embedding
+        batch = keras.ops.shape(patches)[0]
+        prefix = []
+        if config.use_class_token:
+            token = self.class_token
+            if config.position_over_prefix:
+                token = token + position[:, :1]
+                position = position[:, 1:]
+            prefix.append(token)
+        if config.num_register_tokens:
+            prefix.append(self.register_tokens)
+        patches = patches + position
+        if not prefix:
+            return patches
+        shape = (batch, 1, 1)
+        prefix = [keras.ops.tile(keras.ops.cast(x, patches.dtype), shape) for x in prefix]
+        return keras.ops.concatenate([*prefix, patches], axis=1)
+
+    def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int | None, ...]:
+        """(B, prefix + P, D)."""
+        return (input_shape[0], input_shape[1] + self.config.num_prefix_tokens, input_shape[2])
+
+
+class Pooling(Layer):
+    """One vector from the tokens.
+
+    Args:
+        kind: "token", the class token; "gap", the mean over the patches; "map", attention of a
+            learned query over all tokens, then a residual MLP (Zhai et al. 2022, section 3.4).
+        config: of the backbone.
+
+    Call:
+        tokens (B, prefix + P, D) -> (B, D).
+
+    Weights:
+        none, or with "map": probe (1, 1, D), attention, mlp_norm, mlp.
+    """
+
+    def __init__(self, kind: str, config: ViTConfig, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.kind = kind
+        self.config = config
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the attention of the "map" head."""
+        if self.kind != "map":
+            return
+        config, policy, width = self.config, self.dtype_policy, self.config.hidden_dim
+        self.probe = self.add_parameter("probe", (1, 1, width), initializers.normal())
+        self.attention = Attention(config.num_heads, name="attention", dtype=policy)
+        self.attention.build((None, 1, width))
+        self.mlp_norm = LayerNorm(config.layer_norm_epsilon, name="mlp_norm", dtype=policy)
+        self.mlp_norm.build((None, 1, width))
+        self.mlp = MLP(
+            config.mlp_dim, approximate=config.approximate_gelu, name="mlp", dtype=policy
+        )
+        self.mlp.build((None, 1, width))
+
+    def call(self, tokens: Any) -> Any:
+        """(B, prefix + P, D) -> (B, D)."""
+        if self.kind == "token":
+            return tokens[:, 0]
+        if self.kind == "gap":
+            return keras.ops.mean(tokens[:, self.config.num_prefix_tokens :], axis=1)
+        probe = keras.ops.tile(
+            keras.ops.cast(self.probe, tokens.dtype), (keras.ops.shape(tokens)[0], 1, 1)
+        )
+        x = self.attention(probe, tokens)  # (B, 1, D)
+        return (x + self.mlp(self.mlp_norm(x)))[:, 0]
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """(B, D)."""
+        return (input_shape[0], input_shape[2])
+
+

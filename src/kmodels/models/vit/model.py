@@ -1,0 +1,169 @@
+"""The Vision Transformer, readable from images to tokens.
+
+What differs from the plain transformer encoder:
+- the sequence is the patches of an image, row by row, with learned positions;
+- norms stand in front of attention and MLP, and once more after the last block;
+- a class token may lead the sequence, registers may follow it;
+- residual branches may have a learned scale and be dropped by example.
+"""
+
+from typing import Any
+
+import keras
+
+from kmodels.layers import MLP, Attention, DropPath, Dropout, Layer, LayerNorm, LayerScale
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.layers import PatchEmbedding, Tokens
+from kmodels.task import Backbone
+
+
+class Block(Layer):
+    """One pre-norm transformer block (Dosovitskiy et al. 2021, eq. 2 and 3).
+
+    Call:
+        x (B, T, D) -> (B, T, D).
+    """
+
+    def __init__(self, config: ViTConfig, drop_path: float = 0.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        policy = self.dtype_policy
+        self.config = config
+        epsilon, rate = config.layer_norm_epsilon, config.dropout_rate
+        self.attention_norm = LayerNorm(epsilon, name="attention_norm", dtype=policy)
+        self.attention = Attention(
+            config.num_heads,
+            dropout=config.attention_dropout,
+            use_bias=config.use_mha_bias,
+            qk_norm=config.qk_norm,
+            epsilon=epsilon,
+            name="attention",
+            dtype=policy,
+        )
+        self.mlp_norm = LayerNorm(epsilon, name="mlp_norm", dtype=policy)
+        self.mlp = MLP(
+            config.mlp_dim,
+            dropout=rate,
+            use_bias=config.use_mlp_bias,
+            approximate=config.approximate_gelu,
+            name="mlp",
+            dtype=policy,
+        )
+        self.attention_scale = self.mlp_scale = None
+        if config.layer_scale is not None:
+            self.attention_scale = LayerScale(
+                config.layer_scale, name="attention_scale", dtype=policy
+            )
+            self.mlp_scale = LayerScale(config.layer_scale, name="mlp_scale", dtype=policy)
+        self.dropout = Dropout(rate, name="dropout", dtype=policy)
+        self.drop_path = DropPath(drop_path, name="drop_path", dtype=policy)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Builds every part for the width of the tokens."""
+        parts = (self.attention_norm, self.attention, self.attention_scale)
+        for part in (*parts, self.mlp_norm, self.mlp, self.mlp_scale):
+            if part is not None:
+                part.build(input_shape)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """(B, T, D) -> (B, T, D)."""
+        y = self.attention(self.attention_norm(x), training=training)
+        x = x + self._branch(y, self.attention_scale, training)
+        y = self.mlp(self.mlp_norm(x), training=training)
+        return x + self._branch(y, self.mlp_scale, training)
+
+    def _branch(self, y: Any, scale: LayerScale | None, training: bool) -> Any:
+        y = self.dropout(y, training=training)
+        if scale is not None:
+            y = scale(y)
+        return self.drop_path(y, training=training)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The input's shape."""
+        return input_shape
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ViTBackbone(Backbone):
+    """A Vision Transformer without a head.
+
+    Args:
+        image_shape: (height, width, channels) in pixels.
+        dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
+        name: of the model.
+        **sizes: the other fields of `ViTConfig`, keras-hub's names where it has them.
+
+    Call:
+        images (B, height, width, C), preprocessed floats -> tokens (B, prefix + P, D).
+
+    Raises:
+        InputError: for sizes that do not fit together, or names that `ViTConfig` lacks.
+
+    Source:
+        Dosovitskiy et al. 2021; variants as in timm's `vision_transformer`.
+    """
+
+    config_class = ViTConfig
+    family = "vit"
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (224, 224, 3),
+        dtype: Any = None,
+        name: str = "vit_backbone",
+        **sizes: Any,
+    ):
+        config = self.make_config(image_shape=image_shape, **sizes)
+        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+
+        # === Layers ===
+        patch_embedding = PatchEmbedding(
+            config.patch_size,
+            config.hidden_dim,
+            config.use_patch_bias,
+            name="patch_embedding",
+            dtype=policy,
+        )
+        tokens = Tokens(config, name="tokens", dtype=policy)
+        dropout = Dropout(config.dropout_rate, name="token_dropout", dtype=policy)
+        blocks = [
+            Block(
+                config,
+                config.drop_path_rate * i / max(config.num_layers - 1, 1),
+                name=f"block_{i}",
+                dtype=policy,
+            )
+            for i in range(config.num_layers)
+        ]
+
+        # === Graph ===
+        images = keras.Input(config.image_shape, name="images", dtype="float32")
+        out = {"patch_embedding": patch_embedding(images)}
+        x = out["tokens"] = tokens(out["patch_embedding"])
+        x = dropout(x)
+        if config.pre_norm:
+            x = LayerNorm(config.layer_norm_epsilon, name="pre_norm", dtype=policy)(x)
+            out["pre_norm"] = x
+        for block in blocks:
+            x = out[block.name] = block(x)
+        if config.final_norm:
+            x = LayerNorm(config.layer_norm_epsilon, name="final_norm", dtype=policy)(x)
+            out["final_norm"] = x
+        super().__init__(config=config, intermediates=out, inputs=images, outputs=x, name=name)
+
+        # === Config ===
+        self.blocks = blocks
+        self.dtype_policy = policy
+
+    def attention_maps(self, images: Any) -> list[Any]:
+        """What each block attends to.
+
+        Returns:
+            One float32 array (B, N, T, T) per block: from the query (third axis) to the key.
+        """
+        found = self.intermediates(images)
+        inputs = [found.get("pre_norm", found["tokens"])]
+        inputs += [found[block.name] for block in self.blocks[:-1]]
+        return [
+            block.attention.probabilities(block.attention_norm(x))
+            for block, x in zip(self.blocks, inputs, strict=True)
+        ]

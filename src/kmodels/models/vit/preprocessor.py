@@ -1,0 +1,89 @@
+"""Pictures to what a ViT takes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kmodels.errors import InputError
+
+RESAMPLING = ("nearest", "bilinear", "bicubic", "lanczos")
+
+
+@dataclass(frozen=True)
+class ViTImageClassifierPreprocessor:
+    """Resizes, scales to [0, 1] and normalises pictures.
+
+    Args:
+        image_size: (height, width) in pixels.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos", antialiased as Pillow does.
+
+    Call:
+        x: uint8 pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size;
+            floats are taken as values in [0, 255].
+        y, sample_weight: handed through.
+
+    Returns:
+        float32 (B, height, width, C); with y or weights a tuple, as Keras' preprocessors do.
+
+    Raises:
+        InputError: for something that is not a picture or has another number of channels.
+    """
+
+    image_size: tuple[int, int] = (224, 224)
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "mean", "std"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.interpolation not in RESAMPLING:
+            raise InputError(
+                f"interpolation is {self.interpolation!r}; choose one of {', '.join(RESAMPLING)}"
+            )
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Pictures to normalised floats."""
+        pictures = self._resize(x)
+        mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
+        pictures = (pictures / np.float32(255.0) - mean) / std
+        if sample_weight is not None:
+            return pictures, y, sample_weight
+        return pictures if y is None else (pictures, y)
+
+    def _resize(self, x: Any) -> np.ndarray:
+        if not isinstance(x, list | tuple):
+            x = np.asarray(x)
+            x = x[None] if x.ndim == 3 else x
+            if x.ndim == 4 and x.shape[1:3] == self.image_size:
+                self._check(x.shape)
+                return x.astype("float32")
+        return np.stack([self._resize_one(np.asarray(picture)) for picture in x])
+
+    def _resize_one(self, picture: np.ndarray) -> np.ndarray:
+        self._check(picture.shape)
+        if picture.shape[:2] == self.image_size:
+            return picture.astype("float32")
+        from PIL import Image
+
+        method = getattr(Image.Resampling, self.interpolation.upper())
+        size = (self.image_size[1], self.image_size[0])
+        planes = [
+            np.asarray(Image.fromarray(plane.astype("float32"), "F").resize(size, method))
+            for plane in np.moveaxis(picture, -1, 0)
+        ]
+        return np.clip(np.stack(planes, axis=-1), 0.0, 255.0)
+
+    def _check(self, shape: Sequence[int]) -> None:
+        if len(shape) < 3 or shape[-1] != len(self.mean):
+            raise InputError(
+                f"a picture has shape {tuple(shape)}; give (height, width, {len(self.mean)})"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
