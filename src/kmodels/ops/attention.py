@@ -72,8 +72,76 @@ def attention(
     weights = ops.cast(ops.softmax(scores, axis=-1), ops.dtype(value))
     if dropout and seed is not None:
         weights = dropout_op(weights, dropout, seed)
-    if mask is not None:
-        # Only a caller's mask can leave a query nothing; its weights are uniform until here.
-        weights = ops.where(ops.any(allowed, axis=-1, keepdims=True), weights, 0)
     output = ops.einsum("bkgts,bskh->btkgh" if grouped else "bkts,bskh->btkh", weights, value)
+    if mask is not None:
+        # Only a caller's mask can leave a query nothing to attend to; its weights are uniform.
+        some = ops.any(allowed, axis=-1, keepdims=True)
+        some = ops.transpose(some, (0, 3, 1, 2, 4) if grouped else (0, 2, 1, 3))
+        output = ops.where(some, output, ops.zeros((), dtype=ops.dtype(output)))
     return ops.reshape(output, (batch, length, heads, head_dim)) if grouped else output
+
+
+def check_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+    dropout: float,
+) -> None:
+    """Says what is wrong with the arguments of `attention`, as far as static shapes tell.
+
+    Raises:
+        InputError: one line with what was given and what is allowed.
+    """
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    if len(query.shape) != 4 or len(key.shape) != 4 or len(value.shape) != 4:
+        raise InputError(f"attention takes (batch, length, heads, head_dim) three times, got {shapes}.")
+    if query.shape[2] % key.shape[2] or key.shape[2] != value.shape[2]:
+        raise InputError(
+            f"attention got {shapes}; key and value need equally many heads, and the query a multiple."
+        )
+    if query.shape[3] != key.shape[3]:
+        raise InputError(f"attention got {shapes}; query and key need the same head_dim.")
+    lengths = (query.shape[1], key.shape[1])
+    if causal and None not in lengths and lengths[0] > lengths[1]:
+        raise InputError(f"attention with causal=True got {shapes}; it needs at least as many keys as queries.")
+    if window is not None and window < 1:
+        raise InputError(f"attention got window {window}; it must be at least 1, or None.")
+    if soft_cap is not None and soft_cap <= 0:
+        raise InputError(f"attention got soft_cap {soft_cap}; it must be positive, or None.")
+    if not 0.0 <= dropout < 1.0:
+        raise InputError(f"attention got dropout {dropout}; it must be in [0, 1).")
+
+
+def allowed_pairs(
+    query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, window: int | None
+) -> Tensor | None:
+    """Joins mask, causal flag and window.
+
+    Returns:
+        bool, four axes, broadcastable to (B, N, T, S), or `None` if every query sees every key.
+    """
+    if mask is not None:
+        mask = ops.cast(mask, "bool")
+        mask = ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))
+    if not causal and window is None:
+        return mask
+    length, keys = ops.shape(query)[1], ops.shape(key)[1]
+    position = ops.expand_dims(ops.arange(length, dtype="int32") + (keys - length), 1)
+    behind = position - ops.expand_dims(ops.arange(keys, dtype="int32"), 0)
+    allowed = behind >= 0 if causal else None
+    if window is not None:
+        near = (behind if causal else ops.abs(behind)) < window
+        allowed = near if allowed is None else ops.logical_and(allowed, near)
+    allowed = ops.reshape(allowed, (1, 1, length, keys))
+    return allowed if mask is None else ops.logical_and(mask, allowed)
+
+
+def _group(allowed: Tensor, groups: int) -> Tensor:
+    """(B, N or 1, T, S) -> (B, K or 1, N // K or 1, T, S)."""
+    batch, heads, length, keys = ops.shape(allowed)
+    if heads == 1:
+        return ops.expand_dims(allowed, 1)
+    return ops.reshape(allowed, (batch, groups, heads // groups, length, keys))
