@@ -70,7 +70,7 @@ def test_paths_are_those_that_weights_and_sharding_match_on():
 
 
 @pytest.mark.parametrize("approximate", [False, True])
-def test_mlp_againstto_numpy(approximate):
+def test_mlp_against_numpy(approximate):
     from math import erf
 
     x = np.random.default_rng(0).normal(size=(3, 4))
