@@ -140,8 +140,15 @@ LABELS = np.arange(12) % 3
 def test_npz_with_all_parts(tmp_path):
     path = tmp_path / "data.npz"
     wide = np.repeat(PIXELS[..., None], 3, axis=-1)
-    np.savez(path, x_train=wide, y_train=LABELS[:, None], x_test=wide[:5], y_test=LABELS[:5],
-             x_val=wide[:4], y_val=LABELS[:4])
+    np.savez(
+        path,
+        x_train=wide,
+        y_train=LABELS[:, None],
+        x_test=wide[:5],
+        y_test=LABELS[:5],
+        x_val=wide[:4],
+        y_val=LABELS[:4],
+    )
     data = open_dataset(f"npz:{path}", image_size=(8, 8))
     assert (len(data.train), len(data.validation), len(data.test)) == (12, 4, 5)
     assert data.image_shape == (8, 8, 3) and data.train.labels.tolist() == LABELS.tolist()
@@ -155,8 +162,11 @@ def test_npz_scales_to_bytes(tmp_path, images):
     np.savez(path, x=images, y=np.eye(3)[LABELS])
     data = open_dataset(f"npz:{path}")
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 1, 1)
-    found = sorted(round(float(v)) for s in (data.train, data.validation, data.test)
-                   for v in s.images[:, 0, 0, 0])
+    found = sorted(
+        round(float(v))
+        for s in (data.train, data.validation, data.test)
+        for v in s.images[:, 0, 0, 0]
+    )
     assert found == sorted(PIXELS[:, 0, 0].tolist())
     assert data.train.images.dtype == np.float32
 
@@ -242,6 +252,11 @@ def test_sources_import_no_framework():
         "import sys, kmodels.data.opening, kmodels.data.worker, kmodels.data.batches;"
         "print([m for m in ('keras', 'jax', 'torch', 'tensorflow') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env={"PYTHONPATH": ":".join(sys.path)})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
     assert done.stdout.strip() == "[]"
