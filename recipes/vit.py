@@ -51,7 +51,8 @@ FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", 
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
-    recipe.at_least(settings, epochs=1, image_size=1, warmup=0, label_smoothing=0, clip_norm=0)
+    recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0)
+    recipe.shares(settings, "warmup", "label_smoothing")
     import keras
 
     from kmodels import training

@@ -148,6 +148,14 @@ def at_least(settings: Any, **limits: float) -> None:
             raise InputError(f"--{name.replace('_', '-')} is {value}; give at least {limit}")
 
 
+def shares(settings: Any, *names: str) -> None:
+    """Checks that these are in [0, 1)."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; give at least 0, below 1")
+
+
 def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
     """A setting such as "2,9" as numbers; whole ones are int. None stays None."""
     text = getattr(settings, name)
@@ -273,8 +281,11 @@ class Folder:
         return atomic_write(self.path / name, lambda path: path.write_text(text))
 
     def close(self) -> None:
-        """Lets go of the directory."""
+        """Lets go of the directory; removes it where nothing was written."""
         self._lock.close()
+        if [path.name for path in self.path.iterdir()] == [".lock"]:
+            (self.path / ".lock").unlink()
+            self.path.rmdir()
 
 
 def _plain(value: Any) -> Any:
