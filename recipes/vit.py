@@ -66,10 +66,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Data ===
     origin = settings.weights or settings.preset
     named = presets.PRESETS.get(origin)
-    if named is None:
-        shape = ViTBackbone.from_preset(origin, load_weights=False).config.image_shape
-    else:
-        shape = named["image_shape"]
+    found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
+    shape = tuple(found["image_shape"])
     if settings.image_size:
         shape = (settings.image_size, settings.image_size, shape[-1])
     data = open_dataset(

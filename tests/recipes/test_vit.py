@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "vit.py"
 KEYS = """
     recipe backend versions device precision preset parameters trainable_parameters steps
-    epochs metrics samples_per_s step_ms_median compile_s peak_memory_mb wait_for_data_share overrides
-    weights_digest step_losses"""
+    epochs metrics samples_per_s step_ms_median compile_s peak_memory_mb wait_for_data_share
+    overrides weights_digest step_losses"""
 # 48 pictures in batches of 8: epochs of 6 steps.
 SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8", "--dropout", "0.1")
 
