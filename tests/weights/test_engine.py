@@ -98,7 +98,8 @@ def test_a_variable_is_filled_once(model):
 
 
 def test_values_are_cast_to_the_variables_dtype():
-    half = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="d", dtype="bfloat16")])
+    inputs = keras.Input((2,))
+    half = keras.Model(inputs, keras.layers.Dense(2, name="d", dtype="bfloat16")(inputs))
     source = {"d/kernel": _lazy(np.full((2, 2), 1.001)), "d/bias": _lazy(np.zeros(2, "float16"))}
     load(half, source, [Rule(name, name) for name in source])
     back = export(half, [Rule(name, name) for name in source])
@@ -115,15 +116,12 @@ def test_a_format_without_a_place_for_a_variable_is_refused(model):
 
 
 def test_two_variables_of_one_path_are_refused():
-    twice = keras.Sequential(
-        [keras.Sequential([keras.layers.Dense(2, name="d")], name=name) for name in "ab"]
-    )
-    twice.build((None, 2))
-    paths = [x.path for x in twice.weights]
-    if len(set(paths)) == len(paths):
-        for x in twice.weights:
-            x._path = "same"
-    with pytest.raises(InputError, match="two variables are called"):
+    twice = _model()
+    for variable in twice.weights[:2]:
+        variable._path = "same"
+    with pytest.raises(
+        InputError, match="two variables are called same; give the layers different"
+    ):
         variables(twice)
 
 
