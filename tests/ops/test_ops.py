@@ -4,13 +4,13 @@ import math
 
 import keras
 import numpy as np
-import op_cases
 import pytest
-from gradients import to_numpy, value_and_grad
-from tolerances import tolerance
 
+import op_cases
+from gradients import to_numpy, value_and_grad
 from kmodels import ops
 from kmodels.errors import InputError
+from tolerances import tolerance
 
 RNG = np.random.default_rng(0)
 
@@ -128,14 +128,10 @@ def test_patch_embedding() -> None:
 
 
 def test_patch_embedding_refuses_to_drop_pixels() -> None:
-    with pytest.raises(InputError, match="30 x 32 pixels and patch_size 16.*multiples of 16"):
-        ops.patch_embedding(
-            keras.ops.ones((1, 30, 32, 3)), keras.ops.ones((768, 4)), patch_size=16
-        )
+    with pytest.raises(InputError, match=r"30 x 32 pixels and patch_size 16.*multiples of 16"):
+        ops.patch_embedding(keras.ops.ones((1, 30, 32, 3)), keras.ops.ones((768, 4)), patch_size=16)
     with pytest.raises(InputError, match="its first axis must be 768"):
-        ops.patch_embedding(
-            keras.ops.ones((1, 32, 32, 3)), keras.ops.ones((256, 4)), patch_size=16
-        )
+        ops.patch_embedding(keras.ops.ones((1, 32, 32, 3)), keras.ops.ones((256, 4)), patch_size=16)
 
 
 def test_gelu() -> None:

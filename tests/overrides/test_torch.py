@@ -2,9 +2,9 @@
 
 import keras
 import numpy as np
+
 import op_cases
 from gradients import to_numpy
-
 from kmodels import ops
 
 if keras.backend.backend() == "torch":
@@ -35,9 +35,7 @@ if keras.backend.backend() == "torch":
         assert np.abs(first - run(2)).max() > 1e-3
         assert not first[0, 2].any()
         # The mask still bites under dropout.
-        open_row = ops.attention.override(
-            *tensors, dropout=0.1, seed=keras.random.SeedGenerator(1)
-        )
+        open_row = ops.attention.override(*tensors, dropout=0.1, seed=keras.random.SeedGenerator(1))
         assert np.abs(first - to_numpy(open_row)).max() > 1e-3
 
     def test_inference_runs_the_fused_attention_and_training_says_why_not() -> None:
