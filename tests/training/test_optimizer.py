@@ -1,5 +1,7 @@
 """AdamW against its equations in float64, on the backend's own path."""
 
+from contextlib import ExitStack
+
 import keras
 import numpy as np
 import pytest
@@ -25,8 +27,10 @@ def make_variables(seed=0):
     rng = np.random.default_rng(seed)
     variables = []
     for path, shape in zip(PATHS, SHAPES, strict=True):
-        scope, _, name = path.rpartition("/")
-        with keras.name_scope(scope):
+        *scopes, name = path.split("/")
+        with ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(keras.name_scope(scope))
             variables.append(keras.Variable(rng.normal(size=shape).astype("float32"), name=name))
     return variables
 

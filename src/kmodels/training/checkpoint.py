@@ -52,7 +52,7 @@ def weights_digest(model: keras.Model) -> str:
     for path, variable in sorted(named(model.weights).items()):
         values = _numpy(variable)
         digest.update(f"{path} {values.dtype} {values.shape}\n".encode())
-        digest.update(np.ascontiguousarray(values).tobytes())
+        digest.update(values.tobytes())
     return digest.hexdigest()
 
 
@@ -190,7 +190,7 @@ def restore_metrics(path: Path, model: keras.Model) -> None:
 
 
 def _write(file: Path, variables: dict[str, Any], check: bool = False) -> None:
-    values = {name: np.ascontiguousarray(_numpy(v)) for name, v in variables.items()}
+    values = {name: np.asarray(_numpy(v), order="C") for name, v in variables.items()}
     for name, value in values.items() if check else ():
         if not np.isfinite(value).all():
             raise InputError(
