@@ -3,7 +3,7 @@
 from typing import Any
 
 from kmodels import initializers, ops
-from kmodels.layers.base import Layer
+from kmodels.layers.base import Layer, Shape
 
 
 class Dense(Layer):
@@ -34,7 +34,7 @@ class Dense(Layer):
         self.draw = kernel_initializer
         self.bias = None
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
         self.kernel = self.add_parameter("kernel", (input_shape[-1], self.units), self.draw)
         if self.use_bias:
@@ -44,6 +44,6 @@ class Dense(Layer):
         """(..., in) -> (..., units)."""
         return ops.dense(x, self.kernel, self.bias)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape with the last axis replaced by `units`."""
         return (*input_shape[:-1], self.units)

@@ -131,8 +131,9 @@ def allowed_pairs(
         bool, four axes, broadcastable to (B, N, T, S), or `None` if every query sees every key.
     """
     if mask is not None:
+        axes = len(mask.shape)
         mask = ops.cast(mask, "bool")
-        mask = ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))
+        mask = ops.reshape(mask, (1,) * (4 - axes) + tuple(ops.shape(mask)))
     if not causal and window is None:
         return mask
     length, keys = ops.shape(query)[1], ops.shape(key)[1]
