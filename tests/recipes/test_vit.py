@@ -59,7 +59,7 @@ def test_a_run_leaves_its_files(whole):
     steps = [row for row in rows if row["row"] == "step"]
     assert [float(row["loss"]) for row in steps] == found["step_losses"]
     assert [row["epoch"] for row in rows if row["row"] == "epoch"] == ["1", "2"]
-    assert float(steps[0]["learning_rate"]) == pytest.approx(2e-3)
+    assert float(steps[0]["learning_rate"]) == pytest.approx(3e-3)
     checkpoints = sorted((whole / "checkpoints").iterdir())
     assert [path.name for path in checkpoints] == ["step_00000006", "step_00000010"]
     assert json.loads((checkpoints[-1] / "state.json").read_text())["batch"] == 4
@@ -149,7 +149,7 @@ def test_a_loss_that_is_not_a_number_stops_and_is_not_saved(recipe, tmp_path, mo
         (["--data", "digit"], "data 'digit' is unknown"),
         (["--image-size", "9"], "does not divide the image side of 9; .* are 8 and 10"),
         (["--mesh", "date=4"], "mesh axis 'date' is unknown"),
-        (["--mesh", "data=3"], "data=3 does not divide the batch of 64"),
+        (["--mesh", "data=3"], "data=3 does not divide the batch of 32"),
         (["--rand-augment", "9"], "--rand-augment is '9'; give 2 numbers"),
         (["--batch-size", "5000"], "drop_last leaves nothing"),
         (["--dropout", "1"], r"dropout_rate is 1.0; give a rate in \[0, 1\)"),
