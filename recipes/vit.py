@@ -2,8 +2,8 @@
 
     python recipes/vit.py
 
-trains on scikit-learn's digits (8x8, 1,438 of them): on JAX, on two busy CPU cores, within a minute, to a
-validation accuracy of 0.99 (0.98 on the test part). Others:
+trains on scikit-learn's digits (1,437 pictures of 8x8): on JAX, on two CPU cores, within a minute,
+to a validation accuracy of 0.99 (0.98 on the test part). Others:
 
     python recipes/vit.py --preset vit_micro_patch7_28 --data idx:PATH/fashion-mnist
     python recipes/vit.py --preset vit_small_patch16_224 --data folder:PATH --weights PATH \\
