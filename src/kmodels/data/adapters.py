@@ -138,7 +138,7 @@ def fit_arguments(
     follow = FollowEpoch(data, kwargs.get("validation_data"), kwargs.get("steps_per_epoch"))
     callbacks = kwargs.get("callbacks") or []
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(follow)
+        callbacks.callbacks.append(follow)
     else:
         callbacks = [*(callbacks if isinstance(callbacks, list | tuple) else [callbacks]), follow]
     return {"x": data, **kwargs, "callbacks": callbacks}
