@@ -1,5 +1,12 @@
 """The model families; each is a folder with the same file names."""
 
+from kmodels.models.gemma import (
+    Gemma3Backbone,
+    Gemma3CausalLM,
+    GemmaBackbone,
+    GemmaCausalLM,
+    GemmaConfig,
+)
 from kmodels.models.vit import (
     ViTBackbone,
     ViTConfig,
@@ -7,4 +14,14 @@ from kmodels.models.vit import (
     ViTImageClassifierPreprocessor,
 )
 
-__all__ = ["ViTBackbone", "ViTConfig", "ViTImageClassifier", "ViTImageClassifierPreprocessor"]
+__all__ = [
+    "Gemma3Backbone",
+    "Gemma3CausalLM",
+    "GemmaBackbone",
+    "GemmaCausalLM",
+    "GemmaConfig",
+    "ViTBackbone",
+    "ViTConfig",
+    "ViTImageClassifier",
+    "ViTImageClassifierPreprocessor",
+]
