@@ -17,9 +17,10 @@ import time
 import venv
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036, this file runs before pip could tell
     sys.exit("kmodels needs Python 3.11 or newer: name one with make PYTHON=python3.11 ...")
 import tomllib
 
@@ -111,10 +112,14 @@ def _stamp(extras: str) -> str:
     return hashlib.sha256(json.dumps(wanted).encode()).hexdigest()
 
 
-def _describe_install(tail: str) -> str:
+def _describe_install(place: Path, tail: str) -> str:
+    """What pip is doing: its log says it while it loads, site-packages while it unpacks."""
     lines = [line.strip() for line in tail.splitlines()]
     kept = [line for line in lines if line.startswith(("Collecting", "Downloading", "Installing"))]
-    return f"installing: {kept[-1][:60]}" if kept else "installing"
+    if not kept or not kept[-1].startswith("Installing collected"):
+        return kept[-1][:80] if kept else "asking for packages"
+    done = sum(1 for _ in place.glob("lib/python*/site-packages/*.dist-info"))
+    return f"unpacking, {done} of about {kept[-1].count(',') + 1} packages"
 
 
 def python_of(name: str) -> Path:
@@ -141,13 +146,15 @@ def make_environment(name: str) -> bool:
     log = LOGS / f"install-{name}.log"
     command: list[str | Path] = [
         *(python_of(name), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"),
-        *("--progress-bar", "off", "-c", "constraints.txt", "-e", f".[{extras}]"),
+        *("--progress-bar", "off", "--no-compile"),
+        *("-c", "constraints.txt", "-e", f".[{extras}]"),
     ]
-    status = run_logged(name, command, log, _describe_install, 1500)
+    describe = partial(_describe_install, place)
+    status = run_logged(name, command, log, describe, 1500)
     if status and "No matching distribution found for torch==" in log.read_text():
         say(name, f"the CPU wheel of torch is not at hand, asking {TORCH_CPU_INDEX}")
         command += ["--extra-index-url", TORCH_CPU_INDEX]
-        status = run_logged(name, command, log, _describe_install, 1500)
+        status = run_logged(name, command, log, describe, 1500)
     if status:
         say(name, f"pip failed with status {status}; the end of {log}:")
         print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), flush=True)

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 from environments import FOLDER, LOGS, ROOT, make_environment, python_of, run_logged, say
 
@@ -149,9 +149,13 @@ def run_all(backends: list[str], arguments: list[str]) -> list[Outcome]:
     """Environments, references, each backend's suite, then what needs several; two at a time."""
     whole = len(backends) == len(BACKENDS)
     shutil.rmtree(EXCHANGE, ignore_errors=True)
+
+    def prepare_references() -> bool:
+        return (not whole or make_environment("full")) and write_references()
+
     # The full environment takes longest and the references hang on it, so it comes first.
-    preparing = {"references": lambda: (not whole or make_environment("full")) and write_references()}
-    preparing |= {name: lambda name=name: make_environment(name) for name in reversed(backends)}
+    preparing = {"references": prepare_references}
+    preparing |= {name: partial(make_environment, name) for name in reversed(backends)}
     with ThreadPoolExecutor(2) as pool:
         jobs = {name: pool.submit(job) for name, job in preparing.items()}
         ready = {name for name, job in jobs.items() if job.result()}

@@ -64,6 +64,16 @@ def _count(name: str, outcome: str) -> None:
     _DECISIONS.setdefault(name, Counter())[outcome] += 1
 
 
+def switched_off(name: str) -> str | None:
+    """Returns what turned the op's override off (a clause), or `None` if nothing did."""
+    block = _switched_off.get()
+    if block and (name in block or "all" in block):
+        return "turned off by generic_only()"
+    if _environment_off and (name in _environment_off or "all" in _environment_off):
+        return f"turned off by {ENVIRONMENT}"
+    return None
+
+
 def _is_abstract(values: Any) -> bool:
     return any(isinstance(value, keras.KerasTensor) for value in values)
 
@@ -71,9 +81,10 @@ def _is_abstract(values: Any) -> bool:
 if backend() == "torch":
     import torch
 
-    # Runs while torch.compile traces and leaves nothing in the graph: a counter that compiled code
-    # itself increments would be guarded by value and recompile at each call.
+    # Both run while torch.compile traces and leave nothing in the graph. Traced themselves, the
+    # counter would be guarded by value and recompile at each call, and the ContextVar break the graph.
     _count = torch.compiler.assume_constant_result(_count)
+    switched_off = torch.compiler.assume_constant_result(switched_off)
 
     def _is_abstract(values: Any) -> bool:
         for value in values:
@@ -194,16 +205,6 @@ def generic_only(*names: "str | Op[Any, Any]") -> Iterator[None]:
         yield
     finally:
         _switched_off.reset(token)
-
-
-def switched_off(name: str) -> str | None:
-    """Returns what turned the op's override off (a clause), or `None` if nothing did."""
-    block = _switched_off.get()
-    if block and (name in block or "all" in block):
-        return "turned off by generic_only()"
-    if _environment_off and (name in _environment_off or "all" in _environment_off):
-        return f"turned off by {ENVIRONMENT}"
-    return None
 
 
 def ops() -> dict[str, Op[Any, Any]]:

@@ -24,10 +24,19 @@ def dense(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     Parity: `torch.nn.functional.linear(x, kernel.T, bias)`, `keras.layers.Dense`.
     Source: textbook.
     """
+    check_width(x, kernel)
+    y = ops.matmul(x, kernel)
+    return y if bias is None else ops.add(y, bias)
+
+
+def check_width(x: Tensor, kernel: Tensor) -> None:
+    """Checks the arguments of `dense`.
+
+    Raises:
+        InputError: if the last axis of `x` is not the kernel's first.
+    """
     if x.shape[-1] != kernel.shape[0]:
         raise InputError(
             f"dense got x of width {x.shape[-1]} and a kernel of shape {tuple(kernel.shape)}; "
             f"the width must be {kernel.shape[0]}."
         )
-    y = ops.matmul(x, kernel)
-    return y if bias is None else ops.add(y, bias)

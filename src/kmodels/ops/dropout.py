@@ -24,6 +24,15 @@ def dropout(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -
     Parity: `keras.random.dropout`; the expectation is `x`.
     Source: https://jmlr.org/papers/v15/srivastava14a.html
     """
+    check_rate(rate)
+    return keras.random.dropout(x, rate, seed=seed) if rate else x
+
+
+def check_rate(rate: float) -> None:
+    """Checks the argument of `dropout`.
+
+    Raises:
+        InputError: if the rate is outside [0, 1).
+    """
     if not 0.0 <= rate < 1.0:
         raise InputError(f"dropout got rate {rate}; it must be in [0, 1).")
-    return keras.random.dropout(x, rate, seed=seed) if rate else x

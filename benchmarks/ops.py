@@ -1,0 +1,191 @@
+"""Is each override faster or leaner than the op's generic body?
+
+    KERAS_BACKEND=torch python benchmarks/ops.py [--write] [--device-name cpu] [OP ...]
+
+Runs the two bodies of each op in turn, forward and backward, on ViT-S/16 shapes (batch 8 at 224
+pixels, and longer sequences for attention), one thread. `time_ratio` and `memory_ratio` are
+override over generic: below 1 the override wins. Time is the median of interleaved calls after a
+warm-up, in milliseconds; memory is what the backward pass has to keep (torch: bytes of saved
+tensors beyond the inputs; JAX: XLA's temporary buffers of the compiled step), in MiB.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels import dispatch, ops
+
+BACKEND = dispatch.backend()
+RESULTS = Path(__file__).parent / "results"
+DATE = time.strftime("%Y-%m-%d")
+Case = tuple[str, str, str, list[tuple[int, ...]], dict[str, Any]]
+
+
+def cases() -> list[Case]:
+    """(op, label, dtype, shapes of the arrays to differentiate by, keyword arguments)."""
+    tokens, width = (8, 197, 384), 384
+    found: list[Case] = []
+    for dtype in ("float32", "bfloat16"):
+        for rate in (0.0, 0.1):
+            keywords = {"dropout": rate, "seed": keras.random.SeedGenerator(1)} if rate else {}
+            label = f"8x197x6x64 dropout {rate}"
+            found.append(("attention", label, dtype, [(8, 197, 6, 64)] * 3, keywords))
+        found.append(("attention", "1x1024x6x64", dtype, [(1, 1024, 6, 64)] * 3, {}))
+        found.append(
+            ("attention", "1x1024x6x64 causal", dtype, [(1, 1024, 6, 64)] * 3, {"causal": True})
+        )
+        found.append(("layer_norm", "8x197x384", dtype, [tokens, (width,), (width,)], {}))
+        found.append(("dense", "8x197x384 to 1536", dtype, [tokens, (width, 1536), (1536,)], {}))
+        found.append(
+            ("dense", "8x197x1536 to 384", dtype, [(8, 197, 1536), (1536, width), (width,)], {})
+        )
+        seeded = {"rate": 0.1, "seed": keras.random.SeedGenerator(2)}
+        found.append(("dropout", "8x197x1536 rate 0.1", dtype, [(8, 197, 1536)], seeded))
+        found.append(
+            (
+                "patch_embedding",
+                "8x224x224x3 patch 16",
+                dtype,
+                [(8, 224, 224, 3), (768, width), (width,)],
+                {"patch_size": 16},
+            )
+        )
+    return found
+
+
+def torch_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
+    """(run, memory in MiB) of a forward and backward pass; images get no gradient."""
+    import torch
+
+    tensors = [keras.ops.convert_to_tensor(x).clone() for x in arrays]
+    for tensor in tensors[skip:]:
+        tensor.requires_grad_(True)
+    inputs = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    weight = torch.ones_like(function(*tensors))
+
+    def run() -> None:
+        torch.autograd.grad(function(*tensors), tensors[skip:], weight)
+
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in inputs:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = function(*tensors)
+    memory = sum(kept.values()) / 2**20
+    del output
+    return run, memory
+
+
+def jax_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
+    """(run, memory in MiB) of a compiled forward and backward pass; images get no gradient."""
+    import jax
+
+    tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
+    weight = jax.numpy.ones_like(function(*tensors))
+
+    def step(*values: Any) -> Any:
+        output, pull = jax.vjp(lambda *rest: function(*values[:skip], *rest), *values[skip:])
+        return output, pull(weight)
+
+    compiled = jax.jit(step).lower(*tensors).compile()
+    memory = compiled.memory_analysis().temp_size_in_bytes / 2**20
+    return lambda: jax.block_until_ready(compiled(*tensors)), memory
+
+
+def tensorflow_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
+    """(run, nan) of a graph's forward and backward pass; images get no gradient."""
+    import tensorflow as tf
+
+    tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
+
+    @tf.function
+    def step(*values: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(values[skip:])
+            output = function(*values)
+        return tape.gradient(output, values[skip:])
+
+    return lambda: [x.numpy() for x in step(*tensors)], math.nan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ops", nargs="*", help="only these ops")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--device-name", default="cpu", help="for the file's name")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
+    arguments = parser.parse_args()
+    if BACKEND == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    make = {"torch": torch_step, "jax": jax_step, "tensorflow": tensorflow_step}[BACKEND]
+    rng = np.random.default_rng(0)
+    rows = []
+    for name, label, dtype, shapes, keywords in cases():
+        op = getattr(ops, name)
+        if op.override is None or (arguments.ops and name not in arguments.ops):
+            continue
+        arrays = [keras.ops.cast(rng.normal(size=shape) * 0.5, dtype) for shape in shapes]
+        skip = int(name == "patch_embedding")
+        runs: dict[str, list[float]] = {"generic": [], "override": []}
+        steps, memory = {}, {}
+        for path, function in (("generic", op.generic), ("override", op.override)):
+            steps[path], memory[path] = make(
+                lambda *values, f=function: f(*values, **keywords), arrays, skip
+            )
+        for turn in range(-3, arguments.rounds):
+            for path, step in steps.items():
+                start = time.perf_counter()
+                step()
+                if turn >= 0:
+                    runs[path].append(1e3 * (time.perf_counter() - start))
+        times = {path: statistics.median(values) for path, values in runs.items()}
+        declines = op.supports(*arrays, **keywords) if op.supports else None
+        row = {
+            "override": f"{name}_{BACKEND}",
+            "case": label,
+            "dtype": dtype,
+            "time_ms": {path: round(value, 3) for path, value in times.items()},
+            "time_ratio": round(times["override"] / times["generic"], 3),
+            "declines": declines,
+        }
+        if not math.isnan(memory["generic"]):
+            row["memory_mb"] = {path: round(value, 3) for path, value in memory.items()}
+            row["memory_ratio"] = round(memory["override"] / max(memory["generic"], 1e-6), 3)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if arguments.write:
+        packages = ("keras", "numpy", {"torch": "torch"}.get(BACKEND, BACKEND))
+        versions = {package: importlib.metadata.version(package) for package in packages}
+        content = {
+            "question": "Is each override faster or leaner than the op's generic body?",
+            "backend": BACKEND,
+            "device": platform.processor() or platform.machine(),
+            "versions": versions,
+            "threads": 1,
+            "rounds": arguments.rounds,
+            "date": DATE,
+            "rows": rows,
+        }
+        target = RESULTS / f"ops_{BACKEND}_{arguments.device_name}_{DATE}.json"
+        target.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

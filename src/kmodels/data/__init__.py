@@ -1,0 +1,31 @@
+"""Data for every model: opening, ordering, augmenting, loading, and what `fit` accepts.
+
+Nothing here imports Keras until a loader or an adapter is asked for, because worker processes
+import this package and must stay free of frameworks.
+"""
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "Augment": "augment",
+    "ArraySource": "sources",
+    "DataBundle": "sources",
+    "ImageLoader": "loader",
+    "ImageSource": "sources",
+    "as_dataset": "adapters",
+    "open_dataset": "opening",
+    "order": "draws",
+}
+
+__all__ = [*_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(f"kmodels.data.{_EXPORTS[name]}"), name)
+    raise AttributeError(f"module 'kmodels.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

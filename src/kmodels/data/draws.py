@@ -1,0 +1,76 @@
+"""Random numbers that depend on what they are for, never on when they are drawn.
+
+Everything is read from the raw stream of NumPy's Philox generator, whose values are fixed by its
+paper (Salmon et al. 2011). What NumPy builds on top of a stream (`permutation`, `beta`) may change
+between versions, so it is not used: a run of today can be repeated later.
+"""
+
+import hashlib
+
+import numpy as np
+
+_TO_UNIT = 2.0**-53
+
+
+def philox(seed: int, *purpose: object) -> np.random.Philox:
+    """The stream of one seed and one purpose, such as ("order", epoch)."""
+    text = "/".join(map(str, (seed, *purpose)))
+    digest = hashlib.sha256(text.encode()).digest()
+    return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+
+
+def order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of n samples in one epoch: a pure function of the three.
+
+    Returns:
+        int64 (n,), a permutation of 0..n-1.
+    """
+    return np.argsort(philox(seed, "order", epoch).random_raw(n), kind="stable")
+
+
+def uniforms(seed: int, purpose: str, epoch: int, keys: np.ndarray, count: int) -> np.ndarray:
+    """Numbers in [0, 1) whose row i depends on keys[i] alone, not on the other keys.
+
+    Args:
+        seed: of the run.
+        purpose: separates streams, such as "crop".
+        epoch: from 0.
+        keys: int (B,), for example sample numbers.
+        count: numbers per key.
+
+    Returns:
+        float64 (B, count).
+    """
+    bits = philox(seed, purpose, epoch)
+    state = bits.state
+    raw = np.empty((len(keys), count), np.uint64)
+    for row, key in enumerate(np.asarray(keys).tolist()):
+        # The counter's second word is the key, so that streams of two keys never meet. Setting the
+        # state costs 2 microseconds; making a generator for each key costs 13.
+        state["state"]["counter"][:] = (0, key, 0, 0)
+        state["buffer_pos"] = 4
+        bits.state = state
+        raw[row] = bits.random_raw(count)
+    return (raw >> np.uint64(11)) * _TO_UNIT
+
+
+def symmetric_beta(uniform: np.ndarray, alpha: float) -> np.ndarray:
+    """Beta(alpha, alpha) numbers by inverting its distribution function numerically.
+
+    Args:
+        uniform: in [0, 1), any shape.
+        alpha: above 0.
+
+    Returns:
+        float64 in [0, 1], of uniform's shape.
+    """
+    if alpha == 1.0:
+        return uniform
+    # With x = sin(t)^2 the density in t is sin(t)^(2a-1) cos(t)^(2a-1): for small alpha its poles
+    # at the ends are integrable on a midpoint grid that is dense there.
+    edges = np.linspace(0.0, 1.0, 4097) ** 4 / 2
+    edges = np.concatenate([edges, 1.0 - edges[-2::-1]]) * (np.pi / 2)
+    middle = (edges[1:] + edges[:-1]) / 2
+    density = (np.sin(middle) * np.cos(middle)) ** (2 * alpha - 1)
+    total = np.concatenate([[0.0], np.cumsum(density * np.diff(edges))])
+    return np.sin(np.interp(uniform, total / total[-1], edges)) ** 2

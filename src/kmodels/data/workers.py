@@ -1,0 +1,110 @@
+"""A pool of processes that make batches, for any framework beside them.
+
+Python's own pools start a process by fork, which can deadlock once JAX or TensorFlow runs threads,
+or by spawn and forkserver, which import the user's script again in each process, with the
+framework it imports, and crash where it has no `if __name__ == "__main__"`. So each worker is a
+fresh `python -m kmodels.data.worker` that is sent a pickled BatchMaker through its standard input
+and answers through its standard output.
+"""
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from kmodels.errors import InputError
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class WorkerPool:
+    """Processes that answer (epoch, number) with a batch.
+
+    Args:
+        maker: a BatchMaker.
+        count: number of processes.
+
+    Raises:
+        InputError: where the maker cannot be sent, for example because it holds a function of the
+            running script.
+    """
+
+    def __init__(self, maker: Any, count: int):
+        try:
+            content = pickle.dumps(maker, protocol=5)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"the data cannot be sent to workers ({error}); put what it uses in a module, or "
+                "set workers to 0"
+            ) from error
+        self._processes = [_start(content) for _ in range(count)]
+        self._idle: queue.SimpleQueue = queue.SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="kmodels-data")
+        self._finalizer = weakref.finalize(self, _stop, self._processes, self._threads)
+
+    def submit(self, *request: Any) -> Future:
+        """Asks for a batch."""
+        return self._threads.submit(_ask, self._idle, request)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._finalizer()
+
+
+def _start(content: bytes) -> subprocess.Popen:
+    environment = {
+        **os.environ,
+        **dict.fromkeys(_ONE_THREAD, "1"),
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kmodels.data.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        process.stdin.write(content)  # pyright: ignore[reportOptionalMemberAccess]
+        process.stdin.flush()  # pyright: ignore[reportOptionalMemberAccess]
+    except BrokenPipeError as error:
+        raise RuntimeError(f"a data worker ended at its start with {process.wait()}") from error
+    return process
+
+
+def _ask(idle: queue.SimpleQueue, request: tuple) -> Any:
+    process = idle.get()
+    try:
+        pickle.dump(request, process.stdin)
+        process.stdin.flush()
+        succeeded, answer = pickle.load(process.stdout)
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+        code = process.wait()
+        raise RuntimeError(
+            f"a data worker ended with {code}; it may have run out of memory: try fewer workers"
+        ) from error
+    finally:
+        idle.put(process)
+    if not succeeded:
+        raise answer
+    return answer
+
+
+def _stop(processes: list[subprocess.Popen], threads: ThreadPoolExecutor) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()
+    # Only now: a thread that waits for an answer has got its end of file.
+    threads.shutdown(wait=True)
+    for process in processes:
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            try:
+                pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
+            except BrokenPipeError:
+                pass

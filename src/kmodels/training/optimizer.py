@@ -1,0 +1,185 @@
+"""AdamW that knows which weights not to decay, and how fast each depth learns."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from kmodels.dispatch import backend_module
+from kmodels.errors import InputError
+
+_native = backend_module("kmodels.training.optimizer")
+if TYPE_CHECKING or _native is None:
+    Base = keras.optimizers.AdamW
+else:
+    Base = _native.Base
+
+# Biases, norm and layer scales have one axis; these have more, and are not decayed either.
+NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding|probe)$")
+_BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
+
+
+def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
+    """Layer-wise decay of the learning rate (Clark et al. 2020; Bao et al. 2021).
+
+    Args:
+        paths: variable paths in the order of computation; what stands before the first `block_<i>`
+            is depth 0, block i is depth i + 1, and what follows the blocks learns at the full rate.
+        rate: factor from one depth to the one below, such as 0.75.
+
+    Returns:
+        A factor per path.
+    """
+    blocks = [_BLOCK.search(path) for path in paths]
+    found = [int(match.group(1)) for match in blocks if match]
+    top = max(found, default=-1) + 2
+    depth, factors = 0, []
+    for match in blocks:
+        if match:
+            depth = int(match.group(1)) + 1
+        elif depth:
+            depth = top
+        factors.append(rate ** (top - depth))
+    return tuple(factors)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class AdamW(Base):
+    """AdamW with decoupled decay (Loshchilov, Hutter 2019) of the matrices alone.
+
+    Weights with one axis (biases, norms, layer scales) and those whose path matches `no_decay`
+    (tokens and position embeddings) are not decayed. Slots are named after the variables, so a
+    saved state fits each backend.
+
+    Args:
+        learning_rate: a float or a schedule.
+        weight_decay: share of a weight that is taken off per step, times the learning rate.
+        beta_1: decay of the first moment.
+        beta_2: decay of the second moment.
+        epsilon: added to the root of the second moment.
+        no_decay: regular expressions; a variable whose path one of them finds is not decayed.
+        layer_decay: factor of the learning rate from each block to the one below, or None.
+        clip_norm: largest global norm of the gradients, or None.
+        accumulate: micro-batches whose gradients are averaged before one update.
+        ema: momentum of the moving average of the weights by update, or None. `swap_average`
+            and `finalize_average` put it into the model; `fit` alone never does.
+        name: first part of the variables' paths.
+        **kwargs: as in `keras.optimizers.AdamW`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        weight_decay: float = 0.05,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        no_decay: Sequence[str] = NO_DECAY,
+        layer_decay: float | None = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        ema: float | None = None,
+        name: str = "adamw",
+        **kwargs: Any,
+    ):
+        _check(weight_decay, layer_decay, clip_norm, accumulate, ema)
+        momentum = {} if ema is None else {"use_ema": True, "ema_momentum": ema ** (1 / accumulate)}
+        super().__init__(
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            global_clipnorm=clip_norm,
+            gradient_accumulation_steps=accumulate if accumulate > 1 else None,
+            name=name,
+            **momentum,
+            **kwargs,
+        )
+        self.no_decay = tuple(no_decay)
+        self.layer_decay = layer_decay
+        self.accumulate = accumulate
+        self.ema = ema
+
+    def build(self, variables: list[Any]) -> None:
+        """Makes the slots, and settles decay and learning rate of each variable."""
+        if self.built:
+            return
+        super().build(variables)
+        pattern = re.compile("|".join(self.no_decay) or r"(?!)")
+        self._decays = tuple(
+            len(v.shape) > 1 and not pattern.search(getattr(v, "path", v.name)) for v in variables
+        )
+        self._multipliers = (1.0,) * len(variables)
+        if self.layer_decay is not None:
+            paths = [getattr(v, "path", v.name) for v in variables]
+            self._multipliers = depth_multipliers(paths, self.layer_decay)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Decays, then moves one variable; torch has a step over all of them instead."""
+        ops = keras.ops
+        index = self._get_variable_index(variable)
+        rate = ops.cast(learning_rate, variable.dtype) * self._multipliers[index]
+        if self.weight_decay and self._decays[index]:
+            self.assign_sub(variable, ops.multiply(variable, rate * self.weight_decay))
+        super().update_step(gradient, variable, rate)
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        """Nothing: each step decays with the variable's own learning rate."""
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Nothing: a run that is interrupted and resumed calls `fit` more than once."""
+
+    def swap_average(self) -> None:
+        """Exchanges the model's weights with their moving average; call it again to undo."""
+        for variable, average in self._averages():
+            held = keras.ops.copy(variable.value)
+            variable.assign(keras.ops.copy(average.value))
+            average.assign(held)
+
+    def finalize_average(self) -> None:
+        """Puts the moving average into the model, at the end of a run."""
+        for variable, average in self._averages():
+            variable.assign(keras.ops.copy(average.value))
+
+    def _averages(self) -> list[tuple[Any, Any]]:
+        if self.ema is None or not self.built:
+            return []
+        return list(
+            zip(self._trainable_variables, self._model_variables_moving_average, strict=True)
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, plain values."""
+        config = super().get_config()
+        clip_norm = config.pop("global_clipnorm")
+        for name in ("use_ema", "ema_momentum", "gradient_accumulation_steps"):
+            config.pop(name)
+        return {
+            **config,
+            "clip_norm": clip_norm,
+            "no_decay": list(self.no_decay),
+            "layer_decay": self.layer_decay,
+            "accumulate": self.accumulate,
+            "ema": self.ema,
+        }
+
+
+def _check(
+    weight_decay: float,
+    layer_decay: float | None,
+    clip_norm: float | None,
+    accumulate: int,
+    ema: float | None,
+) -> None:
+    if not weight_decay >= 0:
+        raise InputError(f"weight decay is {weight_decay}; give 0 or more")
+    if layer_decay is not None and not 0 < layer_decay <= 1:
+        raise InputError(f"layer decay is {layer_decay}; give a factor above 0 and at most 1")
+    if clip_norm is not None and not clip_norm > 0:
+        raise InputError(f"clip norm is {clip_norm}; give a number above 0")
+    if accumulate < 1:
+        raise InputError(f"accumulate is {accumulate}; give at least 1")
+    if ema is not None and not 0 < ema < 1:
+        raise InputError(f"ema is {ema}; give a momentum between 0 and 1, such as 0.999")

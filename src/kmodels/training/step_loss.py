@@ -1,0 +1,69 @@
+"""The loss of each step, left on the device.
+
+Keras' logs hold running averages, and its callback list turns every log into a Python number after
+each step, which waits for the device. Here the last loss travels with the metrics' state, and the
+callbacks get it as it is.
+"""
+
+from typing import Any
+
+import keras
+
+KEY = "step_loss"
+
+
+class LossTracker(keras.metrics.Mean):
+    """Keras' loss tracker that also keeps the last value."""
+
+    def __init__(self, name: str = "loss", **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        self.last = self.add_variable(shape=(), initializer="zeros", name="last")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds a scalar loss to the average and keeps it."""
+        self.last.assign(keras.ops.cast(values, self.last.dtype))
+        super().update_state(values, sample_weight=sample_weight)
+
+    def result(self) -> dict[str, Any]:
+        """The average as "loss" and the last value as "step_loss"."""
+        # A copy: on torch the variable is written in place by the next step.
+        return {self.name: super().result(), KEY: keras.ops.copy(self.last.value)}
+
+    def reset_state(self) -> None:
+        """Back to zero."""
+        super().reset_state()
+        self.last.assign(keras.ops.zeros((), dtype=self.last.dtype))
+
+
+def track_step_loss(model: keras.Model) -> None:
+    """Makes a compiled model log "step_loss", the loss of the last batch, next to the averages.
+
+    Call it after `compile`. Regularisers are part of it; rounding is float32's.
+    """
+    # Around Keras' __setattr__, which refuses new state on a built model; `compile` does the same.
+    object.__setattr__(model, "_loss_tracker", LossTracker())
+
+
+class StepCallbacks(keras.callbacks.CallbackList):
+    """A callback list whose batch hooks get logs as device values, on the main thread.
+
+    Pass it to `fit(callbacks=...)`. Only `on_train_batch_end` reaches the callbacks: begin hooks and
+    those of evaluation batches are left out.
+    """
+
+    def __init__(self, callbacks: list[keras.callbacks.Callback], model: keras.Model, **params: Any):
+        super().__init__(callbacks, add_history=True, add_progbar=False, model=model, **params)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Nothing."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Hands the device values on."""
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Nothing."""
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Nothing: the averages are read once, at the end."""

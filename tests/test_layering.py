@@ -1,0 +1,181 @@
+"""The picture in docs/architecture.md, held by the syntax trees: who may import what."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "kmodels"
+FRAMEWORKS = ("jax", "torch", "tensorflow")
+# Any of these would belong to one framework as well, though its name differs.
+FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "tensorflow_text"}
+
+# Bottom to top. A unit is a module or folder of src/kmodels; it imports from its own row and below.
+ROWS = (
+    ("errors", "files", "compat", "dispatch", "initializers", "precision"),
+    ("ops", "overrides"),
+    ("layers",),
+    ("data", "distribution", "lora", "text", "training", "weights"),
+    ("task", "presets"),
+    ("models",),
+    ("bench", "cli", "doctor", "recipe"),
+)
+# task.py opens presets, and presets finds the family by its name: the one way up, a table look-up.
+UPWARD = {("presets.py", "models.registry")}
+MAXIMUM_LINES = 450
+
+
+def python_files(*folders: str) -> list[Path]:
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in files if not path.is_relative_to(ROOT / "tests" / ".references")]
+
+
+def imports(path: Path, package: tuple[str, ...] = ()) -> list[tuple[int, str]]:
+    """Line and dotted name of everything that a file imports, at its top or inside a function.
+
+    `from a import b` gives a.b, since b may be a module; relative names are resolved.
+    """
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return found
+
+
+def source_imports() -> list[tuple[str, int, str]]:
+    found = []
+    for path in python_files("src"):
+        relative = path.relative_to(SOURCE)
+        package = ("kmodels", *relative.parts[:-1])
+        found += [(str(relative), line, name) for line, name in imports(path, package)]
+    return found
+
+
+def unit_of(relative: str) -> str:
+    return Path(relative).parts[0].removesuffix(".py")
+
+
+def row_of(unit: str) -> int | None:
+    return next((index for index, row in enumerate(ROWS) if unit in row), None)
+
+
+def test_every_unit_has_its_row():
+    units = {unit_of(str(path.relative_to(SOURCE))) for path in python_files("src")} - {"__init__"}
+    unplaced = {unit for unit in units if row_of(unit) is None}
+    assert not unplaced, f"say in ROWS where these stand: {sorted(unplaced)}"
+
+
+def test_imports_point_downwards():
+    wrong = []
+    for relative, line, name in source_imports():
+        parts = name.split(".")
+        if parts[0] != "kmodels" or relative == "__init__.py":
+            continue
+        if any(relative == file and name.startswith(f"kmodels.{to}") for file, to in UPWARD):
+            continue
+        unit, target = unit_of(relative), row_of(parts[1]) if len(parts) > 1 else None
+        if target is not None and target > row_of(unit):
+            wrong.append(f"{relative}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_units_do_not_import_each_other_in_a_circle():
+    edges: dict[str, set[str]] = {}
+    for relative, _, name in source_imports():
+        parts = name.split(".")
+        unit = unit_of(relative)
+        if parts[0] == "kmodels" and len(parts) > 1 and row_of(parts[1]) is not None:
+            if parts[1] != unit and not (unit == "presets" and parts[1] == "models"):
+                edges.setdefault(unit, set()).add(parts[1])
+
+    def reachable(unit: str, seen: set[str]) -> set[str]:
+        for target in edges.get(unit, set()) - seen:
+            seen.add(target)
+            reachable(target, seen)
+        return seen
+
+    circles = [unit for unit in edges if unit in reachable(unit, set())]
+    assert not circles, f"in a circle of imports: {sorted(circles)}"
+
+
+def test_only_the_model_row_knows_a_family():
+    families = {path.name for path in (SOURCE / "models").iterdir() if path.is_dir()}
+    wrong = [
+        f"{relative}:{line} imports {name}"
+        for relative, line, name in source_imports()
+        if any(name.startswith(f"kmodels.models.{family}") for family in families)
+        and unit_of(relative) != "models"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_frameworks_only_in_their_files():
+    wrong = []
+    for relative, line, name in source_imports():
+        package = name.split(".")[0]
+        if package not in FRAMEWORK_PACKAGES or relative == "dispatch.py":
+            continue
+        suffix = next((word for word in FRAMEWORKS if relative.endswith(f"_{word}.py")), None)
+        if suffix is None or not package.startswith(suffix):
+            wrong.append(f"{relative}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_private_keras_only_in_compat():
+    wrong = [
+        f"{relative}:{line}"
+        for relative, line, name in source_imports()
+        if name.startswith("keras.src") and relative != "compat.py"
+    ]
+    assert not wrong, wrong
+    named = [
+        str(path.relative_to(ROOT))
+        for path in python_files("src")
+        if "keras.src" in path.read_text() and path.name != "compat.py"
+    ]
+    assert not named, f"name keras.src only in compat.py: {named}"
+
+
+def test_recipes_use_public_names():
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for path in python_files("recipes")
+        for line, name in imports(path)
+        if name.split(".")[0] in FRAMEWORK_PACKAGES
+        or name.startswith("keras.src")
+        or any(part.startswith("_") and part != "__version__" for part in name.split("."))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", ["src", "recipes", "tests", "benchmarks"])
+def test_files_stay_short(folder):
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in python_files(folder)
+        if (lines := len(path.read_text().splitlines())) > MAXIMUM_LINES
+    }
+    assert not long, f"over {MAXIMUM_LINES} lines: {long}"
+
+
+def test_no_path_of_one_machine():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    names = [name for name in listed.stdout.split("\0") if name]
+    machine = re.compile(r"(?<![\w.:/])/(?:home|Users|root|work)/\w")
+    wrong = []
+    for name in names:
+        path = ROOT / name
+        if path.suffix not in {".py", ".md", ".toml", ".txt", ".ipynb", ".json", ".sh", ""}:
+            continue
+        if path.is_file() and machine.search(path.read_text(errors="replace")):
+            wrong.append(name)
+    assert not wrong, f"these name a path that exists on one machine only: {wrong}"
