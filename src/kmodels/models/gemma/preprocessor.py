@@ -121,9 +121,7 @@ class GemmaCausalLMPreprocessor:
             )
         records, is_batch = _records(x)
         length = sequence_length or self.sequence_length
-        x, labels, weights = pad(
-            self.encode(records, length), length, self.tokenizer.pad_token_id
-        )
+        x, labels, weights = pad(self.encode(records, length), length, self.tokenizer.pad_token_id)
         if is_batch:
             return x, labels, weights
         return {name: value[0] for name, value in x.items()}, labels[0], weights[0]
