@@ -3,8 +3,10 @@
 from kmodels.models.gemma import (
     Gemma3Backbone,
     Gemma3CausalLM,
+    Gemma3CausalLMPreprocessor,
     GemmaBackbone,
     GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
     GemmaConfig,
 )
 from kmodels.models.vit import (
@@ -17,8 +19,10 @@ from kmodels.models.vit import (
 __all__ = [
     "Gemma3Backbone",
     "Gemma3CausalLM",
+    "Gemma3CausalLMPreprocessor",
     "GemmaBackbone",
     "GemmaCausalLM",
+    "GemmaCausalLMPreprocessor",
     "GemmaConfig",
     "ViTBackbone",
     "ViTConfig",
