@@ -10,6 +10,7 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "dense": {"float32": 1e-5, "bfloat16": 2e-2},
     "gelu": {"float32": 1e-6, "bfloat16": 2e-2},
     "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
+    "linear_cross_entropy": {"float32": 1e-5, "bfloat16": 2e-2},
     "patch_embedding": {"float32": 1e-5, "bfloat16": 2e-2},
     "logits": {"float32": 1e-4},
     "hidden": {"float32": 1e-4},
