@@ -90,7 +90,7 @@ def run_logged(
                     return 124
                 if now - shown >= SECONDS_BETWEEN_LINES:
                     shown = now
-                    say(name, describe(log.read_text(errors="replace")[-4000:]))
+                    say(name, describe(log.read_text(errors="replace")[-20_000:]))
         finally:
             try:  # also ends what a stopped run left behind
                 os.killpg(process.pid, signal.SIGKILL)
@@ -116,6 +116,8 @@ def _describe_install(place: Path, tail: str) -> str:
     """What pip is doing: its log says it while it loads, site-packages while it unpacks."""
     lines = [line.strip() for line in tail.splitlines()]
     kept = [line for line in lines if line.startswith(("Collecting", "Downloading", "Installing"))]
+    if lines and lines[-1].startswith("Successfully"):
+        return "unpacked, pip removes what it loaded"
     if not kept or not kept[-1].startswith("Installing collected"):
         return kept[-1][:80] if kept else "asking for packages"
     done = sum(1 for _ in place.glob("lib/python*/site-packages/*.dist-info"))

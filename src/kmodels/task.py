@@ -77,7 +77,8 @@ class Backbone(Presets, keras.Model):
         """Every named intermediate of one forward pass, in the order of computation."""
         if self._inspector is None:
             self._inspector = keras.Model(self.input, self._named)
-        return self._inspector(inputs, training=False)
+        found = self._inspector(inputs, training=False)
+        return {name: found[name] for name in self._named}
 
     def get_config(self) -> dict[str, Any]:
         """The config's fields, the policy and the name."""
@@ -123,6 +124,8 @@ class Task(Presets, keras.Model):
             y: labels, where x is arrays.
             **kwargs: as in `keras.Model.fit`; `validation_data` may be any of the above too.
         """
+        # Keras' default; evaluate and predict have none, which is how the data knows fit.
+        kwargs.setdefault("shuffle", True)
         if (held_out := kwargs.get("validation_data")) is not None:
             kwargs["validation_data"] = self._held_out(held_out, kwargs)
         return super().fit(**self._arrays(x, y, kwargs))

@@ -5,6 +5,7 @@ import pickle
 import signal
 import sys
 
+from kmodels.data import wire
 from kmodels.errors import InputError
 
 
@@ -17,7 +18,7 @@ def main() -> None:
     os.dup2(2, 1)
     maker, failure = None, None
     try:
-        maker = pickle.load(sys.stdin.buffer)
+        maker = wire.receive(sys.stdin.buffer)
     except (AttributeError, ImportError) as error:
         failure = InputError(
             f"a data worker cannot load the data ({error}); put what it uses in a module, or set "
@@ -25,7 +26,7 @@ def main() -> None:
         )
     while True:
         try:
-            request = pickle.load(sys.stdin.buffer)
+            request = wire.receive(sys.stdin.buffer)
         except EOFError:
             return
         try:
@@ -34,8 +35,7 @@ def main() -> None:
             answer = (True, maker.make(*request))
         except Exception as error:
             answer = (False, _portable(error))
-        pickle.dump(answer, answers, protocol=5)
-        answers.flush()
+        wire.send(answers, answer)
 
 
 def _portable(error: Exception) -> Exception:

@@ -16,6 +16,7 @@ import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from kmodels.data import wire
 from kmodels.errors import InputError
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -34,19 +35,26 @@ class WorkerPool:
     """
 
     def __init__(self, maker: Any, count: int):
+        self._processes: list[subprocess.Popen] = []
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="kmodels-data")
+        self._finalizer = weakref.finalize(self, _stop, self._processes, self._threads)
         try:
-            content = pickle.dumps(maker, protocol=5)
+            for _ in range(count):
+                self._processes.append(_start())
+                wire.send(self._processes[-1].stdin, maker)  # pyright: ignore[reportArgumentType]
         except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.close()
             raise InputError(
                 f"the data cannot be sent to workers ({error}); put what it uses in a module, or "
                 "set workers to 0"
             ) from error
-        self._processes = [_start(content) for _ in range(count)]
+        except BrokenPipeError as error:
+            code = self._processes[-1].wait()
+            self.close()
+            raise RuntimeError(f"a data worker ended at its start with {code}") from error
         self._idle: queue.SimpleQueue = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="kmodels-data")
-        self._finalizer = weakref.finalize(self, _stop, self._processes, self._threads)
 
     def submit(self, *request: Any) -> Future:
         """Asks for a batch."""
@@ -57,32 +65,25 @@ class WorkerPool:
         self._finalizer()
 
 
-def _start(content: bytes) -> subprocess.Popen:
+def _start() -> subprocess.Popen:
     environment = {
         **os.environ,
         **dict.fromkeys(_ONE_THREAD, "1"),
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "kmodels.data.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
     )
-    try:
-        process.stdin.write(content)  # pyright: ignore[reportOptionalMemberAccess]
-        process.stdin.flush()  # pyright: ignore[reportOptionalMemberAccess]
-    except BrokenPipeError as error:
-        raise RuntimeError(f"a data worker ended at its start with {process.wait()}") from error
-    return process
 
 
 def _ask(idle: queue.SimpleQueue, request: tuple) -> Any:
     process = idle.get()
     try:
-        pickle.dump(request, process.stdin)
-        process.stdin.flush()
-        succeeded, answer = pickle.load(process.stdout)
+        wire.send(process.stdin, request)
+        succeeded, answer = wire.receive(process.stdout)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
         code = process.wait()
         raise RuntimeError(

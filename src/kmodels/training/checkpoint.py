@@ -119,7 +119,9 @@ def verify(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     missing = {"model.safetensors", "optimizer.safetensors", "state.json"} - set(manifest)
     if missing:
-        raise CheckpointError(f"{path / 'manifest.json'} does not list {', '.join(sorted(missing))}")
+        raise CheckpointError(
+            f"{path / 'manifest.json'} does not list {', '.join(sorted(missing))}"
+        )
     if state.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has format {state.get('format')}; this version reads format {FORMAT}"
@@ -145,6 +147,25 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
     if reasons:
         raise CheckpointError(f"no checkpoint in {folder} verifies: {'; '.join(reasons)}")
     return None
+
+
+def restore_newest(folder: Path, model: keras.Model) -> Path:
+    """Fills the model for evaluation, with the moving average of the weights where there is one.
+
+    Raises:
+        CheckpointError: where there is no checkpoint that verifies, or it is of another model.
+    """
+    found = newest(folder)
+    if found is None:
+        raise CheckpointError(f"there is no checkpoint in {folder}; train first or give --weights")
+    path = found[0]
+    restore_model(path, model)
+    slots = load_file(path / "optimizer.safetensors")
+    for variable in model.trainable_variables:
+        average = slots.get(f"{variable.path.replace('/', '_')}_average")
+        if average is not None:
+            variable.assign(average)
+    return path
 
 
 def restore_model(path: Path, model: keras.Model) -> None:

@@ -47,12 +47,19 @@ def track_step_loss(model: keras.Model) -> None:
 class StepCallbacks(keras.callbacks.CallbackList):
     """A callback list whose batch hooks get logs as device values, on the main thread.
 
-    Pass it to `fit(callbacks=...)`. Only `on_train_batch_end` reaches the callbacks: begin hooks and
-    those of evaluation batches are left out.
+    Pass it to `fit(callbacks=...)`. Of the batch hooks only `on_train_batch_end` reaches the
+    callbacks.
     """
 
-    def __init__(self, callbacks: list[keras.callbacks.Callback], model: keras.Model, **params: Any):
+    def __init__(
+        self, callbacks: list[keras.callbacks.Callback], model: keras.Model, **params: Any
+    ):
         super().__init__(callbacks, add_history=True, add_progbar=False, model=model, **params)
+
+    def append(self, callback: keras.callbacks.Callback) -> None:
+        """Adds a callback, as `Task.fit` does to tell data the epoch."""
+        callback.set_model(self.model)
+        self.callbacks.append(callback)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Nothing."""

@@ -1,0 +1,234 @@
+"""Batches of things that Keras does not know, in two shapes that it does.
+
+`IndexedBatches` is for what can be asked for samples by number, `Stream` for what can only be gone
+through. Both reach every backend by the way of Keras' PyDataset.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels import compat
+from kmodels.data.draws import order
+from kmodels.errors import InputError
+
+Preprocess = Callable[..., Any]
+
+# Names that data sets of pictures give their columns, the first found of each.
+IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
+LABEL_KEYS = ("label", "labels", "fine_label", "y")
+
+
+def as_tuple(batch: Any) -> tuple:
+    """(x,), (x, y) or (x, y, sample_weight) from what a loader gave."""
+    if isinstance(batch, dict):
+        image = next((key for key in IMAGE_KEYS if key in batch), None)
+        label = next((key for key in LABEL_KEYS if key in batch), None)
+        if image is None or label is None:
+            return (batch,)  # a model's named inputs
+        weight = (batch["sample_weight"],) if "sample_weight" in batch else ()
+        return (batch[image], batch[label], *weight)
+    if not isinstance(batch, tuple | list):
+        return (batch,)
+    if not 1 <= len(batch) <= 3:
+        raise InputError(
+            f"the data gave {len(batch)} things per batch; give (x,), (x, y) or "
+            "(x, y, sample_weight)"
+        )
+    return tuple(batch)
+
+
+def to_numpy(thing: Any) -> Any:
+    """Arrays of any framework, pictures and nested lists of them, as NumPy arrays."""
+    if isinstance(thing, dict):
+        return {key: to_numpy(value) for key, value in thing.items()}
+    if isinstance(thing, tuple):
+        return tuple(map(to_numpy, thing))
+    if isinstance(thing, list):
+        parts = [to_numpy(part) for part in thing]
+        if len({np.shape(part) for part in parts}) > 1:
+            raise InputError(
+                "pictures of one batch differ in size; resize them first, or use ImageLoader"
+            )
+        return np.asarray(parts)
+    if hasattr(thing, "detach"):  # it may be on another device, and part of a gradient
+        thing = thing.detach().cpu()
+        if "bfloat16" in str(thing.dtype):  # NumPy has none
+            thing = thing.float()
+    return np.asarray(thing)
+
+
+def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
+    """A batch as Keras takes it: the backend's own tensors stay, all else becomes NumPy."""
+    if preprocess is not None:
+        # Pictures of one batch may differ in size here; resizing is what preprocessing does.
+        x = batch[0]
+        x = [to_numpy(picture) for picture in x] if isinstance(x, list) else to_numpy(x)
+        done = preprocess(x, *map(to_numpy, batch[1:]))
+        return done if isinstance(done, tuple) else (done,)
+    return tuple(
+        part if keras.ops.is_tensor(part) or part is None else to_numpy(part) for part in batch
+    )
+
+
+class IndexedBatches(keras.utils.PyDataset):
+    """Batches of numbered samples in the order of (seed, epoch), on every backend the same.
+
+    Args:
+        take: from sample numbers, int (B,), to a batch (x,), (x, y) or (x, y, sample_weight).
+        count: number of samples.
+        batch_size: samples per batch.
+        shuffle: a new order in each epoch.
+        seed: of the order.
+        preprocess: applied to each batch.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[np.ndarray], tuple],
+        count: int,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        preprocess: Preprocess | None = None,
+    ):
+        super().__init__()
+        if count < 1:
+            raise InputError("the data is empty; give at least one sample")
+        self.take = take
+        self.count = count
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.preprocess = preprocess
+        self._orders: tuple[int, np.ndarray] | None = None
+        self._handed_out = 0
+        self.epoch = 0
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.count // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells which epoch comes next."""
+        self.epoch, self._handed_out = epoch, 0
+
+    def on_epoch_end(self) -> None:
+        """Goes on to the next epoch where this one was handed out in full."""
+        if self._handed_out >= self.num_batches:
+            self.set_epoch(self.epoch + 1)
+
+    def __getitem__(self, index: int) -> tuple:
+        samples = np.arange(self.count)
+        if self.shuffle:
+            if self._orders is None or self._orders[0] != self.epoch:
+                self._orders = self.epoch, order(self.count, self.seed, self.epoch)
+            samples = self._orders[1]
+        samples = samples[index * self.batch_size : (index + 1) * self.batch_size]
+        self._handed_out = max(self._handed_out, index + 1)
+        return prepared(self.take(samples), self.preprocess)
+
+
+class Stream(compat.PyDatasetAdapter):
+    """Anything that can be gone through, batch by batch, handed to Keras as a data adapter.
+
+    Args:
+        batches: gives one batch after another; gone through once an epoch.
+        count: number of batches in an epoch, None where that is not known.
+        preprocess: applied to each batch.
+        class_weight: as in `keras.Model.fit`.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        count: int | None,
+        preprocess: Preprocess | None = None,
+        class_weight: dict[int, float] | None = None,
+    ):
+        if isinstance(batches, Iterator):
+            batches = OneShot(batches)
+        self.batches = batches
+        self.preprocess = preprocess
+        super().__init__(_Sample(self._batches, count), class_weight=class_weight)
+
+    def _batches(self) -> Iterator[tuple]:
+        for batch in self.batches:
+            yield prepared(as_tuple(batch), self.preprocess)
+
+    def _get_iterator(self) -> Iterator[tuple]:
+        return (self._standardize_batch(batch) for batch in self._batches())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the data, or the sampler it has, which epoch comes next."""
+        for thing in (self.batches, getattr(self.batches, "sampler", None)):
+            if callable(tell := getattr(thing, "set_epoch", None)):
+                tell(epoch)
+                return
+
+    def begin(self) -> None:
+        """Training begins: batches read until now, to build the model, are given again."""
+        if isinstance(self.batches, OneShot):
+            self.batches.begin()
+
+
+class _Sample(keras.utils.PyDataset):
+    """What Keras' adapter asks for to learn shapes: the first batches and how many there are."""
+
+    def __init__(self, batches: Callable[[], Iterator[tuple]], count: int | None):
+        super().__init__()
+        self._batches = batches
+        self._count = count
+        self._first: list[tuple] | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """As known."""
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple:
+        if self._first is None:
+            self._first = list(itertools.islice(self._batches(), 2))
+            if not self._first:
+                raise InputError("the data gave no batch; give at least one")
+        # A stream of a single batch: its shape stands for the second one too.
+        return self._first[min(index, len(self._first) - 1)]
+
+
+class OneShot:
+    """An iterator or generator, of which no batch is lost to building the model.
+
+    Keras reads a batch or two before training and throws them away. They are kept until `begin`.
+    """
+
+    def __init__(self, iterator: Iterator[Any]):
+        self._iterator = iterator
+        self._kept: list[Any] | None = []
+        self._again: list[Any] = []
+        self._empty = False
+
+    def begin(self) -> None:
+        """From here on each batch is given once."""
+        if self._kept is not None:
+            self._again, self._kept = self._kept, None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._kept is not None:
+            yield from list(self._kept)
+        if self._empty and not self._again and self._kept is None:
+            raise InputError(
+                "the generator is used up; give steps_per_epoch, or data that can be gone through "
+                "again in each epoch"
+            )
+        while self._again:
+            yield self._again.pop(0)
+        for batch in self._iterator:
+            if self._kept is not None:
+                self._kept.append(batch)
+            yield batch
+        self._empty = True

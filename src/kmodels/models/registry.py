@@ -1,0 +1,64 @@
+"""The families, by the name of their folder. One line makes a new one known."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kmodels.weights import Checkpoint
+
+FAMILIES = {
+    "vit": "kmodels.models.vit.family",
+}
+
+
+class Format(Protocol):
+    """A module that understands the files of another package."""
+
+    def matches(self, path: Path, description: dict[str, Any]) -> bool:
+        """Whether this is of the format; `description` is the object in config.json, or empty."""
+        ...
+
+    def open_checkpoint(self, path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+        """Understands a file without reading the values."""
+        ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """What `from_preset` and its siblings need to know.
+
+    Args:
+        name: of the folder.
+        backbone: the class of the model without a head.
+        tasks: the classes of models with one.
+        presets: name to fields of the config; keys that start with "task_" are the task's.
+        formats: modules for the files of other packages.
+        parts: setting of the task to prefixes of the variables that it decides.
+        defaults: (config, given settings of the task) to all settings.
+        fit_preprocessor: (arguments of the preprocessor, config) to arguments that suit the config.
+        fit: (tensors by variable path, their config, wanted config) to tensors for that config.
+        transformers_form: model to config.json, preprocessor_config.json, table and extra tensors.
+    """
+
+    name: str
+    backbone: type
+    tasks: tuple[type, ...]
+    presets: Mapping[str, Mapping[str, Any]]
+    formats: tuple[Any, ...]
+    parts: Mapping[str, tuple[str, ...]]
+    defaults: Callable[[Any, dict[str, Any]], dict[str, Any]]
+    fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]]
+    fit: Callable[[Any, Any, Any], Any]
+    transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
+
+
+def family(name: str) -> Family:
+    """The family of a folder, imported when it is asked for."""
+    return importlib.import_module(FAMILIES[name]).FAMILY
+
+
+def families() -> list[Family]:
+    """All families."""
+    return [family(name) for name in FAMILIES]

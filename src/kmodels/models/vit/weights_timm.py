@@ -1,0 +1,260 @@
+"""timm's `vit_*`: a safetensors file, alone or in a directory with timm's config.json."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kmodels.errors import InputError
+from kmodels.models.vit.config import ViTConfig
+from kmodels.weights import (
+    Checkpoint,
+    LazyArray,
+    Rule,
+    constant,
+    patch_kernel,
+    read_safetensors,
+    transpose,
+)
+from kmodels.weights.positions import Grid, fit_positions, square_grid
+
+# Heads by width where it is not width / 64.
+HEADS = {1280: 16, 1408: 16, 1664: 16, 1152: 16}
+# Architectures whose heads do not follow from the width.
+HEADS_BY_NAME = {"vit_base_patch16_gap_224": 16, "vit_giantopt": 16}
+ACTIVATIONS = {"gelu": False, "gelu_tanh": True}
+TANH_NAMES = re.compile(
+    r"vit_(base_patch32|large_patch16_siglip(_gap)?_512|so400m_patch16|giantopt)"
+)
+UNKNOWN = {
+    "pool_include_prefix": (False, None),
+    "scale_attn_norm": (False, None),
+    "scale_mlp_norm": (False, None),
+    "pos_embed": ("learn", None),
+    "attn_layer": ("", None),
+    "block_fn": ("", None),
+    "mlp_layer": ("", None),
+}
+POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
+NORMS = {
+    "norm_pre": "pre_norm",
+    "norm": "final_norm",
+    "fc_norm": "pooled_norm",
+    "blocks.{i}.norm1": "block_{i}/attention_norm",
+    "blocks.{i}.norm2": "block_{i}/mlp_norm",
+    "blocks.{i}.attn.q_norm": "block_{i}/attention/query_norm",
+    "blocks.{i}.attn.k_norm": "block_{i}/attention/key_norm",
+    "attn_pool.norm": "pooling/mlp_norm",
+}
+DENSE: dict[str, str | tuple[str, ...]] = {
+    "blocks.{i}.attn.qkv": tuple(f"block_{{i}}/attention/{x}" for x in ("query", "key", "value")),
+    "blocks.{i}.attn.proj": "block_{i}/attention/output",
+    "blocks.{i}.mlp.fc1": "block_{i}/mlp/up",
+    "blocks.{i}.mlp.fc2": "block_{i}/mlp/down",
+    "attn_pool.q": "pooling/attention/query",
+    "attn_pool.kv": ("pooling/attention/key", "pooling/attention/value"),
+    "attn_pool.proj": "pooling/attention/output",
+    "attn_pool.mlp.fc1": "pooling/mlp/up",
+    "attn_pool.mlp.fc2": "pooling/mlp/down",
+    "head": "logits",
+}
+
+
+def rules(config: ViTConfig) -> list[Rule]:
+    """The table."""
+    table = [
+        Rule("cls_token", "tokens/class_token"),
+        Rule("reg_token", "tokens/register_tokens"),
+        Rule("pos_embed", "tokens/position_embedding"),
+        Rule(
+            "patch_embed.proj.weight",
+            "patch_embedding/kernel",
+            patch_kernel(config.patch_size, config.image_shape[2]),
+        ),
+        Rule("patch_embed.proj.bias", "patch_embedding/bias"),
+        Rule("blocks.{i}.ls1.gamma", "block_{i}/attention_scale/scale"),
+        Rule("blocks.{i}.ls2.gamma", "block_{i}/mlp_scale/scale"),
+        Rule("attn_pool.latent", "pooling/probe"),
+    ]
+    for source, target in DENSE.items():
+        targets = (target,) if isinstance(target, str) else target
+        kernels = [f"{path}/kernel" for path in targets]
+        table.append(Rule(f"{source}.weight", kernels, transpose))
+        table.append(Rule(f"{source}.bias", [f"{path}/bias" for path in targets]))
+    for source, target in NORMS.items():
+        table.append(Rule(f"{source}.weight", f"{target}/scale"))
+        table.append(Rule(f"{source}.bias", f"{target}/bias"))
+    return table
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Whether this is of timm: a bare safetensors file, or a directory that names a timm ViT."""
+    if not path.is_dir():
+        return path.suffix == ".safetensors"
+    return bool(re.match(r"(vit|deit|deit3|flexivit)_", str(description.get("architecture", ""))))
+
+
+def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+    """Understands a file or directory; most of the architecture is read off the shapes.
+
+    Args:
+        path: of the file or directory.
+        description: the object in its config.json; empty for a bare file.
+        weights: unused; the shapes in the file are needed for the architecture, too.
+
+    Raises:
+        InputError: for variants that the model has no counterpart for.
+    """
+    tensors = read_safetensors(path)
+    if absent := [name for name in ("patch_embed.proj.weight", "pos_embed") if name not in tensors]:
+        raise InputError(f"{path} is no timm ViT: it lacks {', '.join(absent)}")
+    name = str(description.get("architecture", path.stem))
+    arguments = {**description.get("model_args", {})}
+    _refuse_unknown(path, name, arguments)
+    backbone, grid = _backbone(path, name, arguments, description, tensors)
+    config = ViTConfig(**backbone)
+    tensors = _with_zero_biases(tensors, config)
+    prefix = int(config.use_class_token and config.position_over_prefix)
+    pretrained = description.get("pretrained_cfg", {})
+    channels = config.image_shape[2]
+
+    def fit(held: Any, wanted: ViTConfig) -> Any:
+        table = fit_positions(held["pos_embed"], grid, wanted.grid, prefix, "bicubic_antialias")
+        return {**held, "pos_embed": table}
+
+    return Checkpoint(
+        path=path,
+        kind="timm",
+        backbone=backbone,
+        task=_task(path, description, arguments, tensors),
+        preprocessor={
+            "image_size": config.image_shape[:2],
+            "mean": _channels(pretrained.get("mean"), channels),
+            "std": _channels(pretrained.get("std"), channels),
+            "interpolation": pretrained.get("interpolation", "bicubic"),
+        },
+        tensors=tensors,
+        rules=rules(config),
+        fit=fit,
+    )
+
+
+def _channels(values: Any, channels: int) -> tuple[float, ...]:
+    return tuple(values) if values and len(values) == channels else (0.5,) * channels
+
+
+def _refuse_unknown(path: Path, name: str, arguments: dict[str, Any]) -> None:
+    for key, known in UNKNOWN.items():
+        if key in arguments and arguments[key] not in known:
+            raise InputError(f"{path}: {key}={arguments[key]!r} has no counterpart in the model")
+    activation = arguments.get("act_layer", "quick_gelu" if "quickgelu" in name else "gelu")
+    if activation not in ACTIVATIONS:
+        raise InputError(f"{path}: act_layer is {activation!r}; known: {', '.join(ACTIVATIONS)}")
+
+
+def _backbone(
+    path: Path,
+    name: str,
+    arguments: dict[str, Any],
+    description: dict[str, Any],
+    tensors: Mapping[str, LazyArray],
+) -> tuple[dict[str, Any], Grid]:
+    width, channels, patch, other = tensors["patch_embed.proj.weight"].shape
+    if patch != other:
+        raise InputError(f"{path}: patches of {(patch, other)} pixels; only square ones are known")
+    layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
+    rows = tensors["pos_embed"].shape[1]
+    has_class = "cls_token" in tensors
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    size = arguments.get("img_size") or description.get("pretrained_cfg", {}).get("input_size")
+    size = size[-2:] if isinstance(size, list | tuple) else (size, size)
+    grid = (size[0] // patch, size[1] // patch) if size[0] else None
+    if grid is None or rows - grid[0] * grid[1] not in (0, int(has_class), has_class + registers):
+        over = int(has_class and not _is_square(rows))
+        grid = square_grid(rows - over, f"{path}: pos_embed")
+    left = rows - grid[0] * grid[1]
+    if (left and left != int(has_class)) or (left and registers):
+        raise InputError(
+            f"{path}: the positions cover the registers; only no_embed_class=True is known"
+        )
+    activation = arguments.get("act_layer")
+    return {
+        "image_shape": (grid[0] * patch, grid[1] * patch, channels),
+        "patch_size": patch,
+        "num_layers": len(layers),
+        "num_heads": arguments.get("num_heads") or _heads(path, name, width),
+        "hidden_dim": width,
+        "mlp_dim": _mlp_dim(tensors, width),
+        # The CLIP and BEiT-3 ancestors of some checkpoints normed with PyTorch's own 1e-5.
+        "layer_norm_epsilon": 1e-5 if "_clip_" in name else 1e-6,
+        "use_patch_bias": "patch_embed.proj.bias" in tensors,
+        "use_mha_bias": any(f"blocks.0.attn.{x}.bias" in tensors for x in ("qkv", "proj")),
+        "use_mlp_bias": "blocks.0.mlp.fc1.bias" in tensors,
+        "use_class_token": has_class,
+        "num_register_tokens": registers,
+        "position_over_prefix": left == 1 or not has_class,
+        "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
+        "pre_norm": "norm_pre.weight" in tensors,
+        "final_norm": "norm.weight" in tensors,
+        "approximate_gelu": ACTIVATIONS[activation] if activation else _tanh_by_name(name),
+    }, grid
+
+
+def _is_square(number: int) -> bool:
+    return round(number**0.5) ** 2 == number
+
+
+def _tanh_by_name(name: str) -> bool:
+    return "siglip" in name and bool(TANH_NAMES.match(name))
+
+
+def _mlp_dim(tensors: Mapping[str, LazyArray], width: int) -> int:
+    found = tensors.get("blocks.0.mlp.fc1.weight")
+    return found.shape[0] if found is not None else 4 * width
+
+
+def _heads(path: Path, name: str, width: int) -> int:
+    for start, heads in HEADS_BY_NAME.items():
+        if name.startswith(start):
+            return heads
+    if width in HEADS:
+        return HEADS[width]
+    if width % 64 == 0 and width >= 192:
+        return width // 64
+    raise InputError(
+        f"{path} does not say how many heads a width of {width} has; "
+        'put {"model_args": {"num_heads": N}} into the config.json beside it'
+    )
+
+
+def _task(
+    path: Path,
+    description: dict[str, Any],
+    arguments: dict[str, Any],
+    tensors: Mapping[str, LazyArray],
+) -> dict[str, Any]:
+    pooling = arguments.get("global_pool") or description.get("global_pool")
+    if pooling is None:
+        pooling = "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "avg"
+        pooling = "map" if "attn_pool.latent" in tensors else pooling
+    if pooling not in POOLINGS:
+        raise InputError(f"{path}: global_pool is {pooling!r}; known: {', '.join(POOLINGS)}")
+    head = tensors.get("head.weight")
+    return {
+        "num_classes": None if head is None else head.shape[0],
+        "pooling": POOLINGS[pooling],
+        "pooled_norm": "fc_norm.weight" in tensors,
+    }
+
+
+def _with_zero_biases(tensors: dict[str, LazyArray], config: ViTConfig) -> dict[str, LazyArray]:
+    """Adds the biases that `qkv_bias=False` leaves out where the output projection has its own."""
+    found = dict(tensors)
+    for i in range(config.num_layers):
+        for part, size in (("qkv", 3), ("proj", 1)):
+            name = f"blocks.{i}.attn.{part}"
+            absent = f"{name}.weight" in tensors and f"{name}.bias" not in tensors
+            if config.use_mha_bias and absent:
+                found[f"{name}.bias"] = constant(0.0, (size * config.hidden_dim,))
+    return found

@@ -1,0 +1,231 @@
+"""Models from names and files, and back: what `from_preset` and its siblings do."""
+
+import difflib
+import importlib
+import inspect
+import json
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.files import atomic_directory
+from kmodels.models import registry
+from kmodels.models.registry import Family
+from kmodels.weights import Checkpoint, engine, native, read_safetensors, write_safetensors
+from kmodels.weights.readers import read_json
+
+log = logging.getLogger("kmodels")
+
+REMOTE = {
+    "hf://": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
+    "kaggle://": ("kagglehub", "model_download", "kagglehub"),
+}
+TRANSFORMERS_FILES = ("config.json", "preprocessor_config.json", "model.safetensors")
+
+
+def list_presets(family: str | None = None) -> list[str]:
+    """The registered names, of one family or of all."""
+    chosen = [registry.family(family)] if family else registry.families()
+    return sorted(name for found in chosen for name in found.presets)
+
+
+def load(
+    cls: type, preset: str | Path, dtype: Any = None, load_weights: bool = True, **overrides: Any
+) -> Any:
+    """Makes the model that a name or a file describes; see `from_preset`.
+
+    Args:
+        cls: the class to make, a backbone or a task.
+        preset: a registered name, a directory, a file, or an explicit "hf://" or "kaggle://" name.
+        dtype: policy of the model.
+        load_weights: False gives the architecture with new weights.
+        **overrides: fields of the config and arguments of the task to change.
+
+    Raises:
+        InputError: for an unknown name or setting, or a file that does not fit.
+    """
+    owner = getattr(cls, "backbone_class", cls)
+    family = registry.family(owner.family)
+    fields, settings = _split(cls, owner, overrides)
+    checkpoint = _open(preset, family, load_weights)
+    backbone_fields = {**checkpoint.backbone, **fields}
+    config = owner.make_config(**backbone_fields)
+    skip = _changed_parts(family, checkpoint, settings)
+    if cls is owner or not hasattr(cls, "backbone_class"):
+        model = cls(**backbone_fields, dtype=dtype, **settings)
+    else:
+        given = {key: value for key, value in checkpoint.task.items() if value is not None}
+        settings = family.defaults(config, {**given, **settings})
+        if "preprocessor" not in settings and checkpoint.preprocessor is not None:
+            arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
+            settings["preprocessor"] = cls.preprocessor_class(**arguments)
+        if checkpoint.tensors and "num_classes" not in {**given, **overrides}:
+            raise InputError(f"{preset} has no head; give num_classes")
+        model = cls(backbone=owner(**backbone_fields, dtype=dtype), **settings)
+    if load_weights and checkpoint.tensors:
+        tensors = checkpoint.fit(checkpoint.tensors, config)
+        engine.load(model, tensors, checkpoint.rules, skip=skip, origin=checkpoint.path)
+        if new := [path for path in engine.variables(model) if path.startswith(tuple(skip))]:
+            log.info("%s: new weights for %s", checkpoint.path, ", ".join(new))
+    return model
+
+
+def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict]:
+    """Overrides of the config, and arguments of the class itself."""
+    fields = owner.config_class.__dataclass_fields__
+    known = {"name"}
+    if cls is not owner:
+        known |= set(inspect.signature(cls.__init__).parameters) - {"self", "backbone", "kwargs"}
+    for name in overrides:
+        if name not in fields and name not in known:
+            near = difflib.get_close_matches(name, [*fields, *known], 3) or sorted(
+                [*known, *fields]
+            )
+            raise InputError(
+                f"{cls.__name__} has no setting {name!r}; did you mean {', '.join(near)}?"
+            )
+    return (
+        {name: value for name, value in overrides.items() if name in fields},
+        {name: value for name, value in overrides.items() if name not in fields},
+    )
+
+
+def _changed_parts(
+    family: Family, checkpoint: Checkpoint, settings: dict[str, Any]
+) -> Collection[str]:
+    """Prefixes of the weights that a changed setting makes new; for a backbone the whole head."""
+    skip: set[str] = set()
+    for name, prefixes in family.parts.items():
+        here = checkpoint.task.get(name)
+        if name in settings and (settings[name] or None) != (here or None):
+            skip.update(prefixes)
+    return sorted(skip)
+
+
+def _open(preset: str | Path, family: Family, weights: bool) -> Checkpoint:
+    name = str(preset)
+    if name in family.presets:
+        found = family.presets[name]
+        task = {key[5:]: value for key, value in found.items() if key.startswith("task_")}
+        fields = {key: value for key, value in found.items() if not key.startswith("task_")}
+        return Checkpoint(Path(name), "a name", fields, task, None, {}, ())
+    for scheme in REMOTE:
+        if name.startswith(scheme):
+            preset = _download(scheme, name.removeprefix(scheme))
+    path = Path(preset).expanduser()
+    if not path.exists():
+        raise _unknown(name, family)
+    description = {}
+    if path.is_dir() and (path / "config.json").is_file():
+        description = read_json(path / "config.json")
+    if native.describes(description):
+        return _open_own(path, description, family, weights)
+    for form in family.formats:
+        if form.matches(path, description):
+            return form.open_checkpoint(path, description, weights)
+    kind = description.get("model_type") or description.get("architecture")
+    raise InputError(
+        f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
+        "with config.json and safetensors, a .safetensors file or an .npz file"
+    )
+
+
+def _open_own(path: Path, description: dict[str, Any], family: Family, weights: bool) -> Checkpoint:
+    checkpoint = native.open_checkpoint(path, description, weights)
+    if (held := description.get("family")) != family.name:
+        raise InputError(f"{path} holds a model of the family {held!r}, not {family.name!r}")
+    config = family.backbone.make_config(**checkpoint.backbone)
+    return replace(checkpoint, fit=lambda tensors, wanted: family.fit(tensors, config, wanted))
+
+
+def _unknown(name: str, family: Family) -> InputError:
+    if "/" in name or "\\" in name or Path(name).suffix in (".safetensors", ".npz"):
+        return InputError(f"there is no file or directory {name}")
+    near = difflib.get_close_matches(name, family.presets, 3, 0.5) or sorted(family.presets)
+    return InputError(
+        f"{name!r} is no preset and no directory; did you mean {', '.join(near[:8])}?"
+    )
+
+
+def _download(scheme: str, name: str) -> Path:
+    module, function, package = REMOTE[scheme]
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        raise InputError(
+            f"{scheme}{name} needs the package {package}: pip install {package}"
+        ) from None
+    return Path(getattr(found, function)(name))
+
+
+def _describe(model: Any) -> dict[str, Any]:
+    from kmodels import __version__
+
+    backbone = getattr(model, "backbone", model)
+    preprocessor = getattr(model, "preprocessor", None)
+    return {
+        "kmodels": {"version": __version__, "format": native.FORMAT},
+        "family": backbone.family,
+        "class": type(model).__name__,
+        "backbone": backbone.config.to_dict(),
+        "task": getattr(model, "settings", None),
+        "preprocessor": None if preprocessor is None else preprocessor.to_dict(),
+    }
+
+
+def save(model: Any, directory: str | Path) -> Path:
+    """Writes config and weights to a directory that `load` reads; see `save_to_preset`."""
+    return native.save(model, Path(directory), _describe(model))
+
+
+def export_to_transformers(model: Any, directory: str | Path) -> Path:
+    """Writes a directory that transformers loads with equal logits.
+
+    Args:
+        model: a backbone or task.
+        directory: to make or replace.
+
+    Raises:
+        InputError: lists what transformers cannot express, or files that would be lost.
+        RuntimeError: if what was written is not bit for bit what the model holds.
+    """
+    directory = Path(directory)
+    family = registry.family(getattr(model, "backbone", model).family)
+    form, pictures, table, zeros = family.transformers_form(model)
+    native.refuse_to_replace(directory, TRANSFORMERS_FILES)
+    tensors = engine.export(model, table)
+    zeros = {name: zero for name, zero in zeros.items() if name not in tensors}
+    dtypes = {str(tensor.dtype) for tensor in tensors.values()}
+    form = {**form, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32"}
+    with atomic_directory(directory) as folder:
+        (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
+        if pictures:
+            text = json.dumps(pictures, indent=2) + "\n"
+            (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+        file = folder / "model.safetensors"
+        write_safetensors(file, {**tensors, **zeros}, {"format": "pt"})
+        _compare(model, tensors, zeros, read_safetensors(file))
+    return directory
+
+
+def _compare(model: Any, tensors: Any, zeros: Any, written: Any) -> None:
+    parameters = sum(int(np.prod(x.shape)) for x in engine.variables(model).values())
+    padding = sum(tensor.read().size for tensor in zeros.values())
+    # A format may ask for rows of zeros within a tensor, so there may be more, never fewer.
+    count = sum(int(np.prod(tensor.shape)) for tensor in written.values()) - padding
+    wrong = [name for name, tensor in tensors.items() if not _equal(tensor, written.get(name))]
+    if wrong or count < parameters:
+        raise RuntimeError(
+            f"the export holds {count} of {parameters} parameters, and {wrong[:8]} differ"
+        )
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if right is None or left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return left.read().tobytes() == right.read().tobytes()

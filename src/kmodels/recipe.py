@@ -1,0 +1,274 @@
+"""What every recipe shares: flags from one dataclass, the run's folder, exit codes.
+
+Nothing here imports Keras at import time: a wrong setting is told before a backend is loaded.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import fcntl
+import json
+import os
+import sys
+import time
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kmodels.errors import InputError
+from kmodels.files import atomic_write
+
+BACKENDS = ("jax", "torch", "tensorflow")
+
+
+def flag(default: Any, text: str, *, choices: Sequence[Any] = (), small: Any = None) -> Any:
+    """A field of a recipe's settings.
+
+    Args:
+        default: its value where the flag is not given; its annotation decides the type.
+        text: for --help.
+        choices: values that are allowed.
+        small: the default under KMODELS_SMALL=1.
+    """
+    return dataclasses.field(
+        default=default, metadata={"help": text, "choices": tuple(choices), "small": small}
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for what is wrong, and the nearest flag for a mistyped one."""
+
+    flags: tuple[str, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split()[0].split("=")[0]
+            near = difflib.get_close_matches(word, self.flags, 1)
+            message = f"unknown flag {word}"
+            message += f"; did you mean {near[0]}?" if near else "; --help lists the flags"
+        raise InputError(message.replace("\n", " "))
+
+
+def parse(settings: type, argv: Sequence[str] | None = None, description: str = "") -> Any:
+    """Settings from the command line.
+
+    Args:
+        settings: a dataclass whose fields are made by `flag`.
+        argv: arguments; the process's by default.
+        description: for --help.
+
+    Raises:
+        InputError: for an unknown flag or a value that does not fit.
+    """
+    parser = _Parser(
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    small = os.environ.get("KMODELS_SMALL") == "1"
+    hints = typing.get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        kind, default = _kind(hints[field.name]), field.default
+        if small and field.metadata["small"] is not None:
+            default = field.metadata["small"]
+        shown = "" if default in (None, "", False) else f" (default: {default})"
+        options: dict[str, Any] = {"default": default, "help": field.metadata["help"] + shown}
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["type"] = kind
+            options["metavar"] = kind.__name__.upper()
+        if field.metadata["choices"]:
+            options["choices"] = field.metadata["choices"]
+            options["metavar"] = "|".join(map(str, field.metadata["choices"]))
+        options["help"] = options["help"].replace("%", "%%")
+        parser.add_argument("--" + field.name.replace("_", "-"), **options)
+    parser.flags = tuple(parser._option_string_actions)
+    return settings(**vars(parser.parse_args(argv)))
+
+
+def _kind(annotation: Any) -> type:
+    """The type within `X | None`."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(part for part in annotation.__args__ if part is not type(None))
+    return annotation
+
+
+def at_least(settings: Any, **limits: float) -> None:
+    """Checks lower bounds: `at_least(settings, epochs=1)`."""
+    for name, limit in limits.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= limit:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; give at least {limit}")
+
+
+def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
+    """A setting such as "2,9" as numbers; whole ones are int. None stays None."""
+    text = getattr(settings, name)
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != count:
+        raise InputError(
+            f"--{name.replace('_', '-')} is {text!r}; give {count} numbers, a comma between them"
+        )
+    return tuple(int(value) if value == int(value) else value for value in values)
+
+
+def check_backend() -> None:
+    """Chooses an installed backend where none is named; raises `InputError` for a wrong one."""
+    from importlib.util import find_spec
+
+    name = os.environ.get("KERAS_BACKEND")
+    installed = [backend for backend in BACKENDS if find_spec(backend)]
+    if name is None:
+        # Keras' own default is TensorFlow, which need not be there.
+        if installed and "tensorflow" not in installed and not _keras_config().exists():
+            os.environ["KERAS_BACKEND"] = installed[0]
+    elif name not in BACKENDS:
+        raise InputError(f"KERAS_BACKEND is {name!r}; choose one of {', '.join(BACKENDS)}")
+    elif name not in installed:
+        raise InputError(f"KERAS_BACKEND is {name!r}, which is not installed: pip install {name}")
+
+
+def _keras_config() -> Path:
+    return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
+
+
+def prepare(settings: Any, layout: Any) -> None:
+    """Sets memory, matmul precision, mesh and seed of the process, before a model is built.
+
+    Args:
+        settings: with memory_fraction, matmul_precision, mesh, batch_size and seed.
+        layout: the family's table of variable path pattern -> mesh axes.
+    """
+    import keras
+
+    from kmodels import distribution, precision
+
+    if settings.memory_fraction is not None:
+        precision.memory_fraction(settings.memory_fraction)
+    precision.set_matmul_precision(settings.matmul_precision)
+    if settings.mesh:
+        distribution.check_batch(settings.mesh, settings.batch_size)
+        distribution.use_mesh(settings.mesh, layout)
+    if not 0 <= settings.seed < 2**32:
+        raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
+    keras.utils.set_random_seed(settings.seed)
+
+
+class Folder:
+    """The directory of a run, held against a second run by a lock that dies with the process.
+
+    Args:
+        recipe: its name.
+        out: the directory; runs/<recipe>-<time> by default.
+        settings: of the run.
+        resume: whether an earlier run may be in it.
+
+    Raises:
+        InputError: where it cannot be written, holds a run, or another process uses it.
+    """
+
+    def __init__(self, recipe: str, out: str | None, settings: Any, resume: bool = False):
+        self.recipe = recipe
+        name = out or f"runs/{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.path = Path(name).expanduser()
+        self.settings = settings
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise InputError(
+                f"cannot write to --out {self.path}: {error.strerror}; give another directory"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise InputError(f"another run is using --out {self.path}; give another") from error
+        if not resume and any((self.path / "checkpoints").glob("step_*")):
+            self.close()
+            raise InputError(
+                f"--out {self.path} holds checkpoints of a run; add --resume to go on with it, or "
+                "give another directory"
+            )
+
+    def write_config(self) -> Path:
+        """Writes config.json, the settings in force."""
+        content = {"recipe": self.recipe, **dataclasses.asdict(self.settings)}
+        return self.write_json("config.json", content)
+
+    def write_json(self, name: str, content: dict[str, Any]) -> Path:
+        """Writes a file of the run, atomically; numbers that are not finite become null."""
+        text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+        return atomic_write(self.path / name, lambda path: path.write_text(text))
+
+    def close(self) -> None:
+        """Lets go of the directory."""
+        self._lock.close()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not (abs(value) < float("inf")):
+        return None
+    return value
+
+
+def main(
+    recipe: str,
+    settings: type,
+    train: Callable[[Any, Folder], None],
+    argv: Sequence[str] | None = None,
+    description: str = "",
+) -> int:
+    """Runs a recipe and returns its exit code.
+
+    0 done; 2 wrong settings or input, with one line on stderr; 143 or 130 stopped by a signal after
+    saving.
+
+    Args:
+        recipe: its name.
+        settings: dataclass of its flags, with `out` and `resume`, maybe `evaluate`.
+        train: called with the settings and the run's folder.
+        argv: arguments; the process's by default.
+        description: for --help.
+    """
+    folder = None
+    try:
+        chosen = parse(settings, argv, description)
+        check_backend()
+        again = chosen.resume or getattr(chosen, "evaluate", False)
+        folder = Folder(recipe, chosen.out, chosen, again)
+        train(chosen, folder)
+    except InputError as error:
+        print(f"{recipe}: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{recipe}: stopped before training", file=sys.stderr)
+        return 130
+    except Exception as error:
+        # Signals are imported late: this module must not bring Keras in.
+        signum = getattr(error, "signum", None)
+        if signum is None:
+            raise
+        print(f"{recipe}: {_one_line(error)}", file=sys.stderr)
+        return 128 + signum
+    finally:
+        if folder is not None:
+            folder.close()
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,21 @@
+"""Training: the optimizer, schedules, checkpoints, and what a run writes."""
+
+from kmodels.training.checkpoint import restore_newest
+from kmodels.training.evaluation import WholeBatches
+from kmodels.training.optimizer import AdamW
+from kmodels.training.runner import Runner
+from kmodels.training.schedules import SCHEDULES, WarmupSchedule
+from kmodels.training.signals import Interrupted
+from kmodels.training.step_loss import StepCallbacks, track_step_loss
+
+__all__ = [
+    "SCHEDULES",
+    "AdamW",
+    "Interrupted",
+    "Runner",
+    "StepCallbacks",
+    "WarmupSchedule",
+    "WholeBatches",
+    "restore_newest",
+    "track_step_loss",
+]

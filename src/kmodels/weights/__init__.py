@@ -1,0 +1,38 @@
+"""Tables between the names of a file and the variables of a model, and what reads and writes them.
+
+A format is a list of `Rule`. `load` is strict in both directions and changes nothing unless all
+fits; `export` walks the same table backwards.
+"""
+
+from kmodels.weights.checkpoint import Checkpoint
+from kmodels.weights.engine import export, load
+from kmodels.weights.readers import read_npz, read_safetensors
+from kmodels.weights.rules import Rule
+from kmodels.weights.tensors import LazyArray, constant
+from kmodels.weights.transforms import (
+    Transform,
+    identity,
+    patch_kernel,
+    prepend_zeros,
+    reshape,
+    transpose,
+)
+from kmodels.weights.writer import write_safetensors
+
+__all__ = [
+    "Checkpoint",
+    "LazyArray",
+    "Rule",
+    "Transform",
+    "constant",
+    "export",
+    "identity",
+    "load",
+    "patch_kernel",
+    "prepend_zeros",
+    "read_npz",
+    "read_safetensors",
+    "reshape",
+    "transpose",
+    "write_safetensors",
+]

@@ -1,0 +1,36 @@
+"""What a format found in a file: an architecture, its settings and its tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmodels.weights.rules import Rule
+from kmodels.weights.tensors import LazyArray
+
+Tensors = Mapping[str, LazyArray]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file or directory of another package, understood but not yet read.
+
+    Args:
+        path: where it lies, for messages.
+        kind: whose format it is, for messages.
+        backbone: fields of the family's config.
+        task: arguments of the task; `num_classes` is missing or None where there is no head.
+        preprocessor: arguments of the preprocessor, or None.
+        tensors: name to tensor.
+        rules: what each tensor is in the model of this config.
+        fit: changes the tensors to suit another config, such as another image size.
+    """
+
+    path: Path
+    kind: str
+    backbone: dict[str, Any]
+    task: dict[str, Any]
+    preprocessor: dict[str, Any] | None
+    tensors: Tensors
+    rules: Sequence[Rule]
+    fit: Callable[[Tensors, Any], Tensors] = field(default=lambda tensors, config: tensors)

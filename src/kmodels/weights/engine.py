@@ -1,0 +1,169 @@
+"""Loading and exporting by a table of rules, strict in both directions."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
+from kmodels.weights.tensors import LazyArray
+from kmodels.weights.transforms import source_shape, split_points
+
+SHOWN = 8
+
+
+def variables(model: Any) -> dict[str, Any]:
+    """The weights of a model by path; states of seeds and metrics are not weights.
+
+    Raises:
+        InputError: where two variables share a path, since a file could not tell them apart.
+    """
+    found: dict[str, Any] = {}
+    for variable in model.weights:
+        if variable.path in found:
+            raise InputError(
+                f"two variables are called {variable.path}; give the layers different names"
+            )
+        found[variable.path] = variable
+    return found
+
+
+def load(
+    model: Any,
+    source: Mapping[str, LazyArray],
+    rules: Sequence[Rule],
+    *,
+    skip: Collection[str] = (),
+    origin: object = "the file",
+) -> int:
+    """Fills a built model from a file.
+
+    Names and shapes are compared first; only if every tensor finds its variable and every variable
+    its tensor is anything assigned, one tensor in memory at a time.
+
+    Args:
+        model: a built Keras model.
+        source: the tensors of the file.
+        rules: what each is in the model.
+        skip: prefixes of variable paths that keep their values; tensors for them are left aside.
+        origin: names the file in errors.
+
+    Returns:
+        Number of parameters that were filled.
+
+    Raises:
+        InputError: lists unused tensors, unfilled variables and wrong shapes, all in one line.
+    """
+    held = variables(model)
+    prefixes = tuple(skip)
+    bound, problems = _match(held, source, rules, prefixes)
+    if problems:
+        raise InputError(f"{origin} does not fit the model: {'; '.join(problems)}")
+    filled = 0
+    for rule in bound:
+        targets = [held[path] for path in rule.targets]
+        filled += sum(int(np.prod(variable.shape)) for variable in targets)
+        _assign(rule, targets, source[rule.source].read())
+    return filled
+
+
+def _match(
+    held: Mapping[str, Any],
+    source: Mapping[str, LazyArray],
+    rules: Sequence[Rule],
+    prefixes: tuple[str, ...],
+) -> tuple[list[Bound], list[str]]:
+    wanted = {path for path in held if not path.startswith(prefixes)} if prefixes else set(held)
+    chosen, unused, shapes = [], [], []
+    taken: set[str] = set()
+    for name, rule in bind_sources(rules, source).items():
+        if rule is None:
+            unused.append(name)
+        elif prefixes and all(path.startswith(prefixes) for path in rule.targets):
+            continue
+        elif not wanted.issuperset(rule.targets) or not taken.isdisjoint(rule.targets):
+            unused.append(name)
+        else:
+            taken.update(rule.targets)
+            if (expected := _source_shape(rule, held)) == source[name].shape:
+                chosen.append(rule)
+            else:
+                shapes.append(f"{name} is {source[name].shape}, the model needs {expected}")
+    missing = [path for path in held if path in wanted - taken]
+    return chosen, [
+        *_listed("tensors without a variable", unused),
+        *_listed("variables without a tensor", missing),
+        *_listed("wrong shapes", shapes),
+    ]
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return []
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return [f"{len(items)} {title}: {', '.join(items[:SHOWN])}{more}"]
+
+
+def _source_shape(rule: Bound, held: Mapping[str, Any]) -> tuple[int, ...] | str:
+    shapes = [tuple(held[path].shape) for path in rule.targets]
+    try:
+        return source_shape(shapes, rule.transform, rule.axis)
+    except ValueError:  # the transform was made for other sizes
+        return f"{' and '.join(map(str, shapes))} for {', '.join(rule.targets)}"
+
+
+def _assign(rule: Bound, targets: Sequence[Any], array: np.ndarray) -> None:
+    shapes = [tuple(variable.shape) for variable in targets]
+    parts = [array]
+    if len(targets) > 1:
+        parts = np.split(array, split_points(shapes, rule.transform, rule.axis), axis=rule.axis)
+    for variable, part in zip(targets, parts, strict=True):
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        value = np.ascontiguousarray(rule.transform.forward(part), dtype=np.dtype(dtype))
+        variable.assign(value.reshape(variable.shape))
+
+
+def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:
+    """The tensors that a file of these rules would hold.
+
+    Args:
+        model: a built Keras model.
+        rules: the table that would load the file.
+
+    Raises:
+        InputError: for variables that no rule knows.
+    """
+    held = variables(model)
+    bound = bind_targets(rules, held)
+    known = {path for rule in bound for path in rule.targets}
+    if lost := [path for path in held if path not in known]:
+        raise InputError(f"the format has no place for {'; '.join(_listed('variables', lost))}")
+    if absent := sorted(known - set(held)):
+        raise InputError(
+            f"the format also needs {'; '.join(_listed('variables', absent))}, which are not there"
+        )
+    return {rule.source: _lazy(rule, [held[path] for path in rule.targets]) for rule in bound}
+
+
+def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:
+    shapes = [tuple(variable.shape) for variable in targets]
+    dtype = np.dtype(keras.backend.standardize_dtype(targets[0].dtype))
+
+    def read() -> np.ndarray:
+        parts = [rule.transform.inverse(values(variable)) for variable in targets]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=rule.axis)
+
+    return LazyArray(source_shape(shapes, rule.transform, rule.axis), dtype, read)
+
+
+def values(variable: Any) -> np.ndarray:
+    """A variable's values on the host, in its own dtype."""
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return np.asarray(keras.ops.convert_to_numpy(variable.value), dtype=dtype)
+
+
+def paths_as_names(paths: Iterable[str]) -> list[Rule]:
+    """The table of our own files, whose tensors are called as the variables are."""
+    return [Rule(path, path) for path in paths]

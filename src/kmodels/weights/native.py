@@ -1,0 +1,90 @@
+"""kmodels' own directories: config.json, model.safetensors, and a manifest with their hashes.
+
+Tensors are called as the variables are, so a file does not depend on the backend that wrote it.
+"""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from kmodels.errors import InputError
+from kmodels.files import atomic_directory
+from kmodels.weights.checkpoint import Checkpoint
+from kmodels.weights.engine import export, paths_as_names, variables
+from kmodels.weights.manifest import NAME, verify_manifest, write_manifest
+from kmodels.weights.readers import read_safetensors
+from kmodels.weights.writer import write_safetensors
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
+    """Stops before a directory is replaced that holds something else.
+
+    Args:
+        directory: about to be replaced.
+        ours: names of the files that may be.
+
+    Raises:
+        InputError: names what would be lost.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file; give a directory")
+    held = sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
+    if others := [name for name in held if name not in ours]:
+        raise InputError(
+            f"{directory} also holds {', '.join(others[:8])}, which would be lost; "
+            "give a new or empty directory"
+        )
+
+
+def save(model: Any, directory: Path, description: dict[str, Any]) -> Path:
+    """Writes a model's weights with a description; the directory appears whole or not at all.
+
+    Args:
+        model: a built Keras model.
+        directory: to make or replace.
+        description: becomes config.json.
+    """
+    refuse_to_replace(directory, (CONFIG, WEIGHTS, NAME))
+    tensors = export(model, paths_as_names(variables(model)))
+    with atomic_directory(directory) as folder:
+        (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        write_safetensors(folder / WEIGHTS, tensors, {"format": "kmodels"})
+        write_manifest(folder)
+    return directory
+
+
+def describes(description: dict[str, Any]) -> bool:
+    """Whether the object in a config.json is ours."""
+    return "kmodels" in description
+
+
+def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+    """Understands a directory, after comparing its files with their hashes.
+
+    Args:
+        path: of the directory.
+        description: the object in its config.json.
+        weights: False where only the architecture is wanted.
+
+    Raises:
+        InputError: for files that were changed or come from a later version.
+    """
+    verify_manifest(path, (CONFIG, WEIGHTS))
+    if (number := description["kmodels"].get("format")) != FORMAT:
+        raise InputError(
+            f"{path} has format {number}; this version reads format {FORMAT}: install a newer one"
+        )
+    tensors = read_safetensors(path / WEIGHTS) if weights else {}
+    return Checkpoint(
+        path=path,
+        kind="kmodels",
+        backbone=description["backbone"],
+        task=description.get("task") or {},
+        preprocessor=description.get("preprocessor"),
+        tensors=tensors,
+        rules=paths_as_names(tensors),
+    )

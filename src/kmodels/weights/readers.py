@@ -1,0 +1,151 @@
+"""Files of tensors, opened without reading the values."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.weights.tensors import LazyArray
+
+_DTYPES = {
+    "F64": np.dtype("float64"),
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype("int64"),
+    "I32": np.dtype("int32"),
+    "I16": np.dtype("int16"),
+    "I8": np.dtype("int8"),
+    "U8": np.dtype("uint8"),
+    "BOOL": np.dtype("bool"),
+}
+INDEX = "model.safetensors.index.json"
+
+
+def read_safetensors(path: Path) -> dict[str, LazyArray]:
+    """The tensors of a safetensors file, or of a directory with one file or an index of several.
+
+    Raises:
+        InputError: for a file that is missing, cut short, or not safetensors.
+    """
+    if not path.is_dir():
+        return _one_safetensors(path)
+    if (path / INDEX).is_file():
+        return _sharded(path)
+    if (path / "model.safetensors").is_file():
+        return _one_safetensors(path / "model.safetensors")
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) == 1:
+        return _one_safetensors(files[0])
+    found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
+    raise InputError(
+        f"{path} holds no model.safetensors and no {INDEX}, but {found}; "
+        "write it again as safetensors"
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        InputError: for a file that does not hold one.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not readable JSON: {_one_line(error)}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds a JSON {type(found).__name__}; an object is needed")
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _one_safetensors(path: Path) -> dict[str, LazyArray]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file: Any = safe_open(str(path), framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file: {_one_line(error)}; copy it again"
+        ) from None
+
+    def lazy(name: str) -> LazyArray:
+        header = file.get_slice(name)
+        if (kind := header.get_dtype()) not in _DTYPES:
+            raise InputError(
+                f"{path}: {name} is stored as {kind}; choose a file with "
+                f"{', '.join(sorted(_DTYPES))}"
+            )
+        return LazyArray(tuple(header.get_shape()), _DTYPES[kind], lambda: file.get_tensor(name))
+
+    return {name: lazy(name) for name in sorted(file.keys())}
+
+
+def _sharded(path: Path) -> dict[str, LazyArray]:
+    index = read_json(path / INDEX).get("weight_map")
+    if not isinstance(index, dict):
+        raise InputError(f"{path / INDEX} has no weight_map; copy the directory again")
+    shards = sorted(set(index.values()))
+    if missing := [shard for shard in shards if not (path / shard).is_file()]:
+        raise InputError(
+            f"{path} lacks {', '.join(missing)} of its {len(shards)} files; copy them too"
+        )
+    held = {shard: _one_safetensors(path / shard) for shard in shards}
+    if lost := [f"{name} in {shard}" for name, shard in index.items() if name not in held[shard]]:
+        raise InputError(
+            f"{path / INDEX} names tensors that are not there: {', '.join(lost[:8])}; copy it again"
+        )
+    return {name: held[shard][name] for name, shard in sorted(index.items())}
+
+
+def read_npz(path: Path) -> dict[str, LazyArray]:
+    """The arrays of an `.npz` file; its checksums are verified first, which reads it once.
+
+    Raises:
+        InputError: for a file that is damaged, or holds something other than plain arrays.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (bad := archive.testzip()) is not None:
+                raise InputError(f"{path} is damaged at {bad}; copy it again")
+            names = [name for name in archive.namelist() if name.endswith(".npy")]
+            headers = {name.removesuffix(".npy"): _npy_header(archive, name) for name in names}
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not a whole .npz file: {_one_line(error)}") from None
+    return {
+        name: LazyArray(shape, dtype, _npy_reader(path, name))
+        for name, (shape, dtype) in sorted(headers.items())
+    }
+
+
+def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise InputError(f"{archive.filename}: {name} holds Python objects; only arrays are read")
+    # JAX writes bfloat16 as two opaque bytes.
+    return shape, np.dtype(ml_dtypes.bfloat16) if dtype == np.dtype("V2") else dtype
+
+
+def _npy_reader(path: Path, name: str) -> Callable[[], np.ndarray]:
+    def read() -> np.ndarray:
+        with np.load(path, allow_pickle=False) as arrays:
+            array = arrays[name]
+        return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
+
+    return read

@@ -1,0 +1,14 @@
+"""Arrays of any backend as NumPy's."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """The values of a tensor or a variable.
+
+    Keras' `convert_to_numpy` warns on JAX when it is handed a variable.
+    """
+    return keras.ops.convert_to_numpy(x.value if isinstance(x, keras.Variable) else x)
