@@ -94,14 +94,14 @@ class Tokenizer:
         if path.suffix == ".gguf":
             core, names = gguf.load(path, TURNS)
             return cls(core, **names)
+        names = _names(path.parent)
         if path.suffix == ".model":
-            return cls(sentencepiece.load(path, TURNS), **_names(path.parent))
+            return cls(sentencepiece.load(path, TURNS), **names)
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)), **_names(path.parent))
-        except InputError:
-            raise
+            core = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(f"{path} is not a tokenizer.json: {_line(error)}") from error
+        return cls(core, **names)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:

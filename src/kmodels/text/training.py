@@ -33,7 +33,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int = 1024) -> Tokeni
         BpeTrainer(
             vocab_size=max(vocabulary_size, SMALLEST) - len(_SPECIAL) - len(_BYTES),
             show_progress=False,
-            limit_alphabet=100,
         ),
     )
     learnt = json.loads(learner.to_str())["model"]

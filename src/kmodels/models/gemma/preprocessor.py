@@ -263,7 +263,7 @@ def _records(x: Any) -> tuple[list[Any], bool]:
     values = _plain(x)
     if not isinstance(values, list):
         return [_text(values)], False
-    return [dict(v) if isinstance(v, Mapping) else _text(v) for v in values], True
+    return [_bare(v) if isinstance(v, Mapping) else _text(v) for v in values], True
 
 
 def _plain(x: Any) -> Any:
@@ -276,7 +276,18 @@ def _plain(x: Any) -> Any:
     return array.tolist()
 
 
+def _bare(value: Any) -> Any:
+    """A record in which data loaders made arrays of the texts, without them."""
+    if isinstance(value, np.ndarray):
+        return _bare(value.tolist())
+    if isinstance(value, Mapping):
+        return {name: _bare(part) for name, part in value.items()}
+    return [_bare(part) for part in value] if isinstance(value, list) else value
+
+
 def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, bytes):
         try:
             return value.decode()
