@@ -60,6 +60,12 @@ if BACKEND == "tensorflow":
     tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
+if ENVIRONMENT == "full":
+    from torchvision_cpu import define_torchvision_operators
+
+    define_torchvision_operators()
+
+
 def _is_local(host: object) -> bool:
     if isinstance(host, bytes):
         host = host.decode()

@@ -59,7 +59,10 @@ def source_imports() -> list[tuple[str, int, str]]:
 
 
 def unit_of(relative: str) -> str:
-    return Path(relative).parts[0].removesuffix(".py")
+    """The module or folder a file belongs to; precision_jax.py belongs to precision."""
+    name = Path(relative).parts[0].removesuffix(".py")
+    stem, _, suffix = name.rpartition("_")
+    return stem if suffix in FRAMEWORKS else name
 
 
 def row_of(unit: str) -> int | None:

@@ -6,12 +6,14 @@ import inspect
 import json
 import logging
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kmodels import initializers
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory
 from kmodels.models import registry
@@ -55,19 +57,22 @@ def load(
     checkpoint = _open(preset, family, load_weights)
     backbone_fields = {**checkpoint.backbone, **fields}
     config = owner.make_config(**backbone_fields)
-    skip = _changed_parts(family, checkpoint, settings)
-    if cls is owner or not hasattr(cls, "backbone_class"):
-        model = cls(**backbone_fields, dtype=dtype, **settings)
-    else:
+    skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
+    fills = load_weights and bool(checkpoint.tensors)
+    with initializers.blank() if fills else nullcontext():
+        backbone = owner(**backbone_fields, dtype=dtype, **({} if cls is not owner else settings))
+    model = backbone
+    if cls is not owner:
         given = {key: value for key, value in checkpoint.task.items() if value is not None}
+        if fills and "num_classes" not in {**given, **settings}:
+            raise InputError(f"{preset} has no head; give num_classes")
         settings = family.defaults(config, {**given, **settings})
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
-        if checkpoint.tensors and "num_classes" not in {**given, **overrides}:
-            raise InputError(f"{preset} has no head; give num_classes")
-        model = cls(backbone=owner(**backbone_fields, dtype=dtype), **settings)
-    if load_weights and checkpoint.tensors:
+        with initializers.blank() if fills and not skip else nullcontext():
+            model = cls(backbone=backbone, **settings)
+    if fills:
         tensors = checkpoint.fit(checkpoint.tensors, config)
         engine.load(model, tensors, checkpoint.rules, skip=skip, origin=checkpoint.path)
         if new := [path for path in engine.variables(model) if path.startswith(tuple(skip))]:
@@ -83,9 +88,7 @@ def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict
         known |= set(inspect.signature(cls.__init__).parameters) - {"self", "backbone", "kwargs"}
     for name in overrides:
         if name not in fields and name not in known:
-            near = difflib.get_close_matches(name, [*fields, *known], 3) or sorted(
-                [*known, *fields]
-            )
+            near = difflib.get_close_matches(name, [*fields, *known], 3) or [*known, *fields]
             raise InputError(
                 f"{cls.__name__} has no setting {name!r}; did you mean {', '.join(near)}?"
             )
@@ -96,13 +99,13 @@ def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict
 
 
 def _changed_parts(
-    family: Family, checkpoint: Checkpoint, settings: dict[str, Any]
+    family: Family, checkpoint: Checkpoint, settings: dict[str, Any] | None
 ) -> Collection[str]:
-    """Prefixes of the weights that a changed setting makes new; for a backbone the whole head."""
+    """Prefixes of the weights that a changed setting makes new; for a backbone (None) the head."""
     skip: set[str] = set()
     for name, prefixes in family.parts.items():
-        here = checkpoint.task.get(name)
-        if name in settings and (settings[name] or None) != (here or None):
+        here = checkpoint.task.get(name) or None
+        if settings is None or (name in settings and (settings[name] or None) != here):
             skip.update(prefixes)
     return sorted(skip)
 

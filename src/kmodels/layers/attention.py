@@ -42,11 +42,12 @@ class Attention(Layer):
         self.use_bias = use_bias
         self.qk_norm = qk_norm
         self.epsilon = epsilon
-        self.seed_generator = keras.random.SeedGenerator() if dropout > 0 else None
+        self.seed_generator = None
 
     def build(self, query_shape: tuple[int | None, ...], *_: Any) -> None:
         """Makes the projections for the width of `query`."""
         width = query_shape[-1]
+        self.seed_generator = self.add_seed(self.dropout)
         for name in ("query", "key", "value", "output"):
             layer = Dense(width, self.use_bias, name=name, dtype=self.dtype_policy)
             setattr(self, f"{name}_dense", layer)

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kmodels import initializers
+from kmodels import compat, initializers
 
 
 class Layer(keras.layers.Layer):
@@ -19,3 +19,10 @@ class Layer(keras.layers.Layer):
         return self.add_weight(
             shape=tuple(shape), initializer=keyed, name=name, trainable=trainable
         )
+
+    def add_seed(self, rate: float) -> Any:
+        """A seed generator of this layer's own stream, or None where `rate` is 0."""
+        if not rate:
+            return None
+        seed = initializers.generator(f"{self.path}/seed", compat.random_seed())
+        return keras.random.SeedGenerator(int(seed.integers(2**31)), name="seed")

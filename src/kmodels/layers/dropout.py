@@ -18,8 +18,11 @@ class Dropout(Layer):
     def __init__(self, rate: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)
         self.rate = rate
-        self.seed_generator = keras.random.SeedGenerator() if rate > 0 else None
-        self.built = True
+        self.seed_generator = None
+
+    def build(self, _: tuple[int | None, ...]) -> None:
+        """Makes the random stream."""
+        self.seed_generator = self.add_seed(self.rate)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Same shape and dtype."""
@@ -42,8 +45,11 @@ class DropPath(Layer):
     def __init__(self, rate: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)
         self.rate = rate
-        self.seed_generator = keras.random.SeedGenerator() if rate > 0 else None
-        self.built = True
+        self.seed_generator = None
+
+    def build(self, _: tuple[int | None, ...]) -> None:
+        """Makes the random stream."""
+        self.seed_generator = self.add_seed(self.rate)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """x (B, ...) -> same shape; the examples that stay are divided by 1 - rate."""

@@ -42,6 +42,7 @@ class MLP(Layer):
         self.up.build((None, width))
         self.down = Dense(width, self.use_bias, name="down", dtype=self.dtype_policy)
         self.down.build((None, self.hidden_dim))
+        self.dropout.build((None, self.hidden_dim))
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""

@@ -60,7 +60,8 @@ class Block(Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds every part for the width of the tokens."""
         parts = (self.attention_norm, self.attention, self.attention_scale)
-        for part in (*parts, self.mlp_norm, self.mlp, self.mlp_scale):
+        parts = (*parts, self.mlp_norm, self.mlp, self.mlp_scale, self.dropout, self.drop_path)
+        for part in parts:
             if part is not None:
                 part.build(input_shape)
 

@@ -1,0 +1,126 @@
+"""Reading and writing safetensors and npz, whole and damaged."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from kmodels.errors import InputError
+from kmodels.weights import LazyArray, constant, read_npz, read_safetensors, write_safetensors
+from kmodels.weights.readers import INDEX, read_json
+
+
+def _arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "a": rng.normal(size=(3, 4)).astype("float32"),
+        "b": rng.normal(size=(2, 5)).astype(ml_dtypes.bfloat16),
+        "c": rng.normal(size=(7,)).astype("float16"),
+        "d": np.float32(3.5).reshape(()),
+        "e": np.arange(4),
+    }
+
+
+def _lazy(arrays):
+    return {k: LazyArray(x.shape, x.dtype, lambda x=x: x) for k, x in arrays.items()}
+
+
+def test_written_files_are_read_back_bit_for_bit(tmp_path):
+    arrays = _arrays()
+    write_safetensors(tmp_path / "x.safetensors", _lazy(arrays), {"format": "pt"})
+    found = read_safetensors(tmp_path / "x.safetensors")
+    assert sorted(found) == sorted(arrays)
+    for name, x in arrays.items():
+        assert (found[name].shape, found[name].dtype) == (x.shape, x.dtype)
+        assert found[name].read().tobytes() == x.tobytes()
+
+
+def test_the_package_itself_reads_what_we_write(tmp_path):
+    arrays = {name: x for name, x in _arrays().items() if name != "b"}
+    write_safetensors(tmp_path / "x.safetensors", _lazy(arrays))
+    theirs = load_file(tmp_path / "x.safetensors")
+    assert all(np.array_equal(theirs[name], x) for name, x in arrays.items())
+
+
+def test_an_array_of_another_shape_than_announced_is_not_written(tmp_path):
+    wrong = LazyArray((2, 3), np.dtype("float32"), lambda: np.zeros((3, 2), "float32"))
+    with pytest.raises(ValueError, match=r"w was announced as \(2, 3\) but is \(3, 2\)"):
+        write_safetensors(tmp_path / "x.safetensors", {"w": wrong})
+
+
+def test_values_are_read_when_asked_for_and_changed_on_the_way():
+    x = constant(2.0, (2, 3)).map((3, 2), np.transpose)
+    assert (x.shape, x.nbytes) == ((3, 2), 24)
+    assert (x.read() == 2).all()
+
+
+def test_a_cut_file_is_named(tmp_path):
+    file = tmp_path / "x.safetensors"
+    save_file({"a": np.zeros(100, "float32")}, file)
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(InputError, match=r"x\.safetensors is not a whole safetensors file"):
+        read_safetensors(file)
+
+
+def test_shards_are_found_by_their_index(tmp_path):
+    save_file({"a": np.zeros(2, "float32")}, tmp_path / "one.safetensors")
+    save_file({"b": np.ones(3, "float32")}, tmp_path / "two.safetensors")
+    weights = {"a": "one.safetensors", "b": "two.safetensors"}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weights}))
+    found = read_safetensors(tmp_path)
+    assert found["b"].read().tolist() == [1, 1, 1]
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {**weights, "z": "two.safetensors"}}))
+    with pytest.raises(InputError, match="names tensors that are not there: z in two"):
+        read_safetensors(tmp_path)
+    (tmp_path / "two.safetensors").unlink()
+    with pytest.raises(InputError, match=r"lacks two\.safetensors of its 2 files; copy them too"):
+        read_safetensors(tmp_path)
+    (tmp_path / INDEX).write_text("{}")
+    with pytest.raises(InputError, match="has no weight_map"):
+        read_safetensors(tmp_path)
+
+
+def test_a_directory_without_safetensors_says_what_it_holds(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"but pytorch_model\.bin; write it again as safetensors"):
+        read_safetensors(tmp_path)
+
+
+def test_unknown_kinds_of_numbers_are_refused(tmp_path):
+    save_file({"a": np.zeros(2, "complex64")}, tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match="a is stored as C64; choose a file with BF16, BOOL"):
+        read_safetensors(tmp_path / "x.safetensors")
+
+
+def test_npz_arrays_are_lazy_and_checked_first(tmp_path):
+    file = tmp_path / "x.npz"
+    half = np.arange(6).astype(ml_dtypes.bfloat16)
+    np.savez(file, **{"a/b": np.ones((2, 3), "float32"), "h": half.view("V2")})
+    found = read_npz(file)
+    assert (found["a/b"].shape, found["a/b"].dtype) == ((2, 3), np.dtype("float32"))
+    assert found["h"].read().tolist() == [0, 1, 2, 3, 4, 5]
+    content = bytearray(file.read_bytes())
+    content[content.index(np.ones(3, "float32").tobytes())] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.npz is damaged at a/b\.npy; copy it again"):
+        read_npz(file)
+    file.write_bytes(b"PK nothing")
+    with pytest.raises(InputError, match=r"x\.npz is not a whole \.npz file"):
+        read_npz(file)
+
+
+def test_npz_with_python_objects_is_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.array([{}], dtype=object))
+    with pytest.raises(InputError, match=r"a\.npy holds Python objects; only arrays are read"):
+        read_npz(tmp_path / "x.npz")
+
+
+def test_json_that_is_no_object_is_named(tmp_path):
+    (tmp_path / "x.json").write_text("[1]")
+    with pytest.raises(InputError, match=r"x\.json holds a JSON list; an object is needed"):
+        read_json(tmp_path / "x.json")
+    (tmp_path / "x.json").write_bytes(b"{\xff")
+    with pytest.raises(InputError, match=r"x\.json is not readable JSON"):
+        read_json(tmp_path / "x.json")
