@@ -15,6 +15,7 @@ import keras
 
 from kmodels.errors import InputError
 from kmodels.layers import Embedding, RMSNorm
+from kmodels.models.gemma import weights_peft
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
@@ -76,6 +77,8 @@ class GemmaBackbone(OptionalInputs, Backbone):
 
     config_class = GemmaConfig
     family = "gemma"
+    peft_names = weights_peft.NAMES
+    peft_prefix = weights_peft.PREFIX
 
     def __init__(
         self,
@@ -145,12 +148,17 @@ class GemmaBackbone(OptionalInputs, Backbone):
         shape = (*inputs["token_ids"].shape, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.dtype_policy.compute_dtype)
 
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """Heads and width of a token's key, and of its value."""
+        return (self.config.num_key_value_heads, self.config.head_dim)
+
     def extend(self, token_ids: Any, positions: Any, caches: list[Any]) -> Any:
         """Hidden states of new tokens behind those that the caches hold.
 
         Args:
             token_ids: (B, T) int.
-            positions: (T,) or (B, T) int.
+            positions: (T,) or (B, T) int, or None for 0, 1, ...
             caches: one per block, see `GemmaBlock`.
 
         Returns:
