@@ -4,8 +4,8 @@
 
 Runs the two bodies of each op in turn, forward and backward, on ViT-S/16 shapes (batch 8 at 224
 pixels, and longer sequences for attention), one thread. `time_ratio` and `memory_ratio` are
-override over generic: below 1 the override wins. Time is the median of interleaved calls after a
-warm-up, in milliseconds; memory is what the backward pass has to keep (torch: bytes of saved
+override over generic: below 1 the override wins. Time is the process's CPU time, which neighbours on
+the machine disturb little (`--wall` for a GPU), the median of interleaved calls, in milliseconds; memory is what the backward pass has to keep (torch: bytes of saved
 tensors beyond the inputs; JAX: XLA's temporary buffers of the compiled step), in MiB.
 """
 
@@ -40,7 +40,10 @@ def cases() -> list[Case]:
             keywords = {"dropout": rate, "seed": keras.random.SeedGenerator(1)} if rate else {}
             label = f"8x197x6x64 dropout {rate}"
             found.append(("attention", label, dtype, [(8, 197, 6, 64)] * 3, keywords))
-        found.append(("attention", "1x1024x6x64", dtype, [(1, 1024, 6, 64)] * 3, {}))
+        for length in (384, 1024):
+            found.append(
+                ("attention", f"1x{length}x6x64", dtype, [(1, length, 6, 64)] * 3, {})
+            )
         found.append(
             ("attention", "1x1024x6x64 causal", dtype, [(1, 1024, 6, 64)] * 3, {"causal": True})
         )
@@ -49,6 +52,7 @@ def cases() -> list[Case]:
         found.append(
             ("dense", "8x197x1536 to 384", dtype, [(8, 197, 1536), (1536, width), (width,)], {})
         )
+        found.append(("dense", "8x17x64 to 64", dtype, [(8, 17, 64), (64, 64), (64,)], {}))
         seeded = {"rate": 0.1, "seed": keras.random.SeedGenerator(2)}
         found.append(("dropout", "8x197x1536 rate 0.1", dtype, [(8, 197, 1536)], seeded))
         found.append(
@@ -98,13 +102,13 @@ def jax_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
     tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
     weight = jax.numpy.ones_like(function(*tensors))
 
-    def step(*values: Any) -> Any:
+    def step(cotangent: Any, *values: Any) -> Any:
         output, pull = jax.vjp(lambda *rest: function(*values[:skip], *rest), *values[skip:])
-        return output, pull(weight)
+        return output, pull(cotangent)
 
-    compiled = jax.jit(step).lower(*tensors).compile()
+    compiled = jax.jit(step).lower(weight, *tensors).compile()
     memory = compiled.memory_analysis().temp_size_in_bytes / 2**20
-    return lambda: jax.block_until_ready(compiled(*tensors)), memory
+    return lambda: jax.block_until_ready(compiled(weight, *tensors)), memory
 
 
 def tensorflow_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
@@ -128,8 +132,10 @@ def main() -> None:
     parser.add_argument("ops", nargs="*", help="only these ops")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--device-name", default="cpu", help="for the file's name")
+    parser.add_argument("--wall", action="store_true", help="measure wall-clock time")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     arguments = parser.parse_args()
+    clock = time.perf_counter if arguments.wall else time.process_time
     if BACKEND == "torch":
         import torch
 
@@ -151,10 +157,10 @@ def main() -> None:
             )
         for turn in range(-3, arguments.rounds):
             for path, step in steps.items():
-                start = time.perf_counter()
+                start = clock()
                 step()
                 if turn >= 0:
-                    runs[path].append(1e3 * (time.perf_counter() - start))
+                    runs[path].append(1e3 * (clock() - start))
         times = {path: statistics.median(values) for path, values in runs.items()}
         declines = op.supports(*arrays, **keywords) if op.supports else None
         row = {
@@ -178,6 +184,7 @@ def main() -> None:
             "backend": BACKEND,
             "device": platform.processor() or platform.machine(),
             "versions": versions,
+            "clock": "wall" if arguments.wall else "process CPU",
             "threads": 1,
             "rounds": arguments.rounds,
             "date": DATE,

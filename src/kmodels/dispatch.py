@@ -132,6 +132,15 @@ class Op(Generic[P, R]):
         _count(self.name, OVERRIDE)
         return self.override(*args, **kwargs)
 
+    def declines(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """Why a call with these arguments would take the generic path; `None` if it would not."""
+        if self.override is None:
+            return f"no override for {backend()}"
+        reason = switched_off(self.name)
+        if reason is None and self.supports is not None:
+            reason = self.supports(*args, **kwargs)
+        return reason
+
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
@@ -244,13 +253,27 @@ def load_overrides() -> None:
     inside a traced function would break torch.compile's graph. An unknown name in the environment is
     reported by the first op that is called, so that a program can show it as its own error.
     """
-    global _environment_off, _environment_error
     folder = Path(__file__).parent / "overrides"
     for path in sorted(folder.glob(f"*_{backend()}.py")):
         importlib.import_module(f"kmodels.overrides.{path.stem}")
+    load_environment()
+
+
+def load_environment(strict: bool = False) -> None:
+    """Reads `KMODELS_GENERIC_OPS`.
+
+    Args:
+        strict: report an unknown name at once rather than at the next call of an op.
+
+    Raises:
+        InputError: with `strict`, if the variable names an unknown op.
+    """
+    global _environment_off, _environment_error
     names = os.environ.get(ENVIRONMENT, "").split(",")
     _environment_off = frozenset(name.strip() for name in names) - {""}
     _environment_error = _unknown(_environment_off, ENVIRONMENT)
+    if strict and _environment_error is not None:
+        raise InputError(_environment_error)
 
 
 def _unknown(names: frozenset[str], where: str) -> str | None:

@@ -8,6 +8,9 @@ from torch.nn import functional
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import allowed_pairs, attention, check_attention
 
+# Number of keys from which the kernel was measured to be faster in half precision on CPU.
+LONG = 1024
+
 
 def supports(
     query: Tensor,
@@ -30,8 +33,8 @@ def supports(
     if isinstance(query, torch.Tensor) and query.device.type == "cpu":
         if dropout and seed is not None:
             return "on CPU, matrix products are faster with dropout"
-        if query.dtype != torch.float32:
-            return "on CPU, matrix products are faster in half precision"
+        if query.dtype != torch.float32 and key.shape[1] < LONG:
+            return f"on CPU, matrix products are faster in half precision below {LONG} keys"
     return None
 
 

@@ -1,5 +1,6 @@
-"""Patch embedding for torch: a strided convolution reads patches where they lie."""
+"""Patch embedding for torch on CPU: a strided convolution reads patches where they lie."""
 
+import torch
 from keras import ops
 from torch.nn import functional
 
@@ -7,14 +8,25 @@ from kmodels.dispatch import Tensor, override
 from kmodels.ops.patch_embedding import check_patches, patch_embedding
 
 
-@override(patch_embedding)
+def supports(
+    images: Tensor, kernel: Tensor, bias: Tensor | None = None, *, patch_size: int
+) -> str | None:
+    """float32 on CPU, where it was measured to be faster; a GPU's convolution may use TF32."""
+    if not isinstance(images, torch.Tensor) or images.device.type != "cpu":
+        return "only on CPU is the convolution known to be faster"
+    if images.dtype != torch.float32:
+        return "in half precision the matrix product is faster"
+    return None
+
+
+@override(patch_embedding, supports)
 def patch_embedding_torch(
     images: Tensor, kernel: Tensor, bias: Tensor | None = None, *, patch_size: int
 ) -> Tensor:
     """`torch.nn.functional.conv2d` on views in torch's axis order."""
     images, kernel = ops.convert_to_tensor(images), ops.convert_to_tensor(kernel)
     _, _, channels = check_patches(images, kernel, patch_size)
-    weight = kernel.view(patch_size, patch_size, channels, -1).permute(3, 2, 0, 1)
+    weight = kernel.reshape(patch_size, patch_size, channels, -1).permute(3, 2, 0, 1)
     bias = None if bias is None else ops.convert_to_tensor(bias)
     y = functional.conv2d(images.permute(0, 3, 1, 2), weight, bias, stride=patch_size)
     return y.flatten(2).transpose(1, 2)

@@ -1,0 +1,24 @@
+"""JAX's part of `kmodels.precision`."""
+
+import os
+
+import jax
+from jax._src import xla_bridge
+
+
+def set_matmul_precision(precision: str) -> None:
+    """Sets `jax_default_matmul_precision`; `None` is what JAX starts with."""
+    jax.config.update("jax_default_matmul_precision", None if precision == "default" else precision)
+
+
+def matmul_precision() -> str:
+    """The setting as JAX names it."""
+    return jax.config.jax_default_matmul_precision or "default"
+
+
+def memory_fraction(fraction: float) -> bool:
+    """Sets the variable that XLA's client reads when it starts; returns whether it still can."""
+    if xla_bridge.backends_are_initialized():
+        return False
+    os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(fraction)
+    return True

@@ -1,0 +1,133 @@
+"""Every override of the running backend against its op's generic body: values and gradients."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import op_cases
+import pytest
+from gradients import to_numpy, value_and_grad
+from tolerances import tolerance
+
+import kmodels
+from kmodels import dispatch, ops
+
+REPOSITORY = Path(__file__).parents[2]
+OVERRIDES = REPOSITORY / "src" / "kmodels" / "overrides"
+RNG = np.random.default_rng(1)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype("float32")
+
+
+def cases() -> list[tuple[str, str, list[np.ndarray], dict[str, Any]]]:
+    """(op, label, arrays to differentiate by, keyword arguments)."""
+    found = [
+        (
+            "attention",
+            case.name,
+            op_cases.arrays(case),
+            case.keywords | ({"mask": op_cases.mask(case)} if case.mask else {}),
+        )
+        for case in op_cases.ATTENTION
+        if "soft_cap" not in case.keywords
+    ]
+    found += [
+        ("layer_norm", "with bias", [normal(2, 5, 12) + 3, normal(12), normal(12)], {}),
+        ("layer_norm", "no bias", [normal(3, 12), normal(12)], {"epsilon": 0.1}),
+        ("dense", "three axes", [normal(2, 5, 6), normal(6, 4), normal(4)], {}),
+        ("dense", "four axes, no bias", [normal(2, 3, 5, 6), normal(6, 4)], {}),
+        (
+            "patch_embedding",
+            "with bias",
+            [normal(2, 8, 12, 3) * 0.3, normal(48, 6), normal(6)],
+            {"patch_size": 4},
+        ),
+        (
+            "patch_embedding",
+            "no bias",
+            [normal(1, 6, 4, 1), normal(4, 6)],
+            {"patch_size": 2},
+        ),
+    ]
+    return [case for case in found if getattr(ops, case[0]).override is not None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "label", "arrays", "keywords"), cases(), ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_parity(name, label, arrays, keywords, dtype) -> None:
+    op = getattr(ops, name)
+    value, gradients = value_and_grad(
+        lambda *x: op.override(*x, **keywords), *arrays, dtype=dtype
+    )
+    expected, expected_gradients = value_and_grad(
+        lambda *x: op.generic(*x, **keywords), *arrays, dtype=dtype
+    )
+    assert value.dtype == expected.dtype
+    assert value.shape == expected.shape
+    allowed = tolerance(name, dtype)
+    expected = to_numpy(expected)
+    scale = max(1.0, np.abs(expected).max())
+    assert np.abs(to_numpy(value) - expected).max() <= allowed * scale
+    for found, wanted in zip(gradients, expected_gradients, strict=True):
+        assert np.isfinite(found).all()
+        assert np.abs(wanted).max() > 0  # the input matters
+        assert np.abs(found - wanted).max() <= allowed * max(1.0, np.abs(wanted).max())
+
+
+def test_the_op_runs_its_override() -> None:
+    """What parity compares is what a call of the op runs, where it does not decline."""
+    dispatch.reset_decisions()
+    ran = {}
+    for name, _, arrays, keywords in cases():
+        op = getattr(ops, name)
+        tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
+        if op.declines(*tensors, **keywords) is None:
+            op(*tensors, **keywords)
+            ran[name] = ran.get(name, 0) + 1
+    for name in {case[0] for case in cases()}:
+        assert kmodels.decisions()[name]["override"] == ran[name] > 0
+
+
+def test_layer_norm_keeps_a_wider_scale() -> None:
+    if ops.layer_norm.override is None:
+        assert "no override" in ops.layer_norm.declines(keras.ops.ones((1, 2)), keras.ops.ones(2))
+        return
+    x, scale = keras.ops.cast(normal(4, 16), "bfloat16"), np.full(16, 1 + 2**-10, "float32")
+    expected = ops.layer_norm.generic(x, scale)
+    output = ops.layer_norm.override(x, scale)
+    assert output.dtype == expected.dtype
+    assert (to_numpy(output) == to_numpy(expected)).mean() > 0.95
+
+
+def files() -> list[str]:
+    return sorted(path.stem for path in OVERRIDES.glob("*_*.py") if path.stem != "__init__")
+
+
+def test_each_override_file_holds_a_registered_override() -> None:
+    backend = keras.backend.backend()
+    mine = [stem for stem in files() if stem.endswith(f"_{backend}")]
+    registered = [
+        op.override.__name__ for op in dispatch.ops().values() if op.override is not None
+    ]
+    assert sorted(registered) == mine
+    # All files are one of the three backends'; nothing lies there unused.
+    assert all(stem.rsplit("_", 1)[1] in ("jax", "torch", "tensorflow") for stem in files())
+
+
+@pytest.mark.parametrize("stem", files())
+def test_each_override_was_measured_to_pay(stem: str) -> None:
+    backend = stem.rsplit("_", 1)[1]
+    rows = [
+        row
+        for path in (REPOSITORY / "benchmarks" / "results").glob(f"ops_{backend}_*.json")
+        for row in json.loads(path.read_text())["rows"]
+        if row["override"] == stem and row["declines"] is None
+    ]
+    assert rows, f"no benchmark result for {stem}: run benchmarks/ops.py --write"
+    assert min(min(row["time_ratio"], row.get("memory_ratio", 1.0)) for row in rows) < 1
