@@ -1,6 +1,7 @@
 """Text for language models: tokenizers, records, templates, examples and rows."""
 
 from kmodels.text.examples import Cut, Example, encode
+from kmodels.text.loader import TextLoader
 from kmodels.text.packing import pack, pad
 from kmodels.text.records import Records, read_records
 from kmodels.text.templates import Template, Turns
@@ -11,6 +12,7 @@ __all__ = [
     "Example",
     "Records",
     "Template",
+    "TextLoader",
     "Tokenizer",
     "Turns",
     "encode",

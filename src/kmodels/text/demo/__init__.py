@@ -17,10 +17,11 @@ def tasks() -> Records:
 
 def texts() -> list[str]:
     """The tasks as plain text, to train a tokenizer and a first small model on."""
-    return [_plain(row) for row in tasks().rows]
+    return [plain(row) for row in tasks().rows]
 
 
-def _plain(row: Record) -> str:
+def plain(row: Record) -> str:
+    """An instruction and its answer as running text."""
     return "\n\n".join(row[name] for name in ("instruction", "context", "response") if row[name])
 
 
