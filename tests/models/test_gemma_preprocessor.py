@@ -164,7 +164,7 @@ def test_prompts_and_back(preprocessor):
 
 
 def test_packed_rows_hold_all_targets(preprocessor):
-    preprocessor.sequence_length = 96
+    preprocessor.sequence_length = 250
     rows = demo.instructions().rows[:60]
     packed, labels, weights = preprocessor.pack(rows)
     x, padded_labels, padded_weights = preprocessor(rows)
