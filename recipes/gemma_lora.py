@@ -60,7 +60,7 @@ class Settings(recipe.Common):
     samples: int = flag(3, "held-out prompts answered before and after", small=1)
     sample_tokens: int = flag(48, "longest answer", small=4)
     export: bool = flag(False, "also write the merged model as transformers reads it")
-    first_steps: int = flag(240, "training of the demonstration's base model", small=2)
+    first_steps: int = flag(120, "training of the demonstration's base model", small=2)
 
 
 # What a resumed run must share with the one it continues.

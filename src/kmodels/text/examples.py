@@ -67,6 +67,9 @@ def encode(
         loss_on: "all", or "responses" to leave prompts out of the loss.
         cut: counts what is cut.
 
+    Returns:
+        One example for each record.
+
     Raises:
         InputError: for an example of which no token would be learnt.
     """
@@ -81,7 +84,7 @@ def encode(
             flat += new
             learn += [part.learn] * len(new)
         # A prompt that itself holds the start token, as rendered chats do, gets no second one.
-        begin = [tokenizer.start_token_id] if start and tokenizer.start_token_id is not None else []
+        begin = [] if not start or tokenizer.start_token_id is None else [tokenizer.start_token_id]
         if begin and flat[:1] == begin:
             flat, learn = flat[1:], learn[1:]
         close = [tokenizer.end_token_id] if end and ends else []

@@ -32,6 +32,9 @@ def merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
 
     Args:
         pieces: the vocabulary.
+
+    Returns:
+        Pairs of pieces, the first to be merged first.
     """
     parts = {p.text: i for i, p in enumerate(pieces) if p.kind in (NORMAL, UNUSED)}
     ranked = []
@@ -56,6 +59,9 @@ def normalizer(
         charsmap: the compiled character map of the .model file; empty for none, as in Gemma.
         dummy_prefix: put a blank before the text.
         remove_extra_whitespaces: drop blanks at both ends and all but one in a run.
+
+    Returns:
+        It ends with SPACE for every blank.
     """
     steps: list[normalizers.Normalizer] = []
     if charsmap:
@@ -85,6 +91,9 @@ def build(
         special: texts to treat as control tokens besides those of kind CONTROL.
         normalize: by default blanks become SPACE and nothing else is touched.
         dummy_prefix: `normalize` puts a blank in front, which decoding takes away.
+
+    Returns:
+        A tokenizer without start and end tokens.
     """
     unknown = next((i for i, p in enumerate(pieces) if p.kind == UNKNOWN), None)
     if unigram:

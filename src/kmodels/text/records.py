@@ -10,14 +10,12 @@ from kmodels.errors import InputError
 
 Record = dict[str, Any]
 MAX_LINE_BYTES = 4 * 2**20
-_FORMS = (
-    ("messages",),
+_PAIRS = (
     ("prompts", "responses"),
     ("prompt", "response"),
     ("prompt", "completion"),
     ("instruction", "response"),
     ("instruction", "output"),
-    ("text",),
 )
 FORMS = "instruction and response (or output), prompts and responses, messages, or text"
 ROLES = {"system": "system", "user": "user", "assistant": "model", "model": "model"}
@@ -51,6 +49,9 @@ def read_records(
             or text. More fields are ignored, blank lines too.
         skip_bad: leave out bad lines and list them, where they would raise.
         max_line_bytes: a longer line is bad.
+
+    Returns:
+        The records in the order of the lines.
 
     Raises:
         InputError: for the first bad line, or if the file holds no good one.
@@ -108,19 +109,22 @@ def check_record(value: Any) -> Record:
     Args:
         value: what a line of a file holds.
 
+    Returns:
+        A dictionary as in `Records.rows`.
+
     Raises:
         InputError: naming the field that lacks, is no text, or is empty.
     """
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
-    form = next((form for form in _FORMS if all(name in value for name in form)), None)
-    if form is None:
-        raise InputError(_lacking(value))
-    if form == ("messages",):
+    if "messages" in value:
         return {"messages": _messages(value["messages"])}
-    if form == ("text",):
-        return {"text": _text(value, "text")}
-    prompt, response = form
+    pair = next((pair for pair in _PAIRS if all(name in value for name in pair)), None)
+    if pair is None:
+        if "text" in value:
+            return {"text": _text(value, "text")}
+        raise InputError(_lacking(value))
+    prompt, response = pair
     if prompt != "instruction":
         return {"prompts": _text(value, prompt), "responses": _text(value, response)}
     context = next((name for name in ("context", "input") if value.get(name) is not None), None)
@@ -132,12 +136,12 @@ def check_record(value: Any) -> Record:
 
 
 def _lacking(value: dict[str, Any]) -> str:
-    for first, *rest in _FORMS[1:-1]:
-        others = [form[1] for form in _FORMS if form[0] == first]
-        if first in value and rest:
-            return f"field {' or '.join(others)!r} is missing beside {first!r}"
-        if any(name in value for name in rest):
-            return f"field {first!r} is missing beside {rest[0]!r}"
+    for prompt, response in _PAIRS:
+        if prompt in value:
+            others = [second for first, second in _PAIRS if first == prompt]
+            return f"field {' or '.join(others)!r} is missing beside {prompt!r}"
+        if response in value:
+            return f"field {prompt!r} is missing beside {response!r}"
     return f"the fields {', '.join(value) or 'of an empty object'} are no record: give {FORMS}"
 
 

@@ -77,6 +77,9 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
         path: a .model file of kind BPE (as Gemma's) or unigram.
         special: pieces to treat as control tokens though the file says otherwise.
 
+    Returns:
+        It does what the file says: normalisation, merges, bytes for unknown characters.
+
     Raises:
         InputError: for a file that is not such a model, or of kind word or character.
     """

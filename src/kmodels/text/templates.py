@@ -104,6 +104,9 @@ class Template:
             reply: False leaves out the last reply and opens the model's turn, to generate one;
                 records need no response then.
 
+        Returns:
+            Its parts in order.
+
         Raises:
             InputError: for a record that the template cannot write.
         """

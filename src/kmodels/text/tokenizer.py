@@ -57,7 +57,9 @@ class Tokenizer:
         self.pad_token = pad or self._usual("pad") or self.end_token
         self.end_token_id = self.token_to_id(self.end_token)
         self.pad_token_id = self.token_to_id(self.pad_token)
-        self.start_token_id = self.start_token and self.token_to_id(self.start_token)
+        self.start_token_id: int | None = None
+        if self.start_token is not None:
+            self.start_token_id = self.token_to_id(self.start_token)
         self.stop_token_ids = [
             self.end_token_id,
             *(i for i in map(core.token_to_id, TURNS[1:]) if i is not None),
@@ -79,6 +81,9 @@ class Tokenizer:
         Args:
             path: a tokenizer.json, a SentencePiece .model, a .gguf file, or a directory that holds
                 tokenizer.json or tokenizer.model. A tokenizer_config.json beside it is heeded.
+
+        Returns:
+            A tokenizer with the ids of that model.
 
         Raises:
             InputError: if there is no such file or it is none of these.

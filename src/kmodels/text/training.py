@@ -25,6 +25,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int = 1024) -> Tokeni
     Args:
         texts: what to train on.
         vocabulary_size: most ids, at least `SMALLEST`; fewer if the texts give no more.
+
+    Returns:
+        A tokenizer with Gemma's special tokens.
     """
     learner = tokenizers.Tokenizer(BPE())
     _split(learner)

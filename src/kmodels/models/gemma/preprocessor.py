@@ -46,8 +46,7 @@ class GemmaCausalLMPreprocessor:
             a list), or a list of records as `kmodels.text.read_records` gives them. Dictionaries
             that hold "token_ids" go through untouched.
 
-    Returns:
-        ({"token_ids", "padding_mask"}, labels, weights), each (B, sequence_length), or
+        It gives ({"token_ids", "padding_mask"}, labels, weights), each (B, sequence_length), or
         (sequence_length,) for a single one; int32, weights float32. Labels are the next ids, and
         weigh 0 where they are padding or, with `loss_on="responses"`, of a prompt.
 
@@ -132,6 +131,9 @@ class GemmaCausalLMPreprocessor:
         Args:
             records: what the class takes.
             sequence_length: in place of the one set.
+
+        Returns:
+            An example for each, cut to `sequence_length + 1` tokens.
         """
         return encode(
             self.tokenizer,
@@ -228,6 +230,9 @@ class GemmaCausalLMPreprocessor:
             preset: what `Tokenizer.from_file` reads; the settings that `save` wrote beside it are
                 taken over.
             **settings: arguments to change.
+
+        Returns:
+            A preprocessor with that tokenizer.
         """
         path = Path(preset) / SETTINGS_FILE
         if path.is_file():

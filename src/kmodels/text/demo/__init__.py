@@ -26,5 +26,5 @@ def plain(row: Record) -> str:
 
 
 def _read(name: str) -> Records:
-    with resources.as_file(resources.files(__package__) / name) as path:
+    with resources.as_file(resources.files("kmodels.text.demo") / name) as path:
         return read_records(path)
