@@ -10,7 +10,7 @@ import numpy as np
 def value_and_gradients(
     function: Callable[..., tuple[Any, Any]], arrays: Sequence[Any], compiled: bool = False
 ) -> tuple[float, Any, list[np.ndarray]]:
-    """(value, auxiliary, gradients by the arrays) of a function that returns (scalar, auxiliary)."""
+    """(value, rest, gradients by the arrays) of a function that returns (value, rest)."""
     backend = keras.backend.backend()
     inputs = [keras.ops.convert_to_tensor(array) for array in arrays]
     if backend == "jax":
@@ -44,3 +44,42 @@ def value_and_gradients(
 
 def _numpy(tensor: Any) -> np.ndarray:
     return keras.ops.convert_to_numpy(keras.ops.cast(keras.ops.stop_gradient(tensor), "float32"))
+
+
+def trainable_gradients(model: Any, inputs: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+    """Mean square of a model's output in training, with gradients by the trained variables."""
+    backend = keras.backend.backend()
+    variables = model.trainable_weights
+
+    def loss(output: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(output))
+
+    if backend == "jax":
+        import jax
+
+        def run(values, states, x):
+            output, states = model.stateless_call(values, states, x, training=True)
+            return loss(output), states
+
+        states = [variable.value for variable in model.non_trainable_variables]
+        step = jax.jit(jax.value_and_grad(run, has_aux=True))
+        (value, states), gradients = step([v.value for v in variables], states, inputs)
+        for variable, state in zip(model.non_trainable_variables, states, strict=True):
+            variable.assign(state)
+    elif backend == "torch":
+        import torch
+
+        value = loss(model(inputs, training=True))
+        gradients = torch.autograd.grad(value, [v.value for v in variables])
+    else:
+        import tensorflow as tf
+
+        @tf.function
+        def run(x):
+            with tf.GradientTape() as tape:
+                value = loss(model(x, training=True))
+            return value, tape.gradient(value, [v.value for v in variables])
+
+        value, gradients = run(inputs)
+    found = {v.path: _numpy(g) for v, g in zip(variables, gradients, strict=True)}
+    return float(_numpy(value)), found

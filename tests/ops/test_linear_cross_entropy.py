@@ -5,12 +5,12 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 import pytest
-from differentiate import value_and_gradients
-from tolerances import tolerance
 
+from differentiate import value_and_gradients
 from kmodels import decisions, generic_only, ops
 from kmodels.dispatch import reset_decisions
 from kmodels.errors import InputError
+from tolerances import tolerance
 
 # More rows than one block of the JAX override, more classes than a tile and a remainder.
 ROWS, WIDTH, VOCABULARY = 150, 8, 5000
@@ -53,9 +53,13 @@ def data():
 
 
 def close(found, expected, what="linear_cross_entropy"):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(what) * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=tolerance(what) * np.abs(expected).max()
+    )
 
 
+# torch.compile makes an instance of every autograd.Function, which torch itself deplores.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("generic", "trainable", "soft_cap", "compiled"),
     [
@@ -120,7 +124,6 @@ def test_no_weight_at_all(data):
 
 
 def test_evaluation_and_bfloat16(data):
-    hidden, table, labels, weights = data
     expected = reference(*data, None)
     for dtype in ("float32", "bfloat16"):
         arguments = [keras.ops.convert_to_tensor(x) for x in data]

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from kmodels import compat, initializers
+from kmodels.layers import remat
 
 
 class Layer(keras.layers.Layer):
@@ -26,3 +27,7 @@ class Layer(keras.layers.Layer):
             return None
         seed = initializers.generator(f"{self.path}/seed", compat.random_seed())
         return keras.random.SeedGenerator(int(seed.integers(2**31)), name="seed")
+
+    def rematerialized_call(self, fn: Any, *_: Any, **__: Any) -> Any:
+        """`fn` as it is called where `layers.remat` is on for this layer; Keras asks for it."""
+        return remat.wrap(self, fn)

@@ -9,6 +9,7 @@ from kmodels.ops.gelu import gelu
 from kmodels.ops.layer_norm import layer_norm
 from kmodels.ops.linear_cross_entropy import linear_cross_entropy
 from kmodels.ops.patch_embedding import patch_embedding
+from kmodels.ops.quantized_dense import quantized_dense
 from kmodels.ops.rms_norm import rms_norm
 from kmodels.ops.rotary_embedding import rotary_embedding
 
@@ -23,6 +24,7 @@ __all__ = [
     "layer_norm",
     "linear_cross_entropy",
     "patch_embedding",
+    "quantized_dense",
     "rms_norm",
     "rotary_embedding",
 ]

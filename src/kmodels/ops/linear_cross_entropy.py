@@ -82,7 +82,9 @@ def check_linear_cross_entropy(
             f"got {', '.join(map(str, shapes))}."
         )
     if soft_cap is not None and soft_cap <= 0:
-        raise InputError(f"linear_cross_entropy got soft_cap {soft_cap}; it must be positive, or None.")
+        raise InputError(
+            f"linear_cross_entropy got soft_cap {soft_cap}; it must be positive, or None."
+        )
 
 
 def tile_of(vocabulary: int) -> int:

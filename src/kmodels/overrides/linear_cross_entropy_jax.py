@@ -124,12 +124,12 @@ def _sums(weights: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) -> Any:
-    """state = step(tile, its first row, state), over the whole table."""
+    """State = step(tile, its first row, state), over the whole table."""
     size = tile_of(table.shape[0])
     whole = table.shape[0] // size
     raw = table
     if table.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
-        # XLA on a CPU would widen all of a bfloat16 table before the loop; it leaves integers alone.
+        # XLA on a CPU would widen all of a bfloat16 table before the loop, but not integers.
         raw = lax.bitcast_convert_type(table, jnp.uint16)
 
     def read(start: Tensor | int, rows: int) -> Tensor:

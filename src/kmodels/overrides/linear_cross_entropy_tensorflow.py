@@ -25,7 +25,7 @@ def linear_cross_entropy_tensorflow(
     soft_cap: float | None = None,
     trainable_table: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out of the products.
+    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out.
 
     Compile the step without XLA: it takes longer and more memory over the loop (measured).
     """
@@ -70,7 +70,7 @@ def linear_cross_entropy_tensorflow(
 
 
 def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) -> Any:
-    """state = step(tile, its first row, its number of rows, state), over the whole table."""
+    """State = step(tile, its first row, its number of rows, state), over the whole table."""
     size = tile_of(table.shape[0])
     whole = table.shape[0] // size
 

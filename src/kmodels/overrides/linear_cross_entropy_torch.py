@@ -23,7 +23,7 @@ def linear_cross_entropy_torch(
     soft_cap: float | None = None,
     trainable_table: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out of the products."""
+    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
     hidden, table, labels, weights = (
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
