@@ -37,11 +37,11 @@ class GemmaAttention(Layer):
                 "max_wavelength": config.global_rope_wavelength,
                 "scaling": config.global_rope_scaling_factor,
             }
-        self.query_norm = self.key_norm = None
-        self.seed_generator = keras.random.SeedGenerator() if config.dropout > 0 else None
+        self.query_norm = self.key_norm = self.seed_generator = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes the projections and norms."""
+        """Makes the projections, the norms and the random stream."""
+        self.seed_generator = self.add_seed(self.config.dropout)
         config, width = self.config, input_shape[-1]
         queries = config.num_query_heads * config.head_dim
         groups = config.num_key_value_heads * config.head_dim
@@ -143,11 +143,13 @@ class GemmaBlock(Layer):
         if config.use_post_ffw_norm:
             self.post_mlp_norm = RMSNorm(epsilon, name="post_mlp_norm", dtype=policy)
         self.dropout = Dropout(config.dropout, name="dropout", dtype=policy)
+        self.mlp_dropout = Dropout(config.dropout, name="mlp_dropout", dtype=policy)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds every part for the width of the hidden states."""
         parts = (self.attention_norm, self.attention, self.post_attention_norm)
-        for part in (*parts, self.mlp_norm, self.mlp, self.post_mlp_norm):
+        parts = (*parts, self.dropout, self.mlp_norm, self.mlp, self.post_mlp_norm)
+        for part in (*parts, self.mlp_dropout):
             if part is not None:
                 part.build(input_shape)
 
@@ -173,7 +175,7 @@ class GemmaBlock(Layer):
         y = self.mlp(self.mlp_norm(x))
         if self.post_mlp_norm is not None:
             y = self.post_mlp_norm(y)
-        return x + self.dropout(y, training=training)
+        return x + self.mlp_dropout(y, training=training)
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...], *_: Any
