@@ -4,8 +4,9 @@
 
 Runs the two bodies of each op in turn, forward and backward, on ViT-S/16 shapes (batch 8 at 224
 pixels, and longer sequences for attention), one thread. `time_ratio` and `memory_ratio` are
-override over generic: below 1 the override wins. Time is the process's CPU time, which neighbours on
-the machine disturb little (`--wall` for a GPU), the median of interleaved calls, in milliseconds; memory is what the backward pass has to keep (torch: bytes of saved
+override over generic: below 1 the override wins. Time is the process's CPU time, which neighbours
+on the machine disturb little (`--wall` for a GPU), the median of interleaved calls, in
+milliseconds; memory is what the backward pass has to keep (torch: bytes of saved
 tensors beyond the inputs; JAX: XLA's temporary buffers of the compiled step), in MiB.
 """
 
@@ -41,9 +42,7 @@ def cases() -> list[Case]:
             label = f"8x197x6x64 dropout {rate}"
             found.append(("attention", label, dtype, [(8, 197, 6, 64)] * 3, keywords))
         for length in (384, 1024):
-            found.append(
-                ("attention", f"1x{length}x6x64", dtype, [(1, length, 6, 64)] * 3, {})
-            )
+            found.append(("attention", f"1x{length}x6x64", dtype, [(1, length, 6, 64)] * 3, {}))
         found.append(
             ("attention", "1x1024x6x64 causal", dtype, [(1, 1024, 6, 64)] * 3, {"causal": True})
         )
@@ -153,7 +152,7 @@ def main() -> None:
         steps, memory = {}, {}
         for path, function in (("generic", op.generic), ("override", op.override)):
             steps[path], memory[path] = make(
-                lambda *values, f=function: f(*values, **keywords), arrays, skip
+                lambda *values, f=function, k=keywords: f(*values, **k), arrays, skip
             )
         for turn in range(-3, arguments.rounds):
             for path, step in steps.items():

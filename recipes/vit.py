@@ -1,7 +1,13 @@
 """Train a Vision Transformer to tell pictures apart.
 
-    python recipes/vit.py                                   # scikit-learn's digits
-    python recipes/vit.py --preset vit_micro_patch7_28 --data idx:PATH/fashion-mnist
+    python recipes/vit.py
+
+trains on scikit-learn's digits (1,437 pictures of 8x8): on JAX, on two CPU cores, within a minute,
+to a validation accuracy of 0.99 (0.98 on the test part). Others:
+
+    python recipes/vit.py --preset vit_micro_patch7_28 --data idx:PATH/fashion-mnist --epochs 42 \\
+        --batch-size 128 --learning-rate 1.5e-3 --pad 2 --drop-path 0.1 --precision mixed_bfloat16
+            # 33 minutes on torch, two CPU cores: validation 0.914, test 0.913
     python recipes/vit.py --preset vit_small_patch16_224 --data folder:PATH --weights PATH \\
         --layer-decay 0.75 --mixup 0.2 --rand-augment 2,9 --precision mixed_bfloat16
 
@@ -16,51 +22,35 @@ from kmodels.recipe import flag
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch2_8", "architecture: a registered name or a directory")
     weights: str | None = flag(None, "start from the weights (and architecture) of this path")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
     image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    skip_bad: bool = flag(False, "leave unreadable pictures out, and say how many")
-    # How long
-    epochs: int = flag(40, "passes over the training pictures", small=2)
-    steps: int | None = flag(None, "batches in all, instead of epochs")
-    batch_size: int = flag(64, "pictures per step, over all devices")
+    skip_bad: bool = flag(False, "leave unreadable pictures out, and list them")
+    epochs: int = flag(50, "passes over the training pictures", small=2)
+    batch_size: int = flag(32, "pictures per step, over all devices")
     # Optimizer
-    learning_rate: float = flag(2e-3, "highest learning rate")
+    learning_rate: float = flag(3e-3, "highest learning rate")
     schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
     warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
     layer_decay: float | None = flag(None, "factor of the learning rate from block to block below")
-    clip_norm: float | None = flag(1.0, "largest global norm of the gradients; 0 for none")
+    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
     ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
-    label_smoothing: float = flag(0.1, "share of each label spread over all classes")
     # Regularisation and augmentation
-    dropout: float = flag(0.0, "rate within the blocks")
-    drop_path: float = flag(0.0, "rate of the last block's stochastic depth")
-    head_dropout: float = flag(0.0, "rate in front of the classifier")
+    label_smoothing: float = flag(0.1, "share of each label spread over all classes")
+    dropout: float | None = flag(None, "rate within the blocks; the preset's by default")
+    drop_path: float | None = flag(None, "stochastic depth of the last block, likewise")
+    head_dropout: float | None = flag(None, "rate in front of the classifier, likewise")
     flip: bool = flag(False, "mirror pictures at random")
-    pad: int = flag(1, "pad by so many pixels and crop at random")
-    crop: float | None = flag(None, "crop at least this share of the area and resize, e.g. 0.25")
+    pad: int = flag(0, "pad by so many pixels and crop at random")
+    crop: float | None = flag(None, "instead crop at least this share of the area, such as 0.25")
     rand_augment: str | None = flag(None, "operations and strength of RandAugment, such as 2,9")
     erasing: float = flag(0.0, "probability of random erasing")
     mixup: float = flag(0.0, "alpha of MixUp")
     cutmix: float = flag(0.0, "alpha of CutMix")
-    # Machine
-    precision: str = flag("float32", "policy", choices=("float32", "mixed_bfloat16"))
-    matmul_precision: str = flag("default", "of matmuls", choices=("highest", "high", "default"))
-    memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
-    mesh: str | None = flag(None, "devices, as in data=4 or data=2,model=2")
-    workers: int = flag(0, "processes that prepare batches")
-    # Run
-    seed: int = flag(0, "of first weights, order, augmentation and dropout")
-    out: str | None = flag(None, "directory of the run; runs/vit-<time> by default")
-    resume: bool = flag(False, "go on from the newest checkpoint in --out")
-    evaluate: bool = flag(False, "only evaluate --weights, or the newest checkpoint in --out")
-    checkpoint_every: int = flag(0, "steps between checkpoints; 0 makes one per epoch")
-    keep: int = flag(2, "newest checkpoints to keep")
-    log_every: int = flag(10, "steps between fetching and writing losses")
 
 
 # What a resumed run must share with the one it continues.
@@ -68,8 +58,8 @@ FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", 
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
-    recipe.at_least(settings, epochs=1, steps=1, keep=1, log_every=1, checkpoint_every=0, workers=0)
-
+    recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0)
+    recipe.shares(settings, "warmup", "label_smoothing")
     import keras
 
     from kmodels import training
@@ -83,10 +73,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Data ===
     origin = settings.weights or settings.preset
     named = presets.PRESETS.get(origin)
-    if named is None:
-        shape = ViTBackbone.from_preset(origin, load_weights=False).config.image_shape
-    else:
-        shape = named["image_shape"]
+    found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
+    shape = tuple(found["image_shape"])
     if settings.image_size:
         shape = (settings.image_size, settings.image_size, shape[-1])
     data = open_dataset(
@@ -98,29 +86,30 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         print(f"left out {file}: {reason}")
 
     # === Model ===
-    own_head = settings.evaluate and settings.weights
-    model = ViTImageClassifier.from_preset(
-        origin,
-        dtype=settings.precision,
-        image_shape=shape,
+    own_head = settings.evaluate and settings.weights and not folder.has_checkpoints
+    overrides = recipe.given(
+        num_classes=None if own_head else data.num_classes,
         dropout_rate=settings.dropout,
         attention_dropout=settings.dropout,
         drop_path_rate=settings.drop_path,
         dropout=settings.head_dropout,
-        **({} if own_head else {"num_classes": data.num_classes}),
+    )
+    model = ViTImageClassifier.from_preset(
+        origin, dtype=settings.precision, image_shape=shape, **overrides
     )
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
     )
     model.preprocessor = None  # The loaders normalise, after augmentation of the pixels.
-    mixes = settings.mixup > 0 or settings.cutmix > 0
-    one_hot = data.num_classes if mixes or settings.label_smoothing else None
+
+    # === Batches ===
+    one_hot = settings.mixup or settings.cutmix or settings.label_smoothing
     common = {
         "image_size": shape[:2],
         "channels": shape[-1],
         "mean": preprocessor.mean,
         "std": preprocessor.std,
-        "one_hot": one_hot,
+        "one_hot": data.num_classes if one_hot else None,
         "workers": settings.workers,
     }
     augment = Augment(
@@ -133,10 +122,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         cutmix=settings.cutmix,
         num_classes=data.num_classes,
     )
-    loader = ImageLoader(
-        data.train, settings.batch_size, shuffle=True, seed=settings.seed, augment=augment,
-        drop_last=True, **common,
-    )  # fmt: skip
+    order = {"shuffle": True, "seed": settings.seed, "drop_last": True}
+    loader = ImageLoader(data.train, settings.batch_size, augment=augment, **order, **common)
     validation, test = (
         training.WholeBatches(ImageLoader(part, settings.batch_size, **common)) if part else None
         for part in (data.validation, data.test)
@@ -144,9 +131,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Optimizer and loss ===
     total = settings.steps or settings.epochs * len(loader)
-    schedule = training.WarmupSchedule(
-        settings.learning_rate, total, round(settings.warmup * total), settings.schedule
-    )
+    warmup = round(settings.warmup * total)
+    schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
     optimizer = training.AdamW(
         schedule,
         weight_decay=settings.weight_decay,
@@ -155,30 +141,19 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         accumulate=settings.accumulate,
         ema=settings.ema,
     )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if one_hot:
-        loss = keras.losses.CategoricalCrossentropy(
-            from_logits=True, label_smoothing=settings.label_smoothing
-        )
-    model.compile(optimizer=optimizer, loss=loss, weighted_metrics=["accuracy"])
+        loss = keras.losses.CategoricalCrossentropy(True, settings.label_smoothing)
+    else:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, weighted_metrics=["accuracy"])
 
     # === Training ===
     runner = None
-    if settings.evaluate and not settings.weights:
+    if settings.evaluate and not own_head:
         training.restore_newest(folder.path / "checkpoints", model)
     elif not settings.evaluate:
         runner = training.Runner(
-            model,
-            folder.path,
-            loader,
-            validation,
-            schedule=schedule,
-            batch_size=settings.batch_size,
-            log_every=settings.log_every,
-            checkpoint_every=settings.checkpoint_every,
-            keep=settings.keep,
-            settings={name: getattr(settings, name) for name in FIXED},
-            resume=settings.resume,
+            model, folder.path, loader, validation, schedule, **recipe.run_options(settings, FIXED)
         )
         folder.write_config()
         runner.run()

@@ -20,6 +20,7 @@ def value_and_grad(
     def total(output: Any) -> Any:
         shape = tuple(output.shape)
         weight = np.random.default_rng(7).normal(size=shape).astype("float32")
+        weight = keras.ops.convert_to_tensor(weight)
         return keras.ops.sum(keras.ops.cast(output, "float32") * weight)
 
     backend = keras.backend.backend()

@@ -40,7 +40,7 @@ def arrays(case: Case) -> list[np.ndarray]:
 
 
 def mask(case: Case) -> np.ndarray | None:
-    """`pairs`: (B, N, T, S) with a query that sees nothing; `keys`: (B, 1, 1, S), an all-padding row."""
+    """`pairs`: (B, N, T, S), one query sees nothing; `keys`: (B, 1, 1, S), one row all padding."""
     (batch, length, heads, _), keys = case.shapes[0], case.shapes[1][1]
     rng = np.random.default_rng(4)
     if case.mask == "pairs":

@@ -14,7 +14,9 @@ BACKENDS = ("jax", "torch", "tensorflow")
 ENVIRONMENT = os.environ.get("KMODELS_ENVIRONMENT", "")
 HEAVY = {"matplotlib", "sklearn", "PIL", "transformers", "timm", "peft", "keras_hub", "pandas"}
 # What keras itself loads is not ours to answer for, so each list is taken after it.
-CHILD = "import sys, keras; before = set(sys.modules)\n{}\nprint(*sorted(set(sys.modules) - before))"
+CHILD = (
+    "import sys, keras; before = set(sys.modules)\n{}\nprint(*sorted(set(sys.modules) - before))"
+)
 
 
 def modules_loaded_by(statement: str) -> set[str]:
@@ -60,7 +62,7 @@ def test_the_backend_is_the_one_asked_for(backend):
 def test_only_this_framework_is_installed(backend):
     """Proves that the other frameworks are not needed, wherever the environment promises it."""
     if ENVIRONMENT in BACKENDS:
-        assert ENVIRONMENT == backend
+        assert backend == ENVIRONMENT
         assert not [name for name in BACKENDS if name != backend and find_spec(name)]
 
 

@@ -68,7 +68,9 @@ def test_the_presets_named_exist():
 
 def test_the_table_of_overrides_is_the_folder():
     source = ROOT / "src" / "kmodels"
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w, –]+) \|$", (ROOT / "README.md").read_text(), re.M))
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| ([\w, –]+) \|$", (ROOT / "README.md").read_text(), re.M)
+    )
     found = {
         path.stem: [
             name

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         # Click's usage errors carry their message and code; anything else is a bug and stays one.
         if not hasattr(error, "format_message"):
             raise
-        message = error.format_message()
+        message = getattr(error, "format_message")()  # noqa: B009
         if message:
             print(f"kmodels: {' '.join(message.split())}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_code", 2)) from None

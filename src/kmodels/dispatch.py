@@ -1,12 +1,12 @@
 """How an op finds the faster body that one backend has for it.
 
-An op is a function in `ops/<op>.py`, written with `keras.ops`, right on every backend. An override is
-a function with the same signature in `overrides/<op>_<backend>.py`. Importing `kmodels.ops` imports
-the overrides of the running backend only, so that a listing of `overrides/` is the registry.
+An op is a function in `ops/<op>.py`, written with `keras.ops`, right on every backend. An override
+is a function with the same signature in `overrides/<op>_<backend>.py`. Importing `kmodels.ops`
+imports the overrides of the running backend only: a listing of `overrides/` is the registry.
 
 The path is chosen when Python runs the op, which for a compiled step means when it is traced:
-`generic_only()` must surround building *and* the first call of a compiled model. For a whole run set
-the environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated list of ops.
+`generic_only()` must surround building *and* the first call of a compiled model. For a whole run
+set the environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated list of ops.
 """
 
 import importlib
@@ -82,7 +82,7 @@ if backend() == "torch":
     import torch
 
     # Both run while torch.compile traces and leave nothing in the graph. Traced themselves, the
-    # counter would be guarded by value and recompile at each call, and the ContextVar break the graph.
+    # counter would be guarded by value and recompile at each call; the ContextVar breaks the graph.
     _count = torch.compiler.assume_constant_result(_count)
     switched_off = torch.compiler.assume_constant_result(switched_off)
 
@@ -116,7 +116,7 @@ class Op(Generic[P, R]):
         self.__module__ = generic.__module__
         self.__wrapped__ = generic
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102, wraps the op's own
         if _environment_error is not None:
             raise InputError(_environment_error)
         if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
@@ -175,14 +175,16 @@ def override(
     def register(function: Callable[P, R]) -> Callable[P, R]:
         expected = f"{target.name}_{backend()}"
         if function.__name__ != expected:
-            raise TypeError(f"An override is named <op>_<backend>: {expected!r}, not {function.__name__!r}.")
+            raise TypeError(
+                f"An override is named <op>_<backend>: {expected!r}, not {function.__name__!r}."
+            )
         if target.override is not None:
             raise TypeError(f"Op {target.name!r} has an override on {backend()} already.")
         for candidate in (function, supports):
             if candidate is not None and _parameters(candidate) != _parameters(target.generic):
                 raise TypeError(
-                    f"{candidate.__name__}{inspect.signature(candidate)} must take the parameters of "
-                    f"{target.name}{inspect.signature(target.generic)}."
+                    f"{candidate.__name__}{inspect.signature(candidate)} must take the "
+                    f"parameters of {target.name}{inspect.signature(target.generic)}."
                 )
         target.override = function
         target.supports = supports
@@ -239,7 +241,11 @@ def reset_decisions() -> None:
 
 
 def summary() -> dict[str, str]:
-    """What most calls of each op did: `"override"`, `"generic"`, the reason for declining, or `"not called"`."""
+    """What most calls of each op did.
+
+    Returns:
+        By op `"override"`, `"generic"`, the reason for declining, or `"not called"`.
+    """
     return {
         name: _DECISIONS[name].most_common(1)[0][0] if name in _DECISIONS else "not called"
         for name in sorted(_OPS)
@@ -249,9 +255,10 @@ def summary() -> dict[str, str]:
 def load_overrides() -> None:
     """Imports `overrides/<op>_<backend>.py` of the running backend and reads `KMODELS_GENERIC_OPS`.
 
-    `kmodels.ops` calls it once, after its ops exist, rather than each op at its first call: an import
-    inside a traced function would break torch.compile's graph. An unknown name in the environment is
-    reported by the first op that is called, so that a program can show it as its own error.
+    `kmodels.ops` calls it once, after its ops exist, rather than each op at its first call: an
+    import inside a traced function would break torch.compile's graph. An unknown name in the
+    environment is reported by the first op that is called, so that a program can show it as its
+    own error.
     """
     folder = Path(__file__).parent / "overrides"
     for path in sorted(folder.glob(f"*_{backend()}.py")):

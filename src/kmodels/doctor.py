@@ -22,9 +22,9 @@ def report() -> dict[str, Any]:
 
     Returns:
         `backend`, `python`, `platform`, `versions` (package -> version, installed ones only),
-        `devices` (names), `dtype_policy`, `matmul_precision`, and `ops`: for each op `override` (its
-        file's name or `None`), `path` (`"override"` or `"generic"`), `reason` (why the override is
-        not in force, or `None`) in its plainest case, and `cases`: the reason or `None` by case.
+        `devices` (names), `dtype_policy`, `matmul_precision`, and `ops`: for each op `override`
+        (its file's name or `None`), `path` (`"override"` or `"generic"`), `reason` (why the
+        override is not in force, or `None`) in its plainest case, and `cases`: reasons by case.
 
     Raises:
         InputError: if `KMODELS_GENERIC_OPS` names an unknown op.

@@ -1,4 +1,4 @@
-"""Writing files so that a crash, a full disk or a second writer never costs what was there before."""
+"""Writing files so that a crash or a full disk never costs what was there before."""
 
 import os
 import shutil

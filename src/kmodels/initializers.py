@@ -57,6 +57,7 @@ class Keyed(keras.initializers.Initializer):
         self.path = path
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+        """The first values, or zeros within `blank()`."""
         dtype = keras.backend.standardize_dtype(dtype)
         if _blank.get():
             return keras.ops.zeros(shape, dtype=dtype)

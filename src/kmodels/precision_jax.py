@@ -13,7 +13,7 @@ def set_matmul_precision(precision: str) -> None:
 
 def matmul_precision() -> str:
     """The setting as JAX names it."""
-    return jax.config.jax_default_matmul_precision or "default"
+    return getattr(jax.config, "jax_default_matmul_precision") or "default"  # noqa: B009
 
 
 def memory_fraction(fraction: float) -> bool:

@@ -17,7 +17,7 @@ def matmul_precision() -> str:
 
 
 def memory_fraction(fraction: float) -> bool:
-    """Makes one logical device of limited size of each GPU; returns whether TensorFlow still can."""
+    """Limits the logical device on each GPU; returns whether TensorFlow still can."""
     devices = tf.config.list_physical_devices("GPU")
     sizes = _gpu_memory_mb() if devices else []
     try:

@@ -4,7 +4,7 @@ import torch
 
 
 def set_matmul_precision(precision: str) -> None:
-    """Matrix products by torch's own switch, convolutions by cuDNN's; torch starts with TF32 in those."""
+    """Sets torch's switch for products and cuDNN's for convolutions, which start with TF32."""
     torch.set_float32_matmul_precision("high" if precision == "high" else "highest")
     torch.backends.cudnn.allow_tf32 = precision != "highest"
 

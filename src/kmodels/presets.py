@@ -61,7 +61,7 @@ def load(
     owner = getattr(cls, "backbone_class", cls)
     family = registry.family(owner.family)
     fields, settings = _split(cls, owner, overrides)
-    checkpoint = _open(preset, family, load_weights)
+    checkpoint = _open(preset, family, fields, load_weights)
     backbone_fields = {**checkpoint.backbone, **fields}
     config = owner.make_config(**backbone_fields)
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
@@ -120,7 +120,7 @@ def _changed_parts(
     return sorted(skip)
 
 
-def _open(preset: str | Path, family: Family, weights: bool) -> Checkpoint:
+def _open(preset: str | Path, family: Family, given: dict[str, Any], weights: bool) -> Checkpoint:
     name = str(preset)
     if name in family.presets:
         found = family.presets[name]
@@ -133,14 +133,16 @@ def _open(preset: str | Path, family: Family, weights: bool) -> Checkpoint:
     path = Path(preset).expanduser()
     if not path.exists():
         raise _unknown(name, family)
+    if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
+        path = path.parent
     description = {}
     if path.is_dir() and (path / "config.json").is_file():
         description = read_json(path / "config.json")
-    if native.describes(description):
+    if native.is_ours(path, description):
         return _open_own(path, description, family, weights)
     for form in family.formats:
         if form.matches(path, description):
-            return form.open_checkpoint(path, description, weights)
+            return form.open_checkpoint(path, description, given, weights)
     kind = description.get("model_type") or description.get("architecture")
     raise InputError(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "

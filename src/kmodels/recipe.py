@@ -52,8 +52,30 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message.replace("\n", " "))
 
 
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """The flags that every recipe has."""
+
+    batch_size: int = flag(64, "examples per step, over all devices")
+    steps: int | None = flag(None, "batches in all, instead of epochs")
+    precision: str = flag("float32", "dtype policy", choices=("float32", "mixed_bfloat16"))
+    matmul_precision: str = flag("default", "of matmuls", choices=("highest", "high", "default"))
+    memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
+    mesh: str | None = flag(None, "devices, as in data=4 or data=2,model=2")
+    workers: int = flag(0, "processes that prepare batches")
+    seed: int = flag(0, "of first weights, order, augmentation and dropout")
+    out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
+    resume: bool = flag(False, "go on from the newest checkpoint in --out")
+    evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
+    checkpoint_every: int = flag(0, "steps between checkpoints; 0 makes one per epoch")
+    keep: int = flag(2, "newest checkpoints to keep")
+    log_every: int = flag(10, "steps between fetching and writing losses")
+
+
 def parse(settings: type, argv: Sequence[str] | None = None, description: str = "") -> Any:
     """Settings from the command line.
+
+    With --resume or --evaluate, flags that are not given are those of the run in --out.
 
     Args:
         settings: a dataclass whose fields are made by `flag`.
@@ -66,16 +88,19 @@ def parse(settings: type, argv: Sequence[str] | None = None, description: str = 
     parser = _Parser(
         description=description,
         allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     small = os.environ.get("KMODELS_SMALL") == "1"
     hints = typing.get_type_hints(settings)
+    defaults: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         kind, default = _kind(hints[field.name]), field.default
         if small and field.metadata["small"] is not None:
             default = field.metadata["small"]
+        defaults[field.name] = default
         shown = "" if default in (None, "", False) else f" (default: {default})"
-        options: dict[str, Any] = {"default": default, "help": field.metadata["help"] + shown}
+        options: dict[str, Any] = {"help": (field.metadata["help"] + shown).replace("%", "%%")}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
@@ -84,10 +109,23 @@ def parse(settings: type, argv: Sequence[str] | None = None, description: str = 
         if field.metadata["choices"]:
             options["choices"] = field.metadata["choices"]
             options["metavar"] = "|".join(map(str, field.metadata["choices"]))
-        options["help"] = options["help"].replace("%", "%%")
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
     parser.flags = tuple(parser._option_string_actions)
-    return settings(**vars(parser.parse_args(argv)))
+    given = vars(parser.parse_args(argv))
+    if given.get("out") and (given.get("resume") or given.get("evaluate")):
+        defaults |= _former(Path(given["out"]).expanduser() / "config.json", defaults)
+    return settings(**{**defaults, **given})
+
+
+def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the run that is gone on with, less what belongs to one call."""
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
 
 
 def _kind(annotation: Any) -> type:
@@ -97,12 +135,25 @@ def _kind(annotation: Any) -> type:
     return annotation
 
 
+def given(**values: Any) -> dict[str, Any]:
+    """Those that are not None: a flag left out leaves the preset's own value."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def at_least(settings: Any, **limits: float) -> None:
     """Checks lower bounds: `at_least(settings, epochs=1)`."""
     for name, limit in limits.items():
         value = getattr(settings, name)
         if value is not None and not value >= limit:
             raise InputError(f"--{name.replace('_', '-')} is {value}; give at least {limit}")
+
+
+def shares(settings: Any, *names: str) -> None:
+    """Checks that these are in [0, 1)."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; give at least 0, below 1")
 
 
 def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
@@ -142,15 +193,17 @@ def _keras_config() -> Path:
 
 
 def prepare(settings: Any, layout: Any) -> None:
-    """Sets memory, matmul precision, mesh and seed of the process, before a model is built.
+    """Checks the common flags; sets memory, matmul precision, mesh and seed. Call it first.
 
     Args:
-        settings: with memory_fraction, matmul_precision, mesh, batch_size and seed.
+        settings: a `Common`.
         layout: the family's table of variable path pattern -> mesh axes.
     """
     import keras
 
     from kmodels import distribution, precision
+
+    at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, checkpoint_every=0, workers=0)
 
     if settings.memory_fraction is not None:
         precision.memory_fraction(settings.memory_fraction)
@@ -161,6 +214,18 @@ def prepare(settings: Any, layout: Any) -> None:
     if not 0 <= settings.seed < 2**32:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
     keras.utils.set_random_seed(settings.seed)
+
+
+def run_options(settings: Any, fixed: Sequence[str]) -> dict[str, Any]:
+    """What `training.Runner` takes from the common flags.
+
+    Args:
+        settings: a `Common`.
+        fixed: names of the settings that a resumed run must share with the one it continues.
+    """
+    names = ("batch_size", "log_every", "checkpoint_every", "keep", "resume")
+    options = {name: getattr(settings, name) for name in names}
+    return {**options, "settings": {name: getattr(settings, name) for name in fixed}}
 
 
 class Folder:
@@ -193,12 +258,17 @@ class Folder:
         except OSError as error:
             self._lock.close()
             raise InputError(f"another run is using --out {self.path}; give another") from error
-        if not resume and any((self.path / "checkpoints").glob("step_*")):
+        if not resume and self.has_checkpoints:
             self.close()
             raise InputError(
                 f"--out {self.path} holds checkpoints of a run; add --resume to go on with it, or "
                 "give another directory"
             )
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a run was saved in it."""
+        return any((self.path / "checkpoints").glob("step_*"))
 
     def write_config(self) -> Path:
         """Writes config.json, the settings in force."""
@@ -211,8 +281,11 @@ class Folder:
         return atomic_write(self.path / name, lambda path: path.write_text(text))
 
     def close(self) -> None:
-        """Lets go of the directory."""
+        """Lets go of the directory; removes it where nothing was written."""
         self._lock.close()
+        if [path.name for path in self.path.iterdir()] == [".lock"]:
+            (self.path / ".lock").unlink()
+            self.path.rmdir()
 
 
 def _plain(value: Any) -> Any:

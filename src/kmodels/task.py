@@ -170,9 +170,10 @@ class Backbone(Presets, Adapters, keras.Model):
 
     def intermediates(self, inputs: Any) -> dict[str, Any]:
         """Every named intermediate of one forward pass, in the order of computation."""
-        if self._inspector is None:
-            self._inspector = keras.Model(self.input, self._named)
-        found = self._inspector(inputs, training=False)
+        inspector = self._inspector
+        if inspector is None:
+            inspector = self._inspector = keras.Model(self.input, self._named)
+        found = inspector(inputs, training=False)
         return {name: found[name] for name in self._named}
 
     def get_config(self) -> dict[str, Any]:

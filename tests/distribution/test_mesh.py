@@ -3,12 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from tolerances import tolerance
 
 from kmodels.distribution import check_batch, parse_mesh, use_mesh
 from kmodels.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.models.vit.sharding import LAYOUT
+from tolerances import tolerance
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from arrays import to_numpy
 
+from arrays import to_numpy
 from kmodels.layers import MLP, Attention, Dropout, DropPath, LayerScale
 
 

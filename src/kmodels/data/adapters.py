@@ -239,7 +239,7 @@ class _Rows:
 
 def _hugging_face(x: Any, size: int, settings: dict[str, Any], class_weight: Any) -> Any:
     if isinstance(x, dict):
-        raise InputError(f"the dataset has splits {', '.join(x)}; give one, such as dataset['train']")
+        raise InputError(f"the dataset has splits {', '.join(x)}; give one of them")
     if not hasattr(x, "__getitem__"):
         return Stream(_Rows(x, size), None, settings["preprocess"], class_weight)
     return IndexedBatches(lambda rows: as_tuple(x[rows.tolist()]), len(x), size, **settings)
@@ -272,8 +272,10 @@ def _is_tf_data(x: Any) -> bool:
 
 
 def _named_columns(spec: Any) -> bool:
-    return isinstance(spec, dict) and any(k in spec for k in IMAGE_KEYS) and any(
-        k in spec for k in LABEL_KEYS
+    return (
+        isinstance(spec, dict)
+        and any(k in spec for k in IMAGE_KEYS)
+        and any(k in spec for k in LABEL_KEYS)
     )
 
 
@@ -295,9 +297,11 @@ def _is_nested(part: Any) -> bool:
 
 
 def _is_leaf(part: Any) -> bool:
-    return isinstance(part, str | bytes | int | float) or (
-        hasattr(part, "__array__") and hasattr(part, "shape")
-    ) or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
+    return (
+        isinstance(part, str | bytes | int | float)
+        or (hasattr(part, "__array__") and hasattr(part, "shape"))
+        or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
+    )
 
 
 def _is_data(x: Any) -> bool:

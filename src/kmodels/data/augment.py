@@ -145,9 +145,7 @@ class Augment:
         top = (down * (height - box_h + 1)).astype(int)
         left = (right * (width - box_w + 1)).astype(int)
         for row in np.flatnonzero(chosen < self.erasing):
-            images[
-                row, top[row] : top[row] + box_h[row], left[row] : left[row] + box_w[row]
-            ] = 0.0
+            images[row, top[row] : top[row] + box_h[row], left[row] : left[row] + box_w[row]] = 0.0
 
     def mix(
         self, images: np.ndarray, labels: np.ndarray, seed: int, epoch: int, pairs: np.ndarray
@@ -188,9 +186,7 @@ class Augment:
         kept = stays.astype("float32")[:, None, None, None, None]
         result[mixes_all] = (pictures * kept + pictures[:, ::-1] * (1 - kept))[mixes_all]
         for pair in np.flatnonzero(~mixes_all):
-            area = np.s_[
-                top[pair] : top[pair] + box_h[pair], left[pair] : left[pair] + box_w[pair]
-            ]
+            area = np.s_[top[pair] : top[pair] + box_h[pair], left[pair] : left[pair] + box_w[pair]]
             for one in (0, 1):
                 result[pair, one][area] = pictures[pair, 1 - one][area]
         targets = labels.copy()

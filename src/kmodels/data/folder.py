@@ -111,13 +111,13 @@ def read_folder(
             sources[part] = _take(train, chosen)
     if len(rest) < len(train):
         sources["train"] = _take(train, rest)
-    shape = (*(image_size or _common_size(sources["train"])), 3)
+    height, width = image_size or _common_size(sources["train"])
     return DataBundle(
         sources["train"],
         sources.get("validation"),
         sources.get("test"),
         names,
-        shape,
+        (height, width, 3),
         skipped,
     )
 

@@ -72,7 +72,8 @@ def _synthetic(
 ) -> DataBundle:
     if not count.isdecimal() or int(count) < 1:
         raise InputError(f"data 'synthetic:{count}' has no count; give synthetic:N with N above 0")
-    shape, classes = (*(image_size or (32, 32)), 3), 10
+    height, width = image_size or (32, 32)
+    shape, classes = (height, width, 3), 10
     train = int(count)
     held_out = math.ceil(train * validation_split)
     parts = [

@@ -1,6 +1,7 @@
 """Picture files to arrays, as a viewer would show them."""
 
 import io
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def _bomb(width: int, height: int) -> str:
     return f"{width}x{height} is over {MAX_PIXELS} pixels, refused as a decompression bomb"
 
 
-def _as_rgb(image):  # noqa: ANN001, ANN202 (Pillow is imported when the first picture is read)
+def _as_rgb(image: Any) -> Any:
     from PIL import Image
 
     if image.mode.startswith("I"):

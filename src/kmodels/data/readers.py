@@ -76,7 +76,8 @@ def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give idx:DIR with the four IDX files")
     train = _idx_pair(folder, "train")
-    test = _idx_pair(folder, "t10k", required=False)
+    has_test = any(_idx_file(folder, "t10k", kind) for kind in _IDX_MAGIC)
+    test = _idx_pair(folder, "t10k") if has_test else None
     classes = int(train[1].max()) + 1
     if test:
         check_labels(test[1], classes, f"{folder}: test labels")
@@ -86,24 +87,18 @@ def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
                 f"{train[0].shape[1:3]}; give files of one data set"
             )
     fashion = "fashion" in folder.resolve().name.lower() and classes == len(FASHION)
-    names = list(FASHION) if fashion else [str(label) for label in range(classes)]
+    names: list[str] = [*FASHION] if fashion else [str(label) for label in range(classes)]
     return bundle(train, None, test, names, seed, validation_split)
 
 
-def _idx_pair(
-    folder: Path, part: str, required: bool = True
-) -> tuple[np.ndarray, np.ndarray] | None:
-    images = _idx_file(folder, part, "images")
-    labels = _idx_file(folder, part, "labels")
-    if images is None and labels is None and not required:
-        return None
-    for found, kind, dims in ((images, "images", 3), (labels, "labels", 1)):
-        if found is None:
-            raise InputError(
-                f"{folder} has no {part}-{kind}-idx{dims}-ubyte file (gz or not); add it or give "
-                "another folder"
-            )
-    assert images is not None and labels is not None
+def _idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = (_idx_file(folder, part, kind) for kind in _IDX_MAGIC)
+    if images is None or labels is None:
+        lacking = "images-idx3" if images is None else "labels-idx1"
+        raise InputError(
+            f"{folder} has no {part}-{lacking}-ubyte file (gz or not); add it or give another "
+            "folder"
+        )
     pixels, values = _read_idx(images, "images"), _read_idx(labels, "labels")
     if len(pixels) != len(values):
         raise InputError(
@@ -149,14 +144,17 @@ def _read_idx(path: Path, kind: str) -> np.ndarray:
 def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
     """A NumPy archive with arrays named as in Keras' own data sets."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise InputError(f"{path} is a single array; save with np.savez: {_NPZ_KEYS}")
             arrays = {key: archive[key] for key in archive.files}
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist; give npz:FILE") from error
+    except InputError:
+        raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} is no readable NumPy archive ({error})") from error
-    except AttributeError as error:
-        raise InputError(f"{path} is a single array; save one with np.savez: {_NPZ_KEYS}") from error
     if "x_train" in arrays and "y_train" in arrays:
         prefixes = {"train": "train", "validation": "val", "test": "test"}
         keys = {part: (f"x_{end}", f"y_{end}") for part, end in prefixes.items()}

@@ -21,9 +21,7 @@ class GuardedModelParallel(keras.distribution.ModelParallel):
     def get_variable_layout(self, variable: Any) -> Any:
         """The layout of the family's table, less the axes that do not divide."""
         layout = super().get_variable_layout(variable)
-        lengths = dict(
-            zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True)
-        )
+        lengths = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
         fits = tuple(
             axis if axis is None or size % lengths[axis] == 0 else None
             for axis, size in zip(layout.axes, variable.shape, strict=True)

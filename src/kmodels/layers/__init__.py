@@ -3,7 +3,7 @@
 from kmodels.layers.attention import Attention
 from kmodels.layers.base import Layer
 from kmodels.layers.dense import Dense
-from kmodels.layers.dropout import DropPath, Dropout
+from kmodels.layers.dropout import Dropout, DropPath
 from kmodels.layers.embedding import Embedding
 from kmodels.layers.mlp import MLP, GatedMLP
 from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.layers.base import Layer
+from kmodels.layers.base import Layer, Shape
 from kmodels.layers.dense import Dense
 from kmodels.layers.norm import LayerNorm
 
@@ -44,7 +44,7 @@ class Attention(Layer):
         self.epsilon = epsilon
         self.seed_generator = None
 
-    def build(self, query_shape: tuple[int | None, ...], *_: Any) -> None:
+    def build(self, query_shape: Shape, *_: Any) -> None:
         """Makes the projections for the width of `query`."""
         width = query_shape[-1]
         self.seed_generator = self.add_seed(self.dropout)
@@ -92,8 +92,6 @@ class Attention(Layer):
         scores = keras.ops.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5
         return keras.ops.softmax(scores, axis=-1)
 
-    def compute_output_shape(
-        self, query_shape: tuple[int | None, ...], *_: Any
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, query_shape: Shape, *_: Any) -> Shape:
         """The query's shape."""
         return query_shape

@@ -8,6 +8,9 @@ import keras
 from kmodels import compat, initializers
 from kmodels.layers import remat
 
+# (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
+Shape = tuple[Any, ...]
+
 
 class Layer(keras.layers.Layer):
     """A Keras layer whose first weights are the same on each backend."""

@@ -7,7 +7,7 @@ import keras
 from kmodels import compat, initializers, ops
 from kmodels.errors import InputError
 from kmodels.layers import quantized
-from kmodels.layers.base import Layer
+from kmodels.layers.base import Layer, Shape
 
 
 class Dense(Layer):
@@ -46,7 +46,7 @@ class Dense(Layer):
         self.merged: Any = None
         self.quantized: quantized.QuantizedKernel | None = None
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
         self.input_dim = input_shape[-1]
         self.kernel = self.add_parameter("kernel", (self.input_dim, self.units), self.draw)
@@ -94,6 +94,6 @@ class Dense(Layer):
             self.quantized = quantized.make(self, mode, self.input_dim, self.units)
         return self.quantized
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape with the last axis replaced by `units`."""
         return (*input_shape[:-1], self.units)

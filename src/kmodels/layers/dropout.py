@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.layers.base import Layer
+from kmodels.layers.base import Layer, Shape
 
 
 class Dropout(Layer):
@@ -20,7 +20,7 @@ class Dropout(Layer):
         self.rate = rate
         self.seed_generator = None
 
-    def build(self, _: tuple[int | None, ...]) -> None:
+    def build(self, _: Shape) -> None:
         """Makes the random stream."""
         self.seed_generator = self.add_seed(self.rate)
 
@@ -30,7 +30,7 @@ class Dropout(Layer):
             return ops.dropout(x, self.rate, self.seed_generator)
         return x
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape
 
@@ -47,12 +47,12 @@ class DropPath(Layer):
         self.rate = rate
         self.seed_generator = None
 
-    def build(self, _: tuple[int | None, ...]) -> None:
+    def build(self, _: Shape) -> None:
         """Makes the random stream."""
         self.seed_generator = self.add_seed(self.rate)
 
     def call(self, x: Any, training: bool = False) -> Any:
-        """x (B, ...) -> same shape; the examples that stay are divided by 1 - rate."""
+        """(B, ...) -> same shape; the examples that stay are divided by 1 - rate."""
         if not training or self.seed_generator is None:
             return x
         shape = (keras.ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
@@ -60,6 +60,6 @@ class DropPath(Layer):
         keep = keras.ops.cast(draw >= self.rate, x.dtype)
         return x * keep / (1.0 - self.rate)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kmodels import ops
-from kmodels.layers.base import Layer
+from kmodels.layers.base import Layer, Shape
 from kmodels.layers.dense import Dense
 from kmodels.layers.dropout import Dropout
 
@@ -35,7 +35,7 @@ class MLP(Layer):
         self.approximate = approximate
         self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the two dense layers."""
         width = input_shape[-1]
         self.up = Dense(self.hidden_dim, self.use_bias, name="up", dtype=self.dtype_policy)
@@ -49,7 +49,7 @@ class MLP(Layer):
         x = ops.gelu(self.up(x), approximate=self.approximate)
         return self.down(self.dropout(x, training=training))
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kmodels import initializers, ops
-from kmodels.layers.base import Layer
+from kmodels.layers.base import Layer, Shape
 
 
 class LayerNorm(Layer):
@@ -23,7 +23,7 @@ class LayerNorm(Layer):
         super().__init__(**kwargs)
         self.epsilon = epsilon
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes scale and bias."""
         self.scale = self.add_parameter("scale", input_shape[-1:], initializers.ones)
         self.bias = self.add_parameter("bias", input_shape[-1:], initializers.zeros)
@@ -32,7 +32,7 @@ class LayerNorm(Layer):
         """(..., D) -> (..., D)."""
         return ops.layer_norm(x, self.scale, self.bias, epsilon=self.epsilon)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape
 
@@ -78,7 +78,7 @@ class LayerScale(Layer):
         super().__init__(**kwargs)
         self.init = init
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the scale."""
         self.scale = self.add_parameter("scale", input_shape[-1:], initializers.constant(self.init))
 
@@ -86,6 +86,6 @@ class LayerScale(Layer):
         """(..., D) -> (..., D)."""
         return x * self.scale
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape

@@ -21,7 +21,9 @@ class Format(Protocol):
         """Whether this is of the format; `description` is the object in config.json, or empty."""
         ...
 
-    def open_checkpoint(self, path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+    def open_checkpoint(
+        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+    ) -> Checkpoint:
         """Understands a file without reading the values."""
         ...
 

@@ -1,4 +1,4 @@
-"""Numerics of the models: one `keras.ops` body each, with a faster one per backend where it pays."""
+"""Numerics of the models: one `keras.ops` body each, a faster one per backend where it pays."""
 
 from kmodels.dispatch import load_overrides
 from kmodels.ops.attention import attention

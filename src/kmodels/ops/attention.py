@@ -27,8 +27,8 @@ def attention(
 ) -> Tensor:
     """Scaled dot product attention with grouped key/value heads.
 
-    Shapes: query (B, T, N, H), key (B, S, K, H), value (B, S, K, H) -> (B, T, N, H). N is a multiple
-        of K; query head n reads key/value head n // (N // K).
+    Shapes: query (B, T, N, H), key (B, S, K, H), value (B, S, K, H) -> (B, T, N, H). N is a
+        multiple of K; query head n reads key/value head n // (N // K).
     Dtypes: floating, all equal; scores and softmax in float32 (float64 for float64 input); the
         output has the query's dtype.
 
@@ -39,18 +39,20 @@ def attention(
         mask: bool, broadcastable to (B, N, T, S), `True` where a query may attend. A query that may
             attend to nothing gets zeros, and passes zero gradients.
         causal: query i sees keys up to i + S - T, so that the last query sees all.
-        window: with `causal`, query i at position p = i + S - T sees keys in (p - window, p]; without,
-            keys j with |p - j| < window.
+        window: with `causal`, query i at position p = i + S - T sees keys in (p - window, p];
+            without, keys j with |p - j| < window.
         scale: multiplies the scores; `None` for 1 / sqrt(H).
         soft_cap: squashes scaled scores to `soft_cap * tanh(scores / soft_cap)` before masking.
         dropout: share of attention weights set to zero; only if `seed` is given.
         seed: `keras.random.SeedGenerator`, or `None` outside training.
 
     Raises:
-        InputError: if shapes do not fit, or the window, the soft cap or the dropout is out of range.
+        InputError: if shapes do not fit, or the window, the soft cap or the dropout is out of
+            range.
 
     Parity: Transformers' `eager_attention_forward`, `jax.nn.dot_product_attention`,
-        `torch.nn.functional.scaled_dot_product_attention` (whose causal mask is aligned to the start).
+        `torch.nn.functional.scaled_dot_product_attention` (whose causal mask is aligned to the
+        start).
     Source: https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2305.13245 (grouped heads)
     """
     check_attention(query, key, value, causal, window, soft_cap, dropout)
@@ -97,16 +99,21 @@ def check_attention(
     """
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if len(query.shape) != 4 or len(key.shape) != 4 or len(value.shape) != 4:
-        raise InputError(f"attention takes (batch, length, heads, head_dim) three times, got {shapes}.")
+        raise InputError(
+            f"attention takes (batch, length, heads, head_dim) three times, got {shapes}."
+        )
     if query.shape[2] % key.shape[2] or key.shape[2] != value.shape[2]:
         raise InputError(
-            f"attention got {shapes}; key and value need equally many heads, and the query a multiple."
+            f"attention got {shapes}; key and value need equally many heads, "
+            "and the query a multiple."
         )
     if query.shape[3] != key.shape[3]:
         raise InputError(f"attention got {shapes}; query and key need the same head_dim.")
     lengths = (query.shape[1], key.shape[1])
     if causal and None not in lengths and lengths[0] > lengths[1]:
-        raise InputError(f"attention with causal=True got {shapes}; it needs at least as many keys as queries.")
+        raise InputError(
+            f"attention with causal=True got {shapes}; it needs at least as many keys as queries."
+        )
     if window is not None and window < 1:
         raise InputError(f"attention got window {window}; it must be at least 1, or None.")
     if soft_cap is not None and soft_cap <= 0:
@@ -124,8 +131,9 @@ def allowed_pairs(
         bool, four axes, broadcastable to (B, N, T, S), or `None` if every query sees every key.
     """
     if mask is not None:
+        axes = len(mask.shape)
         mask = ops.cast(mask, "bool")
-        mask = ops.reshape(mask, (1,) * (4 - len(mask.shape)) + tuple(ops.shape(mask)))
+        mask = ops.reshape(mask, (1,) * (4 - axes) + tuple(ops.shape(mask)))
     if not causal and window is None:
         return mask
     length, keys = ops.shape(query)[1], ops.shape(key)[1]

@@ -14,7 +14,7 @@ def gelu(x: Tensor, *, approximate: bool = False) -> Tensor:
 
     Args:
         x: the input.
-        approximate: `False` for the exact error function (ViT), `True` for the tanh formula (Gemma).
+        approximate: `False` for the error function (ViT), `True` for the tanh formula (Gemma).
 
     Parity: `jax.nn.gelu`, `torch.nn.functional.gelu`, Transformers' `gelu` and `gelu_pytorch_tanh`.
     Source: https://arxiv.org/abs/1606.08415

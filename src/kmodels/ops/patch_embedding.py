@@ -13,8 +13,8 @@ def patch_embedding(
 ) -> Tensor:
     """Cuts images into square patches and maps each to a token.
 
-    Shapes: images (B, h*p, w*p, C), kernel (p*p*C, D), bias (D,) -> (B, h*w, D), with p = patch_size.
-        Patches are ordered row by row; inside a patch the order is row, column, channel.
+    Shapes: images (B, h*p, w*p, C), kernel (p*p*C, D), bias (D,) -> (B, h*w, D), where
+        p = patch_size. Patches are ordered row by row; inside a patch: row, column, channel.
     Dtypes: floating, all equal (the compute dtype); the output has it too.
 
     Args:
@@ -24,15 +24,13 @@ def patch_embedding(
         patch_size: side of a patch in pixels.
 
     Raises:
-        InputError: if height or width is not a multiple of the patch size, or the kernel does not fit.
+        InputError: if height or width is no multiple of the patch size, or the kernel does not fit.
 
     Parity: `keras.layers.Conv2D(D, p, strides=p)` on the reshaped kernel.
     Source: https://arxiv.org/abs/2010.11929, section 3.1
     """
     height, width, channels = check_patches(images, kernel, patch_size)
-    y = ops.reshape(
-        images, (-1, height, patch_size, width, patch_size, channels)
-    )
+    y = ops.reshape(images, (-1, height, patch_size, width, patch_size, channels))
     y = ops.transpose(y, (0, 1, 3, 2, 4, 5))
     y = ops.reshape(y, (-1, height * width, patch_size * patch_size * channels))
     return dense(y, kernel, bias)
@@ -52,7 +50,8 @@ def check_patches(images: Tensor, kernel: Tensor, patch_size: int) -> tuple[int,
         )
     if kernel.shape[0] != patch_size * patch_size * channels:
         raise InputError(
-            f"patch_embedding got a kernel of shape {tuple(kernel.shape)}; with patch_size {patch_size} "
-            f"and {channels} channels its first axis must be {patch_size * patch_size * channels}."
+            f"patch_embedding got a kernel of shape {tuple(kernel.shape)}; with patch_size "
+            f"{patch_size} and {channels} channels its first axis must be "
+            f"{patch_size * patch_size * channels}."
         )
     return height // patch_size, width // patch_size, channels

@@ -60,12 +60,12 @@ def attention_torch(
     aligned = causal and mask is None and window is None and length == keys
     allowed = None if aligned else allowed_pairs(query, key, mask, causal, window)
     some = None
-    if mask is not None:
+    if mask is not None and allowed is not None:
         # What a kernel does with a row of nothing differs; let such a row see all, then zero it.
         some = allowed.any(-1, keepdim=True)
         allowed = allowed | ~some
     rate = dropout if seed is not None else 0.0
-    if rate and not torch.compiler.is_compiling():
+    if rate and seed is not None and not torch.compiler.is_compiling():
         # The kernel draws from torch's global generator: key it by the SeedGenerator's state, so
         # that a resumed run repeats. Compiled code cannot, and draws from the global state.
         first, second = seed.next().tolist()

@@ -34,9 +34,7 @@ def supports(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) 
 
 
 @override(dropout, supports)
-def dropout_torch(
-    x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor
-) -> Tensor:
+def dropout_torch(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> Tensor:
     """Drops `round(rate * 65536)` of 65,536 draws; scales by exactly the share that stays."""
     check_rate(rate)
     bits = _bits if torch.compiler.is_compiling() else _draw

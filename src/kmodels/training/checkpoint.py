@@ -52,12 +52,12 @@ def weights_digest(model: keras.Model) -> str:
     for path, variable in sorted(named(model.weights).items()):
         values = _numpy(variable)
         digest.update(f"{path} {values.dtype} {values.shape}\n".encode())
-        digest.update(np.ascontiguousarray(values).tobytes())
+        digest.update(values.tobytes())
     return digest.hexdigest()
 
 
 def save(folder: Path, model: keras.Model, state: dict[str, Any], keep: int = 2) -> Path:
-    """Writes `folder/step_<state["step"]>`, then deletes all but the newest `keep` checkpoints.
+    """Writes `folder/step_<state["step"]>`, then deletes older ones, so that `keep` stay.
 
     Args:
         folder: where the checkpoints of one run are.
@@ -67,12 +67,13 @@ def save(folder: Path, model: keras.Model, state: dict[str, Any], keep: int = 2)
         keep: how many stay; at least 1.
 
     Raises:
-        InputError: where the disk is full or the folder cannot be written; what was there stays.
+        InputError: where a weight is not finite, the disk is full or the folder cannot be written;
+            what was there stays.
     """
     target = folder / f"step_{state['step']:08d}"
     try:
         with atomic_directory(target) as new:
-            _write(new / "model.safetensors", named(model.variables))
+            _write(new / "model.safetensors", named(model.variables), check=True)
             _write(new / "optimizer.safetensors", named(model.optimizer.variables, "name"))
             if state.get("batch"):
                 metrics = named(model.metrics_variables, "name")
@@ -86,7 +87,9 @@ def save(folder: Path, model: keras.Model, state: dict[str, Any], keep: int = 2)
             f"cannot write checkpoint {target}: {error.strerror or error}; make room or give "
             "another --out"
         ) from error
-    for old in list_checkpoints(folder)[max(keep, 1) :]:
+    # Newer ones did not verify when this run was resumed, and do not count.
+    older = [path for path in list_checkpoints(folder) if path.name < target.name]
+    for old in older[max(keep, 1) - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -186,8 +189,14 @@ def restore_metrics(path: Path, model: keras.Model) -> None:
         _fill(path / "metrics.safetensors", named(model.metrics_variables, "name"))
 
 
-def _write(file: Path, variables: dict[str, Any]) -> None:
-    values = {name: np.ascontiguousarray(_numpy(v)) for name, v in variables.items()}
+def _write(file: Path, variables: dict[str, Any], check: bool = False) -> None:
+    values = {name: np.asarray(_numpy(v), order="C") for name, v in variables.items()}
+    for name, value in values.items() if check else ():
+        if not np.isfinite(value).all():
+            raise InputError(
+                f"{name} is not finite, so this state is not saved; lower the learning rate, or go "
+                "on from the checkpoint before"
+            )
     save_file(values, file, metadata={"format": "kmodels"})
 
 

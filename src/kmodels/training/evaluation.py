@@ -1,10 +1,13 @@
 """Batches of one shape, for data whose size is not a multiple of the batch."""
 
+import threading
 from time import perf_counter
 from typing import Any
 
 import keras
 import numpy as np
+
+from kmodels.errors import InputError
 
 
 class WholeBatches(keras.utils.PyDataset):
@@ -21,6 +24,7 @@ class WholeBatches(keras.utils.PyDataset):
     def __init__(self, loader: Any):
         super().__init__()
         self.loader = loader
+        self.error: InputError | None = None
         self.batch_size, self.samples = loader.maker.batch_size, len(loader.maker.source)
         self.weight = len(loader) * self.batch_size / self.samples
 
@@ -28,7 +32,11 @@ class WholeBatches(keras.utils.PyDataset):
         return len(self.loader)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        x, y = self.loader[index]
+        try:
+            x, y = self.loader[index]
+        except InputError as error:
+            self.error = error
+            raise
         weights = np.full(len(y), self.weight, "float32")
         if missing := self.batch_size - len(y):
             rows = np.arange(missing) % len(y)
@@ -42,18 +50,33 @@ class Timed(keras.utils.PyDataset):
 
     On JAX and torch Keras asks for batches in the training thread. On TensorFlow tf.data asks ahead
     in another one, so there the count is an upper bound.
+
+    Args:
+        loader: batches by number.
+
+    Attributes:
+        seconds: waited so far.
+        error: what the loader raised, if it did.
     """
 
     def __init__(self, loader: Any):
         super().__init__()
         self.loader = loader
         self.seconds = 0.0
+        self.error: InputError | None = None
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __getitem__(self, index: int) -> Any:
-        start = perf_counter()
-        batch = self.loader[index]
-        self.seconds += perf_counter() - start
-        return batch
+        # tf.data may still ask for batches of the former epoch in another thread.
+        with self._lock:
+            start = perf_counter()
+            try:
+                return self.loader[index]
+            except InputError as error:
+                self.error = error
+                raise
+            finally:
+                self.seconds += perf_counter() - start

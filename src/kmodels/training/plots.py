@@ -39,7 +39,7 @@ def curves(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def predictions(
     path: Path,
-    images: np.ndarray,
+    images: Sequence[np.ndarray],
     labels: np.ndarray,
     probabilities: np.ndarray,
     names: Sequence[str],
@@ -48,7 +48,7 @@ def predictions(
 
     Args:
         path: the file to write.
-        images: (n, H, W, C), values from 0 to 1.
+        images: n of (H, W, C), values from 0 to 1.
         labels: int (n,).
         probabilities: (n, classes).
         names: of the classes.

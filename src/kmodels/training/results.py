@@ -60,11 +60,14 @@ def result(
         content |= {
             "steps": runner.step,
             "epochs": runner.epochs,
+            "step_losses": losses if len(losses) <= MOST_STEP_LOSSES else [],
+        }
+    if runner is not None and runner.trained_here:
+        content |= {
             "samples_per_s": round(runner.samples_per_s, 2),
             "step_ms_median": round(runner.step_ms, 3),
             "compile_s": round(runner.compile_s, 3),
             "wait_for_data_share": round(runner.wait_share, 4),
-            "step_losses": losses if len(losses) <= MOST_STEP_LOSSES else [],
         }
     return content
 

@@ -51,8 +51,8 @@ class Runner(keras.callbacks.Callback):
         folder: Path,
         loader: Any,
         validation: Any,
-        *,
         schedule: WarmupSchedule,
+        *,
         batch_size: int,
         log_every: int = 10,
         checkpoint_every: int = 0,
@@ -112,6 +112,12 @@ class Runner(keras.callbacks.Callback):
                         shuffle=False,
                         verbose=0,
                     )
+        except Exception:
+            # tf.data wraps what a loader raises.
+            for batches in (self.waited, self.validation):
+                if (error := getattr(batches, "error", None)) is not None:
+                    raise error from None
+            raise
         finally:
             self.progress.stop()
         model.optimizer.finalize_average()
@@ -188,6 +194,11 @@ class Runner(keras.callbacks.Callback):
         return {k: v for k, v in rows[-1].items() if k not in left_out} if rows else {}
 
     @property
+    def trained_here(self) -> bool:
+        """Whether this process made a step, so that there is something to measure."""
+        return bool(self._windows)
+
+    @property
     def samples_per_s(self) -> float:
         """Pictures per second of training, without the first step and evaluation."""
         steps, seconds = map(sum, zip(*self._steady(), strict=True))
@@ -242,16 +253,13 @@ class Runner(keras.callbacks.Callback):
 
     def _not_finite(self, row: dict[str, Any]) -> None:
         losses = self.history.step_losses
+        saved = checkpoint.list_checkpoints(self.checkpoints)
+        kept = f"checkpoint {saved[0].name} is good" if saved else "no checkpoint was made"
         last = f"the last finite one was {losses[-1]:.4g}" if losses else "there was no finite one"
         raise InputError(
             f"the loss is {row['loss']} at step {row['step']} (learning rate "
-            f"{row['learning_rate']:.3g}); {last}; {self._advice()}"
+            f"{row['learning_rate']:.3g}); {last}; {kept}; check the data or the learning rate"
         )
-
-    def _advice(self) -> str:
-        saved = checkpoint.list_checkpoints(self.checkpoints)
-        kept = f"checkpoint {saved[0].name} is good" if saved else "no checkpoint was made"
-        return f"{kept}; check the data, or lower --learning-rate or set --clip-norm"
 
     def _save(self) -> None:
         self._flush()
@@ -260,12 +268,6 @@ class Runner(keras.callbacks.Callback):
         # JAX keeps the state outside the variables during an epoch.
         if (sync := getattr(self.trained, "jax_state_sync", None)) is not None:
             sync()
-        for variable in self.trained.trainable_variables:
-            values = np.asarray(keras.ops.convert_to_numpy(variable.value), "float32")
-            if not np.isfinite(values).all():
-                raise InputError(
-                    f"{variable.path} is not finite after step {self.step}; {self._advice()}"
-                )
         state = {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -276,6 +278,7 @@ class Runner(keras.callbacks.Callback):
         }
         checkpoint.save(self.checkpoints, self.trained, state, self.keep)
         self._saved_step = self.step
+        self._mark = perf_counter()
 
     def _leave(self) -> None:
         signum = self.stop.signum

@@ -59,9 +59,9 @@ def save(model: Any, directory: Path, description: dict[str, Any]) -> Path:
     return directory
 
 
-def describes(description: dict[str, Any]) -> bool:
-    """Whether the object in a config.json is ours."""
-    return "kmodels" in description
+def is_ours(path: Path, description: dict[str, Any]) -> bool:
+    """Whether a directory is of this format, be it damaged; `description` is its config.json."""
+    return "kmodels" in description or (path / NAME).is_file()
 
 
 def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:

@@ -67,7 +67,8 @@ class ViTConfig:
                 raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
         if len(self.image_shape) != 3 or min(self.image_shape) < 1:
             raise InputError(
-                f"image_shape is {self.image_shape}; give (height, width, channels), each at least 1"
+                f"image_shape is {self.image_shape}; give (height, width, channels), "
+                "each at least 1"
             )
         for side in self.image_shape[:2]:
             if side % self.patch_size:

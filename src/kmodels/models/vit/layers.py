@@ -150,5 +150,3 @@ class Pooling(Layer):
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """(B, D)."""
         return (input_shape[0], input_shape[2])
-
-

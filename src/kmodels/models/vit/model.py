@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from kmodels.layers import MLP, Attention, DropPath, Dropout, Layer, LayerNorm, LayerScale
+from kmodels.layers import MLP, Attention, Dropout, DropPath, Layer, LayerNorm, LayerScale
 from kmodels.models.vit import weights_peft
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import PatchEmbedding, Tokens

@@ -79,7 +79,7 @@ class ViTImageClassifierPreprocessor:
         return np.clip(np.stack(planes, axis=-1), 0.0, 255.0)
 
     def _check(self, shape: Sequence[int]) -> None:
-        if len(shape) != 3 and len(shape) != 4 or shape[-1] != len(self.mean):
+        if len(shape) not in (3, 4) or shape[-1] != len(self.mean):
             raise InputError(
                 f"a picture has shape {tuple(shape)}; give (height, width, {len(self.mean)})"
             )

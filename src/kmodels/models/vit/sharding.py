@@ -2,7 +2,8 @@
 
 Query, key, value and the first MLP layer are cut by output, the layers after them by input, so that
 each pair of matmuls needs one all-reduce (Shoeybi et al. 2019, section 3). Patterns match variable
-paths as `keras.distribution.LayoutMap` does, by `re.fullmatch`; what none matches is on every device.
+paths as `keras.distribution.LayoutMap` does, by `re.fullmatch`; what none matches lies on every
+device.
 """
 
 LAYOUT: dict[str, tuple[str | None, ...]] = {

@@ -76,12 +76,15 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     return path.suffix == ".npz" and path.is_file()
 
 
-def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
     """Understands a file; the whole architecture is read off the shapes.
 
     Args:
         path: of the file.
         description: unused; there is no config beside such a file.
+        given: unused; the file says it all.
         weights: unused; the shapes in the file are needed for the architecture, too.
 
     Raises:

@@ -61,12 +61,15 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     return path.is_dir() and description.get("model_type") == "vit"
 
 
-def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
     """Understands a directory.
 
     Args:
         path: of the directory.
         description: the object in its config.json.
+        given: unused; the file says it all.
         weights: False where only the architecture is wanted and no tensors need be there.
 
     Raises:

@@ -94,12 +94,15 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     return bool(re.match(r"(vit|deit|deit3|flexivit)_", str(description.get("architecture", ""))))
 
 
-def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
     """Understands a file or directory; most of the architecture is read off the shapes.
 
     Args:
         path: of the file or directory.
         description: the object in its config.json; empty for a bare file.
+        given: fields of the config that the user gives; the number of heads may be needed.
         weights: unused; the shapes in the file are needed for the architecture, too.
 
     Raises:
@@ -110,6 +113,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
         raise InputError(f"{path} is no timm ViT: it lacks {', '.join(absent)}")
     name = str(description.get("architecture", path.stem))
     arguments = {**description.get("model_args", {})}
+    arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
     _refuse_unknown(path, name, arguments)
     backbone, grid = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
@@ -182,7 +186,7 @@ def _backbone(
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),
         "patch_size": patch,
         "num_layers": len(layers),
-        "num_heads": arguments.get("num_heads") or _heads(path, name, width),
+        "num_heads": arguments["num_heads"] or heads(path, name, width),
         "hidden_dim": width,
         "mlp_dim": _mlp_dim(tensors, width),
         # The CLIP and BEiT-3 ancestors of some checkpoints normed with PyTorch's own 1e-5.
@@ -214,18 +218,16 @@ def _mlp_dim(tensors: Mapping[str, LazyArray], width: int) -> int:
     return found.shape[0] if found is not None else 4 * width
 
 
-def _heads(path: Path, name: str, width: int) -> int:
-    for start, heads in HEADS_BY_NAME.items():
+def heads(path: Path, name: str, width: int) -> int:
+    """Attention heads of a timm architecture of this width, where the file does not say."""
+    for start, number in HEADS_BY_NAME.items():
         if name.startswith(start):
-            return heads
+            return number
     if width in HEADS:
         return HEADS[width]
     if width % 64 == 0 and width >= 192:
         return width // 64
-    raise InputError(
-        f"{path} does not say how many heads a width of {width} has; "
-        'put {"model_args": {"num_heads": N}} into the config.json beside it'
-    )
+    raise InputError(f"{path} does not say how many heads a width of {width} has; give num_heads")
 
 
 def _task(
