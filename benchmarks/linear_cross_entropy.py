@@ -10,6 +10,7 @@ Ratios are override over generic: below 1 the override wins.
 """
 
 import argparse
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -55,6 +56,8 @@ def measure(body: str, dtype: str, soft_cap: float | None, share: float, rounds:
         return function(x, table, labels, weights, soft_cap=soft_cap)[0]
 
     step = steps()[keras.backend.backend()](loss, hidden, table)
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of building the arrays
     before = status("VmRSS")
     times, value = [], None
     for _ in range(rounds + 1):
