@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from arrays import to_numpy
 
+from arrays import to_numpy
 from kmodels.errors import InputError
 from kmodels.generation import Sampler, continue_prompts
 from kmodels.generation.generate import bucket
@@ -47,7 +47,7 @@ def test_lengths_share_compiled_steps(model, prompts, continued):
     loops = model.generator.loops
     assert len(loops) == 1
     loop = next(iter(loops.values()))
-    others = [prompt + [4, 5] for prompt in prompts]
+    others = [[*prompt, 4, 5] for prompt in prompts]
     continue_prompts(model.backbone, others, max_length=24, sampler=GREEDY, loops=loops)
     assert list(loops.values()) == [loop]
     for name in ("first", "following"):

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from arrays import to_numpy
 
+from arrays import to_numpy
 from kmodels.errors import InputError
 from kmodels.models import GemmaBackbone
 from kmodels.models.gemma import weights_gguf

@@ -3,9 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from arrays import to_numpy
-from tolerances import tolerance
 
+from arrays import to_numpy
 from kmodels import initializers
 from kmodels.errors import InputError
 from kmodels.models import (
@@ -17,6 +16,7 @@ from kmodels.models import (
 )
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.gemma.sharding import LAYOUT
+from tolerances import tolerance
 
 DEBUG = ("gemma_debug", "gemma2_debug", "gemma3_debug")
 # The sum of each debug model's logits of `_inputs()` after seed 1234, the same on each backend.
@@ -188,7 +188,9 @@ def test_the_loss_is_of_weighted_labels_over_all_positions(models):
     labels, weights = _labels(inputs)
     logits = to_numpy(model(inputs)).astype("float64")
     logits -= logits.max(-1, keepdims=True)
-    losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    losses = (
+        np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    )
     hits = logits.argmax(-1) == labels
     model.compile()
     logs = model.test_on_batch(inputs, labels, weights, return_dict=True)

@@ -6,12 +6,12 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from arrays import to_numpy
-from tolerances import tolerance
 
+from arrays import to_numpy
 from kmodels.errors import InputError
 from kmodels.models import Gemma3CausalLM, GemmaBackbone, GemmaCausalLM
 from kmodels.weights import read_safetensors
+from tolerances import tolerance
 
 CASES = ("gemma", "gemma2", "gemma3")
 
@@ -90,6 +90,7 @@ def test_export_is_what_was_read(case, tmp_path):
 @pytest.mark.across("torch")
 def test_transformers_loads_the_export(references, tmp_path):
     import torch
+
     from torchvision_cpu import define_torchvision_operators
 
     define_torchvision_operators()

@@ -5,11 +5,11 @@ import math
 import keras
 import numpy as np
 import pytest
-from arrays import to_numpy
-from tolerances import tolerance
 
+from arrays import to_numpy
 from kmodels import ops
 from kmodels.errors import InputError
+from tolerances import tolerance
 
 RNG = np.random.default_rng(2)
 
@@ -54,7 +54,10 @@ def test_rotary_embedding(dtype, per_row):
         expected[b, t, n, i] = first * math.cos(angle) - second * math.sin(angle)
         expected[b, t, n, i + 3] = second * math.cos(angle) + first * math.sin(angle)
     found = ops.rotary_embedding(
-        *given, keras.ops.convert_to_tensor(positions.astype("int32")), max_wavelength=100, scaling=4
+        *given,
+        keras.ops.convert_to_tensor(positions.astype("int32")),
+        max_wavelength=100,
+        scaling=4,
     )
     _check("rotary_embedding", found, expected, dtype)
 

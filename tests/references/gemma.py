@@ -3,8 +3,8 @@
 Each case is a folder: `model` (a directory as transformers writes it) and `expected.npz` with
 `token_ids` (B, T), `embedding`, `block_<i>`, `final`, `logits`, `logits64` (the model in float64)
 and `logits16` (in bfloat16), `prompt_<j>` and `greedy_<j>` (64 tokens behind it). Sizes are such
-that each feature changes the result: windows below the length, caps that bite, fewer key/value heads
-than heads, a head width that is not width / heads, an odd length.
+that each feature changes the result: windows below the length, caps that bite, fewer key/value
+heads than heads, a head width that is not width / heads, an odd length.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Keys and values of earlier tokens.
 
-Prompts of unequal length lie in the first slots, padded on the right; token j that is generated lies
-in slot prompt + j of every row, whatever its position, so that all rows write to the same slot. Which
-slots hold something, and at which position, follows from the lengths.
+Prompts of unequal length lie in the first slots, padded on the right; token j that is generated
+lies in slot prompt + j of every row, whatever its position, so that all rows write to the same
+slot. Which slots hold something, and at which position, follows from the lengths.
 """
 
 from typing import Any, Protocol

@@ -29,9 +29,7 @@ class Store:
 class Loop:
     """The compiled steps of one batch shape."""
 
-    def __init__(
-        self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int
-    ):
+    def __init__(self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int):
         self.variables = backbone.variables
         self.shape = (batch, slots, *backbone.cache_shape)
         self.layers = len(backbone.blocks)
@@ -45,9 +43,7 @@ class Loop:
             store = Store(keys, values)
             history = jnp.pad(ids, ((0, 0), (0, slots - prompt)))
             with scope(weights):
-                tokens = steps.first_token(
-                    backbone, sampler, store, ids, lengths, history, draws
-                )
+                tokens = steps.first_token(backbone, sampler, store, ids, lengths, history, draws)
             return tokens, store.keys, store.values, history
 
         def following(
@@ -73,9 +69,7 @@ class Loop:
         keys, values = (
             [jnp.zeros(self.shape, self.dtype) for _ in range(self.layers)] for _ in range(2)
         )
-        tokens, *self.state = self.first(
-            self.weights, keys, values, token_ids, self.lengths, draws
-        )
+        tokens, *self.state = self.first(self.weights, keys, values, token_ids, self.lengths, draws)
         return tokens
 
     def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:

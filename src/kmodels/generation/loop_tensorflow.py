@@ -28,9 +28,7 @@ class Store:
 class Loop:
     """The graphs of one batch shape; XLA off, since it copies the cache in every step."""
 
-    def __init__(
-        self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int
-    ):
+    def __init__(self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int):
         shape = (batch, slots, *backbone.cache_shape)
         dtype = backbone.dtype_policy.compute_dtype
         keys, values = (
@@ -46,9 +44,7 @@ class Loop:
         )
         def first(ids: Any, lengths: Any, draws: Any) -> Any:
             history[:, :prompt].assign(ids)
-            return steps.first_token(
-                backbone, sampler, store, ids, lengths, history.value(), draws
-            )
+            return steps.first_token(backbone, sampler, store, ids, lengths, history.value(), draws)
 
         @tf.function(
             input_signature=[ints, tf.TensorSpec((), "int32"), ints, floats], autograph=False

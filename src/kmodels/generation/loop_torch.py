@@ -32,9 +32,7 @@ class Store:
 class Loop:
     """The steps of one batch shape; compiled by `torch.compile` on accelerators."""
 
-    def __init__(
-        self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int
-    ):
+    def __init__(self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int):
         self.backbone = backbone
         self.sampler = sampler
         self.prompt = prompt
@@ -73,11 +71,17 @@ class Loop:
                 for _ in range(2)
             )
             self.store = Store(keys, values)
-            ids, self.lengths, draws = (self._put(x) for x in (token_ids, lengths, draws))
+            ids, self.lengths = self._put(token_ids), self._put(lengths)
             self.history = torch.nn.functional.pad(ids, (0, self.slots - self.prompt))
             self.count = torch.arange(self.slots, dtype=torch.int32, device=self.device)
             return steps.first_token(
-                self.backbone, self.sampler, self.store, ids, self.lengths, self.history, draws
+                self.backbone,
+                self.sampler,
+                self.store,
+                ids,
+                self.lengths,
+                self.history,
+                self._put(draws),
             )
 
     def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:

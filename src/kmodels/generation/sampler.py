@@ -129,6 +129,7 @@ def get(sampler: "str | Sampler") -> Sampler:
         return sampler
     if sampler not in NAMED:
         raise InputError(
-            f"sampler is {sampler!r}; give one of {', '.join(NAMED)}, or a kmodels.generation.Sampler"
+            f"sampler is {sampler!r}; give one of {', '.join(NAMED)}, or a "
+            "kmodels.generation.Sampler"
         )
     return NAMED[sampler]

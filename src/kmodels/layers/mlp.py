@@ -68,7 +68,7 @@ class GatedMLP(Layer):
         super().__init__(**kwargs)
         self.hidden_dim = hidden_dim
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the three dense layers."""
         width, hidden = input_shape[-1], self.hidden_dim
         self.gate = Dense(hidden, use_bias=False, name="gate", dtype=self.dtype_policy)
@@ -82,6 +82,6 @@ class GatedMLP(Layer):
         """(..., D) -> (..., D)."""
         return self.down(ops.gated_gelu(self.gate(x), self.up(x)))
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape

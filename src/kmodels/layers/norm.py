@@ -54,7 +54,7 @@ class RMSNorm(Layer):
         super().__init__(**kwargs)
         self.epsilon = epsilon
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the scale."""
         self.scale = self.add_parameter("scale", input_shape[-1:], initializers.zeros)
 
@@ -62,7 +62,7 @@ class RMSNorm(Layer):
         """(..., D) -> (..., D)."""
         return ops.rms_norm(x, self.scale, epsilon=self.epsilon)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape
 

@@ -124,9 +124,7 @@ class GemmaConfig:
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer, counted from 0, sees a window only."""
-        return self.use_sliding_window_attention and bool(
-            (layer + 1) % self.sliding_window_pattern
-        )
+        return self.use_sliding_window_attention and bool((layer + 1) % self.sliding_window_pattern)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""

@@ -6,6 +6,7 @@ import keras
 
 from kmodels import ops
 from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm
+from kmodels.layers.base import Shape
 from kmodels.models.gemma.config import GemmaConfig
 
 
@@ -39,7 +40,7 @@ class GemmaAttention(Layer):
             }
         self.query_norm = self.key_norm = self.seed_generator = None
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the projections, the norms and the random stream."""
         self.seed_generator = self.add_seed(self.config.dropout)
         config, width = self.config, input_shape[-1]
@@ -109,9 +110,7 @@ class GemmaAttention(Layer):
     def _heads(self, x: Any, heads: int, length: Any) -> Any:
         return keras.ops.reshape(x, (-1, length, heads, self.config.head_dim))
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *_: Any
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
         """The input's shape."""
         return input_shape
 
@@ -145,7 +144,7 @@ class GemmaBlock(Layer):
         self.dropout = Dropout(config.dropout, name="dropout", dtype=policy)
         self.mlp_dropout = Dropout(config.dropout, name="mlp_dropout", dtype=policy)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Builds every part for the width of the hidden states."""
         parts = (self.attention_norm, self.attention, self.post_attention_norm)
         parts = (*parts, self.dropout, self.mlp_norm, self.mlp, self.post_mlp_norm)
@@ -177,8 +176,6 @@ class GemmaBlock(Layer):
             y = self.post_mlp_norm(y)
         return x + self.mlp_dropout(y, training=training)
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], *_: Any
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
         """The input's shape."""
         return input_shape

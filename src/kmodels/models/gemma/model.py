@@ -114,8 +114,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
             dtype=policy,
         )
         blocks = [
-            GemmaBlock(config, i, name=f"block_{i}", dtype=policy)
-            for i in range(config.num_layers)
+            GemmaBlock(config, i, name=f"block_{i}", dtype=policy) for i in range(config.num_layers)
         ]
         final_norm = RMSNorm(config.layer_norm_epsilon, name="final_norm", dtype=policy)
 

@@ -54,9 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gemma3_270m": _size(262_144, 18, 4, 1, 640, 2048, 256)
     | GEMMA_3
     | {"sliding_window_size": 512},
-    "gemma3_1b": _size(262_144, 26, 4, 1, 1152, 6912, 256)
-    | GEMMA_3
-    | {"sliding_window_size": 512},
+    "gemma3_1b": _size(262_144, 26, 4, 1, 1152, 6912, 256) | GEMMA_3 | {"sliding_window_size": 512},
     "gemma3_4b_text": _size(262_144, 34, 8, 4, 2560, 10_240, 256) | GEMMA_3 | _LONG_CONTEXT,
     "gemma3_12b_text": _size(262_144, 48, 16, 8, 3840, 15_360, 256) | GEMMA_3 | _LONG_CONTEXT,
     "gemma3_27b_text": _size(262_144, 62, 32, 16, 5376, 21_504, 128)

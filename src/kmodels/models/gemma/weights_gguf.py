@@ -55,12 +55,15 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     return path.suffix == ".gguf"
 
 
-def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
     """Understands a file.
 
     Args:
         path: of the file.
         description: ignored; the file describes itself.
+        given: unused; the file says it all.
         weights: False where only the architecture is wanted.
 
     Raises:
@@ -69,9 +72,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
     try:
         import gguf
     except ImportError:
-        raise InputError(
-            f"{path} needs the gguf package: pip install 'kmodels[gguf]'"
-        ) from None
+        raise InputError(f"{path} needs the gguf package: pip install 'kmodels[gguf]'") from None
     try:
         reader = gguf.GGUFReader(str(path))
     except (OSError, ValueError, IndexError, KeyError) as error:
@@ -84,9 +85,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
 
     architecture = value("general.architecture")
     if architecture not in GENERATIONS or "token_embd.weight" not in tensors:
-        raise InputError(
-            f"{path} holds {architecture!r}; the model reads {', '.join(GENERATIONS)}"
-        )
+        raise InputError(f"{path} holds {architecture!r}; the model reads {', '.join(GENERATIONS)}")
     vocabulary = int(tensors["token_embd.weight"].shape[1])
     backbone = _fields(architecture, vocabulary, value, path)
     found = {name: _lazy(path, tensor, gguf) for name, tensor in tensors.items()} if weights else {}

@@ -90,12 +90,15 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     return path.is_dir() and description.get("model_type") in GENERATIONS
 
 
-def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
     """Understands a directory.
 
     Args:
         path: of the directory.
         description: the object in its config.json.
+        given: unused; the file says it all.
         weights: False where only the architecture is wanted and no tensors need be there.
 
     Raises:
@@ -104,9 +107,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
     backbone = backbone_fields(path, description)
     tensors = read_safetensors(path) if weights else {}
     names = [name for name in tensors if not any(part in name for part in OTHER_PARTS)]
-    prefix = next(
-        (p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[2]
-    )
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[2])
     # The output layer is the embedding table; some files hold it twice.
     dropped = (HEAD, f"language_model.{HEAD}")
     held = {
