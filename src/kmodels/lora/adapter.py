@@ -106,7 +106,9 @@ class Adapter:
                 )
             if settings.dropout:
                 stream = initializers.generator(f"{path}/lora_seed", compat.random_seed())
-                self.seed = keras.random.SeedGenerator(int(stream.integers(2**31)))
+                self.seed = keras.random.SeedGenerator(
+                    int(stream.integers(2**31)), name="lora_seed"
+                )
                 layer.lora_seed = self.seed
         self.a, self.b = made["lora_a"], made["lora_b"]
         if self.magnitude is not None:
