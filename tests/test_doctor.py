@@ -48,7 +48,8 @@ def test_switched_off_ops_say_so() -> None:
             assert entry["reason"] == "turned off by generic_only()"
 
 
-def test_table_shows_reasons(capsys) -> None:
+def test_table_shows_reasons(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # so that no reason is broken over lines
     assert run("doctor") == 0
     printed = capsys.readouterr().out
     assert BACKEND in printed

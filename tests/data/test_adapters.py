@@ -180,7 +180,7 @@ def test_validation_split_takes_the_last_part(model):
     with pytest.raises(InputError, match="validation_split needs arrays, not SizedBatches"):
         fit_arguments(Batches(), validation_split=0.3, shuffle=True)
     with pytest.raises(InputError, match="leaves a part empty"):
-        fit_arguments(X, Y, validation_split=0.001, shuffle=True)
+        fit_arguments(X, Y, validation_split=0.99, shuffle=True)
 
 
 @pytest.mark.parametrize(

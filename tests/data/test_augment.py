@@ -32,7 +32,7 @@ def maker(augment=None, batch_size=4, source=None, **settings):
     }  # fmt: skip
     if augment is not None and augment.mixes:
         defaults["one_hot"] = augment.num_classes
-    source = source or ArraySource(IMAGES, LABELS)
+    source = ArraySource(IMAGES, LABELS) if source is None else source
     return BatchMaker(source=source, batch_size=batch_size, augment=augment, **defaults | settings)
 
 

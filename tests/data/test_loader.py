@@ -66,7 +66,10 @@ def test_resuming_in_the_middle_of_an_epoch(model):
     loader.set_epoch(2, skip=1)
     assert len(loader) == 2
     model.fit(loader, epochs=1, shuffle=False, verbose=0)
-    assert source.seen[-7:] == wanted([2])[4:] and len(loader) == 3
+    # Keras may read a batch before it trains, and on TensorFlow the next epoch ahead of its time.
+    starts = range(len(source.seen) - 6)
+    assert any(source.seen[at : at + 7] == wanted([2])[4:] for at in starts)
+    assert len(loader) == 3
     with pytest.raises(InputError, match="skip is 3; give 0 to 2"):
         loader.set_epoch(0, skip=3)
 

@@ -137,8 +137,8 @@ def fit_arguments(
             kwargs.pop("class_weight", None)
     follow = FollowEpoch(data, kwargs.get("validation_data"), kwargs.get("steps_per_epoch"))
     callbacks = kwargs.get("callbacks") or []
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(follow)
+    if (held := getattr(callbacks, "callbacks", None)) is not None:
+        held.append(follow)  # Keras' CallbackList
     else:
         callbacks = [*(callbacks if isinstance(callbacks, list | tuple) else [callbacks]), follow]
     return {"x": data, **kwargs, "callbacks": callbacks}

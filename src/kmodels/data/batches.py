@@ -121,7 +121,7 @@ class BatchMaker:
 
     def _normalise(self, images: np.ndarray) -> np.ndarray:
         mean, std = np.array(self.mean, "float32"), np.array(self.std, "float32")
-        if max(mean.size, std.size) > 1 and images.shape[-1] not in (mean.size, std.size):
+        if {mean.size, std.size} - {1, images.shape[-1]}:
             raise InputError(
                 f"mean has {mean.size} and std {std.size} values for {images.shape[-1]} channels; "
                 "give one, or one per channel"

@@ -68,7 +68,7 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
         x = batch[0]
         x = [to_numpy(picture) for picture in x] if isinstance(x, list) else to_numpy(x)
         done = preprocess(x, *map(to_numpy, batch[1:]))
-        return done if isinstance(done, tuple) else (done,)
+        batch = done if isinstance(done, tuple) else (done,)
     return tuple(
         part if keras.ops.is_tensor(part) or part is None else to_numpy(part) for part in batch
     )

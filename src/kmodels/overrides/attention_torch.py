@@ -1,6 +1,7 @@
 """Attention for torch: `scaled_dot_product_attention`, which never holds all attention weights."""
 
 import keras
+import numpy as np
 import torch
 from keras import ops
 from torch.nn import functional
@@ -68,9 +69,11 @@ def attention_torch(
     if rate and seed is not None and not torch.compiler.is_compiling():
         # The kernel draws from torch's global generator: key it by the SeedGenerator's state, so
         # that a resumed run repeats. Compiled code cannot, and draws from the global state.
-        first, second = seed.next().tolist()
+        words = [word & 0xFFFFFFFF for word in seed.next().tolist()]
+        # On CPU torch reads 32 bits of a seed, so both words have to reach each of them.
+        mixed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
         with torch.random.fork_rng(devices=[query.device] if query.is_cuda else []):
-            torch.manual_seed((first & 0xFFFFFFFF) << 32 | (second & 0xFFFFFFFF))
+            torch.manual_seed(mixed)
             output = _kernel(query, key, value, allowed, rate, aligned, scale)
     else:
         output = _kernel(query, key, value, allowed, rate, aligned, scale)

@@ -128,13 +128,17 @@ class Runner(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Tells the loader the epoch; puts running averages of a cut epoch back."""
+        if self._metrics_from is not None:
+            # TensorFlow makes the metrics' variables in the first step, too late to fill them.
+            x, y = self.loader[0]
+            logits = keras.ops.zeros(self.trained.compute_output_shape(x.shape))
+            self.trained.compute_metrics(x, y, logits)
+            checkpoint.restore_metrics(self._metrics_from, self.trained)
+            self._metrics_from = None
         self.loader.set_epoch(epoch)
         self._epoch_started = perf_counter()
         if self._windows:
             self._mark = self._epoch_started
-        if self._metrics_from is not None:
-            checkpoint.restore_metrics(self._metrics_from, self.trained)
-            self._metrics_from = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keeps the loss on the device; every so often fetches, shows, saves, stops."""

@@ -58,11 +58,6 @@ class StepCallbacks(keras.callbacks.CallbackList):
     ):
         super().__init__(callbacks, add_history=True, add_progbar=False, model=model, **params)
 
-    def append(self, callback: keras.callbacks.Callback) -> None:
-        """Adds a callback, as `Task.fit` does to tell data the epoch."""
-        callback.set_model(self.model)
-        self.callbacks.append(callback)
-
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Nothing."""
 
