@@ -34,11 +34,13 @@ def rematerialize(model: Any, mode: str) -> None:
 
 
 def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, a layer's call, such that its backward pass starts from its inputs."""
+    """`fn`, a layer's call, such that in training its backward pass starts from its inputs."""
     engine = backend_module("kmodels.layers.remat")
     seeds = _seeds(layer)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("training"):
+            return fn(*args, **kwargs)
         context = compat.current_call_context()
 
         def again(*args: Any, **kwargs: Any) -> Any:
