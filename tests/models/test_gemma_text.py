@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from kmodels.data import adapters
 from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
 from kmodels.text import TextLoader, demo
 from kmodels.text.training import train_tokenizer
@@ -52,6 +53,23 @@ def test_the_script_that_keras_users_know(preset):
     assert text.startswith(prompt)
     assert gemma_lm.generate([prompt, "a"], max_length=40)[0] == text
     assert gemma_lm.generate(prompt, max_length=40, strip_prompt=True) == text[len(prompt) :]
+
+
+def test_fit_takes_records_and_columns_as_well(preset):
+    text = GemmaCausalLMPreprocessor(preset, sequence_length=200)
+    pairs = [{"prompts": row["instruction"], "responses": row["response"]} for row in ROWS]
+    columns = {name: [pair[name] for pair in pairs] for name in ("prompts", "responses")}
+    chats = [
+        {"messages": [{"role": "user", "content": p}, {"role": "model", "content": r}]}
+        for p, r in zip(*columns.values(), strict=True)
+    ]
+    for given in (ROWS, pairs, columns, chats):
+        text.template = "gemma" if given is chats else "instruction"
+        dataset = adapters.as_dataset(given, batch_size=4, preprocess=text)
+        assert len(dataset) == 3
+        _, labels, weights = dataset[1]
+        _, expected, _ = text((pairs if given is columns else given)[4:8])
+        assert np.array_equal(labels, expected) and labels.shape == weights.shape == (4, 200)
 
 
 def losses(logits, labels):
