@@ -118,6 +118,7 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monke
     expected, found = result(whole), result(tmp_path)
     assert found["step_losses"] == expected["step_losses"]
     assert found["weights_digest"] == expected["weights_digest"]
+    assert found["metrics"] == pytest.approx(expected["metrics"])
 
 
 def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monkeypatch):
