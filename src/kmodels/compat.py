@@ -73,3 +73,9 @@ def set_rematerialized(layer: Any, active: bool) -> None:
 def no_autocast() -> AutocastScope:
     """A block in which variables have their own dtype."""
     return AutocastScope(None)
+
+
+def autocast(policy: Any) -> AutocastScope:
+    """Variables are read in the policy's compute dtype inside the block, as in a layer's call."""
+    mixed = policy.compute_dtype != policy.variable_dtype
+    return AutocastScope(policy.compute_dtype if mixed else None)

@@ -51,9 +51,7 @@ class Embedding(Layer):
     def logits(self, hidden: Any) -> Any:
         """(..., D) -> (..., V), float32, soft-capped."""
         table = keras.ops.cast(self.embeddings, hidden.dtype)
-        logits = keras.ops.cast(
-            keras.ops.matmul(hidden, keras.ops.transpose(table)), "float32"
-        )
+        logits = keras.ops.cast(keras.ops.matmul(hidden, keras.ops.transpose(table)), "float32")
         if self.soft_cap is None:
             return logits
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)

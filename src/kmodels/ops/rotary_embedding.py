@@ -42,9 +42,7 @@ def rotary_embedding(
     half = x.shape[-1] // 2
     y = ops.cast(x, dtype)
     first, second = y[..., :half], y[..., half:]
-    y = ops.concatenate(
-        [first * cosine - second * sine, second * cosine + first * sine], axis=-1
-    )
+    y = ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return ops.cast(y, ops.dtype(x))
 
 

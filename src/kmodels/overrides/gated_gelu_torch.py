@@ -29,4 +29,7 @@ class _GatedGelu(torch.autograd.Function):
 @override(gated_gelu)
 def gated_gelu_torch(gate: Tensor, up: Tensor) -> Tensor:
     """`torch.nn.functional.gelu` in its tanh form, times `up`."""
-    return _GatedGelu.apply(ops.convert_to_tensor(gate), ops.convert_to_tensor(up))
+    gate, up = ops.convert_to_tensor(gate), ops.convert_to_tensor(up)
+    if not torch.is_grad_enabled():
+        return functional.gelu(gate, approximate="tanh") * up
+    return _GatedGelu.apply(gate, up)

@@ -14,11 +14,9 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        y = x.to(wide)
-        inverse = torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon)
+        y, inverse = _normalise(x, scale, epsilon)
         ctx.save_for_backward(x, scale, inverse)
-        return (y * inverse * (1.0 + scale.to(wide))).to(x.dtype)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -35,7 +33,18 @@ class _RMSNorm(torch.autograd.Function):
         return for_x, for_scale, None
 
 
+def _normalise(x: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The result, and what each row was multiplied by."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = x.to(wide)
+    inverse = torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon)
+    return (y * inverse * (1.0 + scale.to(wide))).to(x.dtype), inverse
+
+
 @override(rms_norm)
 def rms_norm_torch(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     """The op's own arithmetic, with less kept for the way back."""
-    return _RMSNorm.apply(ops.convert_to_tensor(x), ops.convert_to_tensor(scale), epsilon)
+    x, scale = ops.convert_to_tensor(x), ops.convert_to_tensor(scale)
+    if not torch.is_grad_enabled():
+        return _normalise(x, scale, epsilon)[0]
+    return _RMSNorm.apply(x, scale, epsilon)

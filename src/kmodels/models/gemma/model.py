@@ -15,6 +15,7 @@ import keras
 
 from kmodels.errors import InputError
 from kmodels.layers import Embedding, RMSNorm
+from kmodels.layers.base import direct_calls
 from kmodels.models.gemma import weights_peft
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.layers import GemmaBlock
@@ -164,9 +165,10 @@ class GemmaBackbone(OptionalInputs, Backbone):
             (B, T, D).
         """
         x = self.token_embedding(token_ids)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, positions=positions, cache=cache)
-        return self.final_norm(x)
+        with direct_calls(self.dtype_policy):
+            for block, cache in zip(self.blocks, caches, strict=True):
+                x = block(x, positions=positions, cache=cache)
+            return self.final_norm(x)
 
     @staticmethod
     def get_layout_map(
