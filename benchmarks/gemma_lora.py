@@ -155,7 +155,7 @@ class Clock:
 
     def stop(self, loss: float):
         self.times.append(time.process_time() - self._begun)
-        self.losses.append(loss)
+        self.losses.append(float(loss))
 
     def result(self) -> dict:
         text = Path("/proc/self/status").read_text()

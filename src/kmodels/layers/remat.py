@@ -35,7 +35,7 @@ def rematerialize(model: Any, mode: str) -> None:
 
 def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, a layer's call, such that in training its backward pass starts from its inputs."""
-    engine = backend_module("kmodels.layers.remat")
+    engine: Any = backend_module("kmodels.layers.remat")
     seeds = _seeds(layer)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -138,7 +138,8 @@ def _variable(layer: Dense, part: str) -> Any:
     heads = {"weight": layer.kernel, "bias": layer.bias}
     if part in heads:
         return heads[part]
-    return dict(zip(peft.PARTS, layer.adapter.variables, strict=False))[part]
+    held: dict[str, Any] = dict(zip(peft.PARTS, layer.adapter.variables, strict=False))
+    return held[part]
 
 
 Filled = dict[str, dict[str, LazyArray]]

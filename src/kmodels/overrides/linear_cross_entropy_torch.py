@@ -117,10 +117,9 @@ def _walk(
     rows, step = hidden.shape[0], tile_of(table.shape[0])
     top = torch.full((rows,), -torch.inf, dtype=dtype, device=hidden.device)
     total, right = torch.zeros_like(top), torch.zeros_like(top)
-    mean = slope_right = None
+    slope_right, mean = torch.ones_like(top), None
     if gradient:
         mean = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        slope_right = torch.ones_like(top)
     for start in range(0, table.shape[0], step):
         tile = table[start : start + step].to(hidden.dtype)
         score, slope = _scores(hidden, tile, soft_cap, dtype)
