@@ -56,7 +56,7 @@ def test_the_script_that_keras_users_know(preset):
 
 
 def test_fit_takes_records_and_columns_as_well(preset):
-    text = GemmaCausalLMPreprocessor(preset, sequence_length=200)
+    text = GemmaCausalLMPreprocessor.from_preset(preset, sequence_length=200)
     pairs = [{"prompts": row["instruction"], "responses": row["response"]} for row in ROWS]
     columns = {name: [pair[name] for pair in pairs] for name in ("prompts", "responses")}
     chats = [
@@ -66,7 +66,7 @@ def test_fit_takes_records_and_columns_as_well(preset):
     for given in (ROWS, pairs, columns, chats):
         text.template = "gemma" if given is chats else "instruction"
         dataset = adapters.as_dataset(given, batch_size=4, preprocess=text)
-        assert len(dataset) == 3
+        assert dataset.num_batches == 3
         _, labels, weights = dataset[1]
         _, expected, _ = text((pairs if given is columns else given)[4:8])
         assert np.array_equal(labels, expected) and labels.shape == weights.shape == (4, 200)

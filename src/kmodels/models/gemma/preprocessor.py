@@ -227,24 +227,32 @@ class GemmaCausalLMPreprocessor:
         """The preprocessor of a directory or a file.
 
         Args:
-            preset: what `Tokenizer.from_file` reads; the settings that `save` wrote beside it are
-                taken over.
+            preset: a directory that a model's `save_to_preset` wrote, or what
+                `Tokenizer.from_file` reads; the settings in it are taken over.
             **settings: arguments to change.
 
         Returns:
             A preprocessor with that tokenizer.
         """
-        path = Path(preset) / SETTINGS_FILE
-        if path.is_file():
-            try:
-                settings = {**json.loads(path.read_text()), **settings}
-            except ValueError as error:
-                raise InputError(f"{path} is not JSON: {error}") from error
+        own = _json(Path(preset) / "config.json").get("preprocessor")
+        if isinstance(own, dict) and "tokenizer" in own:
+            return cls(**{**own, **settings})
+        settings = {**_json(Path(preset) / SETTINGS_FILE), **settings}
         return cls(Tokenizer.from_file(preset), **settings)
 
 
 class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
     """`GemmaCausalLMPreprocessor` by keras-hub's name for Gemma 3."""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What a file of settings holds; nothing where it is not there."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}") from error
 
 
 def _records(x: Any) -> tuple[list[Any], bool]:
