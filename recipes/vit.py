@@ -84,6 +84,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         shape = (*shape[:2], data.image_shape[-1])
     for file, reason in data.skipped:
         print(f"left out {file}: {reason}")
+    if data.skipped:
+        print(f"{len(data.skipped)} pictures left out")
 
     # === Model ===
     own_head = settings.evaluate and settings.weights and not folder.has_checkpoints

@@ -38,8 +38,7 @@ class ImageLoader(keras.utils.PyDataset):
         std: of pixels / 255, one or one per channel.
         one_hot: number of classes for labels as float32 (B, classes), which mixing always gives.
 
-    Yields:
-        float32 images (B, H, W, C) and int32 labels (B,).
+    A batch is float32 images (B, H, W, C) and int32 labels (B,).
     """
 
     def __init__(

@@ -23,12 +23,15 @@ def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | Non
 def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """Merges the leading axes around the product; a batch axis that is sharded stays so.
 
-    XLA's bfloat16 products on a CPU take a slow path unless their results are float32.
+    XLA's bfloat16 products on a CPU take a slow path unless their results are float32; they are
+    leaner on the axes as they are.
     """
     x, kernel = jnp.asarray(x), jnp.asarray(kernel)
     check_width(x, kernel)
-    flat = x.reshape(-1, x.shape[-1])
-    y = _product(flat, kernel) if _narrow(x, kernel) else flat @ kernel
+    if _narrow(x, kernel):
+        y = _product(x, kernel)
+        return y if bias is None else y + jnp.asarray(bias)
+    y = x.reshape(-1, x.shape[-1]) @ kernel
     y = y if bias is None else y + jnp.asarray(bias)
     return y.reshape(*x.shape[:-1], kernel.shape[1])
 
@@ -39,12 +42,12 @@ def _narrow(*arrays: Tensor) -> bool:
 
 @jax.custom_vjp
 def _product(x: Tensor, kernel: Tensor) -> Tensor:
-    return _wide(x, 1, kernel, 0).astype(x.dtype)
+    return _wide(x, (x.ndim - 1,), kernel, (0,)).astype(x.dtype)
 
 
-def _wide(a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> Tensor:
+def _wide(a: Tensor, a_axes: tuple[int, ...], b: Tensor, b_axes: tuple[int, ...]) -> Tensor:
     # Named axes, for a transposed operand would be copied first.
-    axes = (((a_axis,), (b_axis,)), ((), ()))
+    axes = ((a_axes, b_axes), ((), ()))
     return jax.lax.dot_general(a, b, axes, preferred_element_type="float32")
 
 
@@ -54,9 +57,10 @@ def _forward(x: Tensor, kernel: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
 
 def _backward(kept: tuple[Tensor, Tensor], upstream: Tensor) -> tuple[Tensor, Tensor]:
     x, kernel = kept
-    # The kernel's gradient is not computed in a compiled step that does not ask for it.
-    for_x, for_kernel = _wide(upstream, 1, kernel, 1), _wide(x, 0, upstream, 0)
-    return for_x.astype(x.dtype), for_kernel.astype(x.dtype)
+    for_x = _wide(upstream, (upstream.ndim - 1,), kernel, (1,))
+    # Not computed in a compiled step that does not ask for it.
+    outer = tuple(range(x.ndim - 1))
+    return for_x.astype(x.dtype), _wide(x, outer, upstream, outer).astype(x.dtype)
 
 
 _product.defvjp(_forward, _backward)

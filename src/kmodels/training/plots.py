@@ -89,7 +89,10 @@ def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[
     figure.colorbar(shown, ax=axes, fraction=0.046)
     axes.set(xlabel="predicted", ylabel="true")
     if len(names) <= 30:
-        axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 10 else 0)
+        axes.set_xticks(range(len(names)), names)
+        if max(map(len, map(str, names))) > 3:
+            plain = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+            axes.set_xticks(range(len(names)), names, **plain)
         axes.set_yticks(range(len(names)), names)
     if len(names) <= 20:
         for row, column in np.argwhere(matrix):
