@@ -13,7 +13,7 @@ from kmodels.errors import InputError
 from tolerances import tolerance
 
 # More rows than one block of the JAX override, more classes than a tile and a remainder.
-ROWS, WIDTH, VOCABULARY = 150, 8, 5000
+ROWS, WIDTH, VOCABULARY = 300, 8, 5000
 
 
 def reference(hidden, table, labels, weights, soft_cap):
@@ -153,7 +153,7 @@ def test_in_bfloat16_gradients_stay_near(data):
 
 def test_what_does_not_fit_is_refused(data):
     hidden, table, labels, weights = (keras.ops.convert_to_tensor(x) for x in data)
-    with pytest.raises(InputError, match=r"takes hidden \(M, D\).*got \(150, 8\), \(5000, 7\)"):
+    with pytest.raises(InputError, match=r"takes hidden \(M, D\).*got \(300, 8\), \(5000, 7\)"):
         ops.linear_cross_entropy(hidden, table[:, :7], labels, weights)
     with pytest.raises(InputError, match="soft_cap 0; it must be positive"):
         ops.linear_cross_entropy(hidden, table, labels, weights, soft_cap=0)

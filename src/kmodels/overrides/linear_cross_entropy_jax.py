@@ -17,7 +17,7 @@ from kmodels.ops.linear_cross_entropy import (
 )
 
 # Positions of weight 0 are skipped in whole blocks of at least so many.
-BLOCK = 128
+BLOCK = 256
 
 
 def _supports(
