@@ -3,10 +3,11 @@ VENV := $(or $(KMODELS_VENV),.venv)
 BACKEND ?=
 ARGS ?=
 
-.PHONY: help vit test lint full-environment lint-ruff lint-format lint-types lint-docstrings clean
+.PHONY: help vit gemma test lint full-environment lint-ruff lint-format lint-types lint-docstrings clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
+	@echo "make gemma                 fine-tune a small Gemma with LoRA (ARGS='--weights DIR --data FILE.jsonl' for a real one)"
 	@echo "make test                  all tests, each backend in its own environment"
 	@echo "make test BACKEND=torch    the tests of one backend"
 	@echo "make lint                  formatting, lint, types and docstrings"
@@ -15,6 +16,10 @@ help:
 vit:
 	$(PYTHON) tests/environments.py vit
 	KERAS_BACKEND=jax $(VENV)/vit/bin/python recipes/vit.py $(ARGS)
+
+gemma:
+	$(PYTHON) tests/environments.py vit
+	KERAS_BACKEND=jax $(VENV)/vit/bin/python recipes/gemma_lora.py $(ARGS)
 
 test:
 	$(PYTHON) tests/run.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))

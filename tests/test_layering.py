@@ -18,7 +18,7 @@ ROWS = (
     ("errors", "files", "compat", "dispatch", "initializers", "precision"),
     ("ops", "overrides"),
     ("layers",),
-    ("data", "distribution", "lora", "text", "training", "weights"),
+    ("data", "distribution", "generation", "lora", "text", "training", "weights"),
     ("task", "presets"),
     ("models",),
     ("bench", "cli", "doctor", "recipe"),

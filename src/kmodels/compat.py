@@ -1,11 +1,81 @@
 """The only place that looks inside Keras, for what its public interface does not give."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import AutocastScope
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils import rng_utils
 
-__all__ = ["PyDatasetAdapter", "random_seed"]
+_CONTEXT = "current_call_ctx"
+
+__all__ = ["PyDatasetAdapter", "attach", "changing", "detach", "random_seed", "sublayers"]
 
 
 def random_seed() -> int | None:
     """The seed given to `keras.utils.set_random_seed`, or None where none was."""
     return rng_utils.get_random_seed()
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """The layer itself and all below it, in no order to rely on."""
+    return list(layer._flatten_layers())
+
+
+@contextmanager
+def changing(layer: Any) -> Iterator[None]:
+    """Inside the block a built layer takes new variables and seeds."""
+    locked = layer._tracker.locked
+    layer._tracker.unlock()
+    try:
+        yield
+    finally:
+        if locked:
+            layer._tracker.lock()
+
+
+def attach(layer: Any, variables: Iterable[Any]) -> None:
+    """Makes variables that exist part of a layer."""
+    with changing(layer):
+        for variable in variables:
+            layer._track_variable(variable)
+
+
+def detach(layer: Any, variables: Iterable[Any]) -> None:
+    """Takes variables out of a layer; they keep their values."""
+    for variable in variables:
+        layer._untrack_variable(variable)
+
+
+@contextmanager
+def call_context(context: Any) -> Iterator[None]:
+    """Inside the block layers see this context, and with it whether they are in training."""
+    before = global_state.get_global_attribute(_CONTEXT)
+    global_state.set_global_attribute(_CONTEXT, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_CONTEXT, before)
+
+
+def current_call_context() -> Any:
+    """The context of the call that is running, or None."""
+    return global_state.get_global_attribute(_CONTEXT)
+
+
+def set_rematerialized(layer: Any, active: bool) -> None:
+    """Whether Keras asks `rematerialized_call` how to call this layer."""
+    layer._remat_mode = active or None
+
+
+def no_autocast() -> AutocastScope:
+    """A block in which variables have their own dtype."""
+    return AutocastScope(None)
+
+
+def autocast(policy: Any) -> AutocastScope:
+    """Variables are read in the policy's compute dtype inside the block, as in a layer's call."""
+    mixed = policy.compute_dtype != policy.variable_dtype
+    return AutocastScope(policy.compute_dtype if mixed else None)

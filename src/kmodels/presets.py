@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from kmodels import initializers
+from kmodels import initializers, lora
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory
+from kmodels.layers import quantized
 from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.weights import Checkpoint, engine, native, read_safetensors, write_safetensors
@@ -27,7 +28,13 @@ REMOTE = {
     "hf://": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
     "kaggle://": ("kagglehub", "model_download", "kagglehub"),
 }
-TRANSFORMERS_FILES = ("config.json", "preprocessor_config.json", "model.safetensors")
+TRANSFORMERS_FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 
 
 def list_presets(family: str | None = None) -> list[str]:
@@ -61,10 +68,13 @@ def load(
     fills = load_weights and bool(checkpoint.tensors)
     with initializers.blank() if fills else nullcontext():
         backbone = owner(**backbone_fields, dtype=dtype, **({} if cls is not owner else settings))
+        quantized.restore(backbone, checkpoint.changes.get("quantization", {}))
+        lora.restore(backbone, checkpoint.changes.get("lora", {}))
     model = backbone
     if cls is not owner:
         given = {key: value for key, value in checkpoint.task.items() if value is not None}
-        if fills and "num_classes" not in {**given, **settings}:
+        headed = "num_classes" not in family.parts or "num_classes" in {**given, **settings}
+        if fills and not headed:
             raise InputError(f"{preset} has no head; give num_classes")
         settings = family.defaults(config, {**given, **settings})
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
@@ -149,7 +159,7 @@ def _open_own(path: Path, description: dict[str, Any], family: Family, weights: 
 
 
 def _unknown(name: str, family: Family) -> InputError:
-    if "/" in name or "\\" in name or Path(name).suffix in (".safetensors", ".npz"):
+    if "/" in name or "\\" in name or Path(name).suffix in (".safetensors", ".npz", ".gguf"):
         return InputError(f"there is no file or directory {name}")
     near = difflib.get_close_matches(name, family.presets, 3, 0.5) or sorted(family.presets)
     return InputError(
@@ -180,6 +190,8 @@ def _describe(model: Any) -> dict[str, Any]:
         "backbone": backbone.config.to_dict(),
         "task": getattr(model, "settings", None),
         "preprocessor": None if preprocessor is None else preprocessor.to_dict(),
+        "quantization": quantized.describe(model),
+        "lora": lora.describe(model),
     }
 
 
@@ -199,6 +211,10 @@ def export_to_transformers(model: Any, directory: str | Path) -> Path:
         InputError: lists what transformers cannot express, or files that would be lost.
         RuntimeError: if what was written is not bit for bit what the model holds.
     """
+    if lora.describe(model):
+        raise InputError(
+            "transformers has no place for LoRA adapters; call merge_lora first, or save_adapter"
+        )
     directory = Path(directory)
     family = registry.family(getattr(model, "backbone", model).family)
     form, pictures, table, zeros = family.transformers_form(model)
@@ -212,6 +228,10 @@ def export_to_transformers(model: Any, directory: str | Path) -> Path:
         if pictures:
             text = json.dumps(pictures, indent=2) + "\n"
             (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+        if (
+            tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None)
+        ) is not None:
+            tokenizer.save(folder)
         file = folder / "model.safetensors"
         write_safetensors(file, {**tensors, **zeros}, {"format": "pt"})
         _compare(model, tensors, zeros, read_safetensors(file))

@@ -1,11 +1,14 @@
 """What every model can do, whatever its family."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import keras
 
+from kmodels import lora
 from kmodels.errors import InputError
+from kmodels.layers import quantized
 
 
 class Presets:
@@ -46,16 +49,108 @@ class Presets:
         return presets.export_to_transformers(self, directory)
 
 
-class Backbone(Presets, keras.Model):
+class Adapters:
+    """Training a few small matrices beside a frozen model (LoRA), and that model in few bits."""
+
+    def enable_lora(
+        self,
+        rank: int,
+        alpha: float | None = None,
+        dropout: float = 0.0,
+        targets: str | Sequence[str] = ("query", "value"),
+        rslora: bool = False,
+        dora: bool = False,
+    ) -> None:
+        """Freezes the backbone and puts two trainable matrices beside each chosen linear layer.
+
+        The model gives what it gave until the first step. A task's head stays trainable. Call it
+        before `compile`.
+
+        Args:
+            rank: of the matrices, (in, rank) and (rank, out).
+            alpha: the adapter counts alpha / rank times; None for `rank`, that is once.
+            dropout: rate in front of the adapter, in training.
+            targets: names ("query"), ends of paths ("mlp/up"), regular expressions for whole paths
+                (r"block_[0-3]/.*"), or "all-linear".
+            rslora: alpha / sqrt(rank) instead of alpha / rank.
+            dora: learns the length of each output's weights too.
+
+        Raises:
+            InputError: for values out of range, unknown targets, or a model with adapters.
+        """
+        backbone = getattr(self, "backbone", self)
+        lora.enable(backbone, lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora))
+        lora.forget_compiled(self)
+
+    def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
+        """Keeps the kernels of the backbone's linear layers in 8 or 4 bits (QLoRA's base).
+
+        Call it before `enable_lora`: adapters and head stay as they are.
+
+        Args:
+            mode: "int8", one scale per output, or "int4", one per output and up to 128 inputs.
+            config: Keras' argument; activations are not quantized, so there is nothing to set.
+            **kwargs: Keras' other arguments; all linear layers are chosen.
+
+        Raises:
+            InputError: for other modes, a quantized model, or one with adapters.
+        """
+        backbone = getattr(self, "backbone", self)
+        quantized.quantize(backbone, mode)
+        lora.forget_compiled(backbone)
+        lora.forget_compiled(self)
+
+    def merge_lora(self) -> None:
+        """Adds the adapters to their kernels: same results, and the variables of the model without.
+
+        The kernels as they were stay on the host for `unmerge_lora`.
+
+        Raises:
+            InputError: without adapters, or on a quantized base.
+        """
+        lora.merge(self)
+
+    def unmerge_lora(self) -> None:
+        """Undoes `merge_lora`: the kernels are what they were, bit for bit.
+
+        Raises:
+            InputError: where nothing was merged.
+        """
+        lora.unmerge(self)
+
+    def save_adapter(self, directory: str | Path) -> Path:
+        """Writes the adapters, and a trained head, to a directory in PEFT's format, atomically.
+
+        Raises:
+            InputError: without adapters.
+        """
+        return lora.save_adapter(self, directory)
+
+    def load_adapter(self, directory: str | Path) -> None:
+        """Puts adapters written by `save_adapter` or PEFT into the model.
+
+        Rank, alpha and targets come from the file; adapters that the model has give way.
+
+        Raises:
+            InputError: lists all that does not fit; the model is unchanged then.
+        """
+        lora.load_adapter(self, directory)
+
+
+class Backbone(Presets, Adapters, keras.Model):
     """A model without a head, described by a frozen config.
 
     Attributes:
         config: the family's dataclass.
         family: the name of the family's folder.
+        peft_names: names of the linear layers in transformers, see `kmodels.lora.peft`.
+        peft_prefix: what a task adds to those names.
     """
 
     config_class: ClassVar[type]
     family: ClassVar[str]
+    peft_names: ClassVar[Sequence[Mapping[str, str]]] = ()
+    peft_prefix: ClassVar[str] = ""
 
     def __init__(self, *, config: Any, intermediates: dict[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
@@ -98,7 +193,7 @@ class Backbone(Presets, keras.Model):
         return cls(**config)
 
 
-class Task(Presets, keras.Model):
+class Task(Presets, Adapters, keras.Model):
     """A backbone with a head, trained by `fit`.
 
     Attributes:

@@ -288,6 +288,7 @@ def _is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
         return bool(x) and (
             all(_is_leaf(part) for part in x)
             or (preprocess is None and isinstance(x, tuple) and all(map(_is_nested, x)))
+            or (preprocess is not None and isinstance(x, list) and all(map(_is_record, x)))
         )
     return _is_leaf(x) and np.ndim(x) > 0
 
@@ -301,6 +302,16 @@ def _is_leaf(part: Any) -> bool:
         isinstance(part, str | bytes | int | float)
         or (hasattr(part, "__array__") and hasattr(part, "shape"))
         or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
+    )
+
+
+def _is_record(part: Any) -> bool:
+    """Whether it is named texts of one sample, such as a question and an answer."""
+    return isinstance(part, dict) and all(
+        value is None
+        or isinstance(value, str | int | float)
+        or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+        for value in part.values()
     )
 
 
@@ -325,7 +336,9 @@ def _plain(part: Any, preprocess: Preprocess | None) -> Any:
     if isinstance(part, tuple) or (isinstance(part, list) and preprocess is None):
         if part and not np.isscalar(part[0]) and np.ndim(part[0]):
             return tuple(_plain(value, None) for value in part)
-        return np.asarray(part)
+        # NumPy's own texts would all take the room of the longest.
+        texts = bool(part) and isinstance(part[0], str | bytes)
+        return np.asarray(part, dtype=object if texts else None)
     return part if isinstance(part, list) else to_numpy(part)
 
 

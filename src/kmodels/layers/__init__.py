@@ -4,7 +4,20 @@ from kmodels.layers.attention import Attention
 from kmodels.layers.base import Layer
 from kmodels.layers.dense import Dense
 from kmodels.layers.dropout import Dropout, DropPath
-from kmodels.layers.mlp import MLP
-from kmodels.layers.norm import LayerNorm, LayerScale
+from kmodels.layers.embedding import Embedding
+from kmodels.layers.mlp import MLP, GatedMLP
+from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm
 
-__all__ = ["MLP", "Attention", "Dense", "DropPath", "Dropout", "Layer", "LayerNorm", "LayerScale"]
+__all__ = [
+    "MLP",
+    "Attention",
+    "Dense",
+    "DropPath",
+    "Dropout",
+    "Embedding",
+    "GatedMLP",
+    "Layer",
+    "LayerNorm",
+    "LayerScale",
+    "RMSNorm",
+]

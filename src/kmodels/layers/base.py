@@ -1,18 +1,45 @@
 """The base of every layer: weights that are keyed by their path."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
 
 from kmodels import compat, initializers
+from kmodels.layers import remat
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
 Shape = tuple[Any, ...]
 
 
+_direct: ContextVar[bool] = ContextVar("kmodels_direct_calls", default=False)
+
+
+@contextmanager
+def direct_calls(policy: Any) -> Iterator[None]:
+    """Layers inside the block run their `call` at once, without what Keras does around it.
+
+    That costs more than the arithmetic when one token at a time goes through a model. For built
+    layers of one policy, outside training.
+    """
+    token = _direct.set(True)
+    try:
+        with compat.autocast(policy):
+            yield
+    finally:
+        _direct.reset(token)
+
+
 class Layer(keras.layers.Layer):
     """A Keras layer whose first weights are the same on each backend."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' call, or inside `direct_calls` the layer's own."""
+        if _direct.get():
+            return self.call(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
     def add_parameter(
         self, name: str, shape: Sequence[int], draw: initializers.Draw, trainable: bool = True
@@ -29,3 +56,7 @@ class Layer(keras.layers.Layer):
             return None
         seed = initializers.generator(f"{self.path}/seed", compat.random_seed())
         return keras.random.SeedGenerator(int(seed.integers(2**31)), name="seed")
+
+    def rematerialized_call(self, fn: Any, *_: Any, **__: Any) -> Any:
+        """`fn` as it is called where `layers.remat` is on for this layer; Keras asks for it."""
+        return remat.wrap(self, fn)

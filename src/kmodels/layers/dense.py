@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from kmodels import initializers, ops
+import keras
+
+from kmodels import compat, initializers, ops
+from kmodels.errors import InputError
+from kmodels.layers import quantized
 from kmodels.layers.base import Layer, Shape
 
 
@@ -18,7 +22,12 @@ class Dense(Layer):
         x (..., in), compute dtype -> (..., units).
 
     Weights:
-        kernel (in, units), bias (units,).
+        kernel (in, units), bias (units,); a quantized layer has kernel_int8 or kernel_int4,
+        kernel_scale and kernel_zero in place of the kernel, one with an adapter lora_a and lora_b.
+
+    Attributes:
+        adapter: what `enable_lora` put beside the kernel, or None.
+        quantized: the kernel in few bits, or None.
     """
 
     def __init__(
@@ -33,16 +42,57 @@ class Dense(Layer):
         self.use_bias = use_bias
         self.draw = kernel_initializer
         self.bias = None
+        self.adapter: Any = None
+        self.merged: Any = None
+        self.quantized: quantized.QuantizedKernel | None = None
 
     def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
-        self.kernel = self.add_parameter("kernel", (input_shape[-1], self.units), self.draw)
+        self.input_dim = input_shape[-1]
+        self.kernel = self.add_parameter("kernel", (self.input_dim, self.units), self.draw)
         if self.use_bias:
             self.bias = self.add_parameter("bias", (self.units,), initializers.zeros)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""
-        return ops.dense(x, self.kernel, self.bias)
+        if self.adapter is not None:
+            return self.adapter(x, training)
+        return self.linear(x, self.bias)
+
+    def linear(self, x: Any, bias: Any) -> Any:
+        """The layer without its adapter."""
+        if self.quantized is not None:
+            return self.quantized.dense(x, bias)
+        return ops.dense(x, self.kernel, bias)
+
+    def wide_kernel(self) -> Any:
+        """The kernel (in, units) in float32, widened where it is quantized."""
+        if self.quantized is not None:
+            return self.quantized.wide()
+        return keras.ops.cast(self.kernel, "float32")
+
+    def quantize_kernel(self, mode: str) -> None:
+        """Replaces the kernel by one of 8 or 4 bits, see `layers.quantized`.
+
+        Raises:
+            InputError: for a layer with an adapter, or a quantized one.
+        """
+        if self.adapter is not None or self.merged is not None:
+            raise InputError(
+                f"{self.path} has a LoRA adapter; quantize the base before enable_lora"
+            )
+        if self.quantized is not None:
+            raise InputError(f"{self.path} is {self.quantized.mode} already; quantize a model once")
+        values = keras.ops.convert_to_numpy(self.wide_kernel())
+        quantized.fill(self.to_quantized(mode), values)
+
+    def to_quantized(self, mode: str) -> quantized.QuantizedKernel:
+        """Replaces the kernel by an empty quantized one, to be filled."""
+        compat.detach(self, [self.kernel])
+        with compat.changing(self):
+            self.kernel = None
+            self.quantized = quantized.make(self, mode, self.input_dim, self.units)
+        return self.quantized
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape with the last axis replaced by `units`."""

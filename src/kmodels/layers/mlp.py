@@ -1,4 +1,4 @@
-"""The two-layer perceptron of a transformer block."""
+"""The perceptrons of a transformer block."""
 
 from typing import Any
 
@@ -48,6 +48,39 @@ class MLP(Layer):
         """(..., D) -> (..., D)."""
         x = ops.gelu(self.up(x), approximate=self.approximate)
         return self.down(self.dropout(x, training=training))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """The input's shape."""
+        return input_shape
+
+
+class GatedMLP(Layer):
+    """Dense of GELU(gate) * up, no biases (Shazeer 2020).
+
+    Args:
+        hidden_dim: width of the gate and of what it multiplies.
+
+    Weights:
+        gate (D, hidden_dim), up (D, hidden_dim), down (hidden_dim, D): kernel.
+    """
+
+    def __init__(self, hidden_dim: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.hidden_dim = hidden_dim
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the three dense layers."""
+        width, hidden = input_shape[-1], self.hidden_dim
+        self.gate = Dense(hidden, use_bias=False, name="gate", dtype=self.dtype_policy)
+        self.gate.build((None, width))
+        self.up = Dense(hidden, use_bias=False, name="up", dtype=self.dtype_policy)
+        self.up.build((None, width))
+        self.down = Dense(width, use_bias=False, name="down", dtype=self.dtype_policy)
+        self.down.build((None, hidden))
+
+    def call(self, x: Any) -> Any:
+        """(..., D) -> (..., D)."""
+        return self.down(ops.gated_gelu(self.gate(x), self.up(x)))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""

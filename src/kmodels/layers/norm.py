@@ -37,6 +37,36 @@ class LayerNorm(Layer):
         return input_shape
 
 
+class RMSNorm(Layer):
+    """Root mean square normalisation over the last axis, scaled by 1 + scale (Gemma).
+
+    Args:
+        epsilon: added to the mean square.
+
+    Call:
+        x (..., D) -> (..., D), same dtype; computed in float32.
+
+    Weights:
+        scale (D,), zeros at first.
+    """
+
+    def __init__(self, epsilon: float = 1e-6, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the scale."""
+        self.scale = self.add_parameter("scale", input_shape[-1:], initializers.zeros)
+
+    def call(self, x: Any) -> Any:
+        """(..., D) -> (..., D)."""
+        return ops.rms_norm(x, self.scale, epsilon=self.epsilon)
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """The input's shape."""
+        return input_shape
+
+
 class LayerScale(Layer):
     """Multiplies each channel of a residual branch by a learned scale (Touvron et al. 2021, eq. 5).
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from kmodels.weights import Checkpoint
 
 FAMILIES = {
+    "gemma": "kmodels.models.gemma.family",
     "vit": "kmodels.models.vit.family",
 }
 

@@ -4,10 +4,27 @@ from kmodels.dispatch import load_overrides
 from kmodels.ops.attention import attention
 from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout
+from kmodels.ops.gated_gelu import gated_gelu
 from kmodels.ops.gelu import gelu
 from kmodels.ops.layer_norm import layer_norm
+from kmodels.ops.linear_cross_entropy import linear_cross_entropy
 from kmodels.ops.patch_embedding import patch_embedding
+from kmodels.ops.quantized_dense import quantized_dense
+from kmodels.ops.rms_norm import rms_norm
+from kmodels.ops.rotary_embedding import rotary_embedding
 
 load_overrides()
 
-__all__ = ["attention", "dense", "dropout", "gelu", "layer_norm", "patch_embedding"]
+__all__ = [
+    "attention",
+    "dense",
+    "dropout",
+    "gated_gelu",
+    "gelu",
+    "layer_norm",
+    "linear_cross_entropy",
+    "patch_embedding",
+    "quantized_dense",
+    "rms_norm",
+    "rotary_embedding",
+]

@@ -1,4 +1,4 @@
-"""Affine map for JAX on CPU: XLA multiplies two matrices faster than it contracts three axes."""
+"""Affine map for JAX on CPU: one flat product, and for bfloat16 one with float32 results."""
 
 import jax
 import keras
@@ -9,11 +9,11 @@ from kmodels.ops.dense import check_width, dense
 
 
 def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | None:
-    """Three axes or more, on CPU, no model parallelism."""
-    if len(x.shape) < 3:
-        return "x is a matrix already"
+    """Three axes or more or bfloat16, on CPU, no model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU is a flat product faster"
+    if len(x.shape) < 3 and not _narrow(x, kernel):
+        return "x is a matrix already"
     if isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
         return "merging axes could gather a sharded tensor"
     return None
@@ -21,9 +21,46 @@ def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | Non
 
 @override(dense, supports)
 def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Merges the leading axes around the product; a batch axis that is sharded stays so."""
+    """Merges the leading axes around the product; a batch axis that is sharded stays so.
+
+    XLA's bfloat16 products on a CPU take a slow path unless their results are float32; they are
+    leaner on the axes as they are.
+    """
     x, kernel = jnp.asarray(x), jnp.asarray(kernel)
     check_width(x, kernel)
+    if _narrow(x, kernel):
+        y = _product(x, kernel)
+        return y if bias is None else y + jnp.asarray(bias)
     y = x.reshape(-1, x.shape[-1]) @ kernel
     y = y if bias is None else y + jnp.asarray(bias)
     return y.reshape(*x.shape[:-1], kernel.shape[1])
+
+
+def _narrow(*arrays: Tensor) -> bool:
+    return all(keras.backend.standardize_dtype(a.dtype) == "bfloat16" for a in arrays)
+
+
+@jax.custom_vjp
+def _product(x: Tensor, kernel: Tensor) -> Tensor:
+    return _wide(x, (x.ndim - 1,), kernel, (0,)).astype(x.dtype)
+
+
+def _wide(a: Tensor, a_axes: tuple[int, ...], b: Tensor, b_axes: tuple[int, ...]) -> Tensor:
+    # Named axes, for a transposed operand would be copied first.
+    axes = ((a_axes, b_axes), ((), ()))
+    return jax.lax.dot_general(a, b, axes, preferred_element_type="float32")
+
+
+def _forward(x: Tensor, kernel: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    return _product(x, kernel), (x, kernel)
+
+
+def _backward(kept: tuple[Tensor, Tensor], upstream: Tensor) -> tuple[Tensor, Tensor]:
+    x, kernel = kept
+    for_x = _wide(upstream, (upstream.ndim - 1,), kernel, (1,))
+    # Not computed in a compiled step that does not ask for it.
+    outer = tuple(range(x.ndim - 1))
+    return for_x.astype(x.dtype), _wide(x, outer, upstream, outer).astype(x.dtype)
+
+
+_product.defvjp(_forward, _backward)

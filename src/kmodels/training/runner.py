@@ -130,9 +130,7 @@ class Runner(keras.callbacks.Callback):
         """Tells the loader the epoch; puts running averages of a cut epoch back."""
         if self._metrics_from is not None:
             # TensorFlow makes the metrics' variables in the first step, too late to fill them.
-            x, y = self.loader[0]
-            logits = keras.ops.zeros(self.trained.compute_output_shape(x.shape))
-            self.trained.compute_metrics(x, y, logits)
+            self.trained._symbolic_build(data_batch=self.loader[0])
             checkpoint.restore_metrics(self._metrics_from, self.trained)
             self._metrics_from = None
         self.loader.set_epoch(epoch)

@@ -42,6 +42,8 @@ def track_step_loss(model: keras.Model) -> None:
     """
     # Around Keras' __setattr__, which refuses new state on a built model; `compile` does the same.
     object.__setattr__(model, "_loss_tracker", LossTracker())
+    # What was traced before counts with the former one, which nobody resets any more.
+    model.train_function = model.test_function = None
 
 
 class StepCallbacks(keras.callbacks.CallbackList):

@@ -18,6 +18,8 @@ from kmodels.weights.writer import write_safetensors
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+# Of the description: what gives a model other variables than its config says.
+CHANGES = ("quantization", "lora")
 
 
 def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
@@ -87,4 +89,5 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
         preprocessor=description.get("preprocessor"),
         tensors=tensors,
         rules=paths_as_names(tensors),
+        changes={key: description[key] for key in CHANGES if weights and description.get(key)},
     )

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from kmodels.layers import MLP, Attention, Dropout, DropPath, Layer, LayerNorm, LayerScale
+from kmodels.models.vit import weights_peft
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
 from kmodels.task import Backbone
@@ -105,6 +106,8 @@ class ViTBackbone(Backbone):
 
     config_class = ViTConfig
     family = "vit"
+    peft_names = weights_peft.NAMES
+    peft_prefix = weights_peft.PREFIX
 
     def __init__(
         self,

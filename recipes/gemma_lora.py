@@ -1,0 +1,286 @@
+"""Fine-tune Gemma with LoRA on your own instructions.
+
+    python recipes/gemma_lora.py                            # a demonstration, offline, in minutes
+    python recipes/gemma_lora.py --weights DIR_OR_GGUF --data FILE.jsonl --sequence-length 512 \\
+        --pack --precision bfloat16 --learning-rate 2e-4
+    python recipes/gemma_lora.py --weights DIR --data FILE.jsonl --template gemma \\
+        --loss-on responses --targets all-linear --rank 16 --alpha 32
+
+A line of FILE.jsonl holds instruction, context and response (or input and output), prompts and
+responses, messages with role and content, or text. The run's directory gets result.json with losses
+and samples before and after, the adapter in PEFT's format, and the merged model.
+
+The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from kmodels import recipe
+from kmodels.recipe import flag
+
+
+@dataclass(frozen=True)
+class Settings(recipe.Common):
+    preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
+    weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
+    data: str | None = flag(None, "a .jsonl file; by default instructions that come with kmodels")
+    skip_bad: bool = flag(False, "leave bad lines out, and count them")
+    held_out: float = flag(0.1, "share of the records that is kept for evaluation")
+    # Text
+    template: str = flag(
+        "instruction", "instruction | alpaca | gemma (chat), or a text of your own"
+    )
+    loss_on: str = flag("all", "tokens to learn", choices=("all", "responses"))
+    sequence_length: int = flag(128, "tokens of a row", small=64)
+    pack: bool = flag(False, "put several examples into a row")
+    # LoRA
+    rank: int = flag(4, "columns of the first and rows of the second factor")
+    alpha: float | None = flag(None, "scale times rank; by default the rank")
+    targets: str = flag("query,value", "names or patterns of layers, or all-linear")
+    lora_dropout: float = flag(0.0, "rate on what goes into the adapters")
+    rslora: bool = flag(False, "scale by the root of the rank")
+    dora: bool = flag(False, "learn the length of each column apart from its direction")
+    quantize: str | None = flag(None, "the frozen weights", choices=("int8", "int4"))
+    remat: str = flag(
+        "none", "compute again in place of keeping", choices=("none", "block", "attention")
+    )
+    # Optimizer
+    precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
+    batch_size: int = flag(8, "rows per step, over all devices")
+    epochs: int = flag(3, "passes over the training rows", small=1)
+    learning_rate: float = flag(2e-3, "highest learning rate")
+    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
+    warmup: float = flag(0.05, "share of the steps in which the learning rate rises")
+    weight_decay: float = flag(0.0, "decoupled decay of the adapters")
+    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
+    accumulate: int = flag(1, "batches whose gradients make one update")
+    # What is shown and written
+    samples: int = flag(3, "held-out prompts answered before and after", small=1)
+    sample_tokens: int = flag(48, "longest answer", small=4)
+    export: bool = flag(False, "also write the merged model as transformers reads it")
+    first_steps: int = flag(120, "training of the demonstration's base model", small=2)
+
+
+# What a resumed run must share with the one it continues.
+FIXED = (
+    *("preset", "weights", "data", "template", "loss_on", "sequence_length", "pack", "rank"),
+    *("alpha", "targets", "rslora", "dora", "quantize", "batch_size", "accumulate", "seed"),
+)
+# The demonstration's base model is wider than the preset, which is made for tests.
+DEMO = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 384, "head_dim": 32}
+VOCABULARY = 1024
+# A longer one is not shown in full to the model when it answers samples.
+LONGEST_PROMPT = 2048
+
+
+def train(settings: Settings, folder: recipe.Folder) -> None:
+    recipe.at_least(settings, epochs=1, clip_norm=0, samples=0, sample_tokens=1, first_steps=1)
+    recipe.shares(settings, "warmup", "held_out")
+    import keras
+
+    from kmodels import training
+    from kmodels.layers import remat
+    from kmodels.models import GemmaCausalLM
+    from kmodels.models.gemma import sharding
+    from kmodels.text import TextLoader, demo, read_records
+    from kmodels.training import plots, results
+
+    if settings.weights is None:
+        print("demonstration: a small Gemma trained here, without Google's weights", flush=True)
+    recipe.prepare(settings, sharding.LAYOUT)
+
+    # === Model ===
+    if settings.weights is None:
+        origin = folder.path / "base"
+        if not (origin / "config.json").is_file():
+            first_training(settings).save_to_preset(origin)
+    else:
+        origin = settings.weights
+    model = GemmaCausalLM.from_preset(origin, dtype=settings.precision)
+    if model.preprocessor is None:
+        raise recipe.InputError(
+            f"{origin} holds no tokenizer; put tokenizer.json beside the weights"
+        )
+    text = model.preprocessor
+    text.sequence_length, text.loss_on = settings.sequence_length, settings.loss_on
+    text.template = settings.template
+
+    # === Data ===
+    if settings.data is None:
+        rows, skipped = demo.instructions().rows[550:], []
+    else:
+        records = read_records(settings.data, skip_bad=settings.skip_bad)
+        rows, skipped = records.rows, records.skipped
+    if skipped:
+        print(f"left out {len(skipped)} bad lines, the first: {skipped[0]}")
+    learnt, held_out = split(rows, settings.held_out, settings.seed)
+    make = text.pack if settings.pack else text
+    loader = TextLoader(make(learnt), settings.batch_size, shuffle=True, seed=settings.seed)
+    validation = TextLoader(make(held_out), settings.batch_size)
+    filled = float(loader.inputs["padding_mask"].mean())
+    print(
+        f"{len(learnt)} examples in {loader.count} rows of {settings.sequence_length} tokens, "
+        f"{filled:.0%} filled; {len(held_out)} held out; {text.cut}",
+        flush=True,
+    )
+
+    # === LoRA ===
+    prompts = held_out[: settings.samples]
+    before = {"answers": answers(model, prompts, settings)}
+    if settings.quantize:
+        model.backbone.quantize(settings.quantize)
+    model.enable_lora(
+        settings.rank,
+        alpha=settings.alpha,
+        dropout=settings.lora_dropout,
+        targets=settings.targets.split(","),
+        rslora=settings.rslora,
+        dora=settings.dora,
+    )
+    remat.rematerialize(model.backbone, settings.remat)
+
+    # === Optimizer and loss ===
+    total = settings.steps or settings.epochs * len(loader)
+    warmup = round(settings.warmup * total)
+    schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
+    model.compile(
+        optimizer=training.AdamW(
+            schedule,
+            weight_decay=settings.weight_decay,
+            clip_norm=settings.clip_norm or None,
+            accumulate=settings.accumulate,
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+    before |= evaluate(model, validation)
+    print(f"before: loss {before['loss']:.4f}  accuracy {before['accuracy']:.4f}", flush=True)
+
+    # === Training ===
+    runner = None
+    if settings.evaluate:
+        training.restore_newest(folder.path / "checkpoints", model)
+    else:
+        runner = training.Runner(
+            model, folder.path, loader, validation, schedule, **recipe.run_options(settings, FIXED)
+        )
+        folder.write_config()
+        runner.run()
+
+    # === Results ===
+    after = evaluate(model, validation) | {"answers": answers(model, prompts, settings)}
+    print(f"after:  loss {after['loss']:.4f}  accuracy {after['accuracy']:.4f}")
+    for record, old, new in zip(prompts, before["answers"], after["answers"], strict=True):
+        print(f"\n{recipe_prompt(record)}\n  before: {old!r}\n  after:  {new!r}")
+    content = results.result(
+        model,
+        recipe=folder.recipe,
+        settings=settings,
+        metrics=dict(runner.metrics) if runner else {f"val_{k}": after[k] for k in METRICS},
+        runner=runner,
+    )
+    content |= {
+        "before": before,
+        "after": after,
+        "examples": len(learnt),
+        "rows": loader.count,
+        "filled": round(filled, 4),
+        "tokens_to_learn": loader.tokens,
+        "skipped": len(skipped),
+        "cut": vars(text.cut),
+    }
+    if runner is None:
+        folder.write_json("evaluation.json", content)
+        return
+    plots.curves(folder.path / "curves.png", runner.history.rows)
+    model.save_adapter(folder.path / "adapter")
+    if not settings.quantize:
+        model.merge_lora()
+        model.save_to_preset(folder.path / "model")
+        if settings.export:
+            model.export_to_transformers(folder.path / "transformers")
+    folder.write_json("result.json", content)
+    print(f"results in {folder.path}")
+
+
+METRICS = ("loss", "accuracy")
+
+
+def split(rows: list[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+    """Records to learn, and those held out, chosen by the seed."""
+    from kmodels.data import order
+
+    if len(rows) < 2:
+        raise recipe.InputError(
+            f"the data has {len(rows)} record; give at least 2, to hold one out"
+        )
+    count = min(max(round(share * len(rows)), 1), len(rows) - 1)
+    chosen = order(len(rows), seed, 0)
+    return [rows[i] for i in sorted(chosen[count:])], [rows[i] for i in sorted(chosen[:count])]
+
+
+def first_training(settings: Settings) -> Any:
+    """A small Gemma and its tokenizer, trained on the texts that come with kmodels."""
+    import keras
+
+    from kmodels import training
+    from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
+    from kmodels.text import TextLoader, demo
+    from kmodels.text.training import train_tokenizer
+
+    # The other half of the instructions is what LoRA learns.
+    texts = demo.texts() + [demo.plain(row) for row in demo.instructions().rows[:550]]
+    text = GemmaCausalLMPreprocessor(train_tokenizer(texts, VOCABULARY), settings.sequence_length)
+    size = DEMO if settings.preset == Settings.preset else {}
+    model = GemmaCausalLM.from_preset(
+        settings.preset,
+        vocabulary_size=text.tokenizer.vocabulary_size(),
+        preprocessor=text,
+        **size,
+    )
+    loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
+    steps = settings.first_steps
+    model.compile(
+        optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    print(f"first training: {model.count_params():,} parameters, {steps} steps", flush=True)
+    for epoch in range(-(-steps // len(loader))):
+        loader.set_epoch(epoch)
+        left = min(steps - epoch * len(loader), len(loader))
+        logs = model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0).history
+        print(f"  step {epoch * len(loader) + left}  loss {logs['loss'][-1]:.3f}", flush=True)
+    return model
+
+
+def evaluate(model: Any, batches: Any) -> dict[str, Any]:
+    """Loss and accuracy per token to learn."""
+    logs = model.evaluate(batches, return_dict=True, verbose=0)
+    return {name: float(logs[name]) for name in METRICS}
+
+
+def answers(model: Any, records: list[Any], settings: Settings) -> list[str]:
+    """What the model writes when asked."""
+    if not records:
+        return []
+    text = model.preprocessor
+    prompts = text.generate_preprocess(records, sequence_length=LONGEST_PROMPT)["padding_mask"]
+    longest = int(prompts.sum(axis=-1).max()) + settings.sample_tokens
+    return model.generate(records, max_length=longest, strip_prompt=True)
+
+
+def recipe_prompt(record: dict[str, Any]) -> str:
+    """The question of a record, in one line."""
+    text = record.get("instruction") or record.get("prompts") or record.get("text")
+    text = text or record["messages"][0]["content"]
+    return " ".join(text.split())[:200]
+
+
+def main(argv: list[str] | None = None) -> int:
+    return recipe.main("gemma_lora", Settings, train, argv, __doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The loop over tokens, the same on every backend."""
+
+from collections.abc import Callable, Collection, MutableMapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.dispatch import backend_module
+from kmodels.errors import InputError
+from kmodels.generation.sampler import Sampler
+
+# Compiled shapes that a model keeps; on TensorFlow each holds its own cache.
+KEPT = 4
+SMALLEST, STRIDE = 16, 256
+
+
+def bucket(length: int) -> int:
+    """A length that many share: powers of two from 16 to 256, then multiples of 256."""
+    if length >= STRIDE:
+        return -(-length // STRIDE) * STRIDE
+    return max(SMALLEST, 1 << (length - 1).bit_length())
+
+
+def continue_prompts(
+    backbone: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_length: int,
+    sampler: Sampler,
+    stop: Collection[int] = (),
+    on_token: Callable[[int, int], None] | None = None,
+    loops: MutableMapping[Any, Any] | None = None,
+) -> list[list[int]]:
+    """Continues prompts of any lengths in one batch.
+
+    Args:
+        backbone: with `extend`, `cache_shape`, `blocks` and `token_embedding.logits`.
+        prompts: token ids, at least one each.
+        max_length: of prompt and continuation together.
+        sampler: chooses the tokens.
+        stop: ids that end a row; they are part of it.
+        on_token: called with (row, token id) as tokens come.
+        loops: keeps compiled steps from call to call.
+
+    Returns:
+        The prompts with their continuations.
+
+    Raises:
+        InputError: for an empty prompt.
+    """
+    rows = [list(map(int, prompt)) for prompt in prompts]
+    if empty := [row for row, prompt in enumerate(rows) if not prompt]:
+        raise InputError(f"prompt {empty[0]} is empty; give at least one token to begin with")
+    steps = max((max_length - len(row) for row in rows), default=0)
+    if steps < 1:
+        return rows
+    lengths = np.array([len(row) for row in rows], "int32")
+    prompt = bucket(int(lengths.max()))
+    token_ids = np.zeros((len(rows), prompt), "int32")
+    for held, row in zip(token_ids, rows, strict=True):
+        held[: len(row)] = row
+    loop = _loop(backbone, sampler, len(rows), prompt, prompt + bucket(steps), loops)
+    stream = sampler.stream()
+    open_rows = {row for row in range(len(rows)) if len(rows[row]) < max_length}
+    try:
+        tokens = loop.start(token_ids, lengths, _draws(stream, len(rows)))
+        for step in range(steps):
+            # The next step is under way while the host looks at the tokens of this one.
+            following = None
+            if step + 1 < steps:
+                following = loop.step(step, tokens, _draws(stream, len(rows)))
+            for row, token in enumerate(keras.ops.convert_to_numpy(tokens).tolist()):
+                if row not in open_rows:
+                    continue
+                rows[row].append(token)
+                if on_token is not None:
+                    on_token(row, token)
+                if token in stop or len(rows[row]) >= max_length:
+                    open_rows.discard(row)
+            if not open_rows:
+                break
+            tokens = following
+    finally:
+        loop.finish()
+    return rows
+
+
+def _draws(stream: np.random.Generator, rows: int) -> np.ndarray:
+    return stream.random(rows, "float32")
+
+
+def _loop(
+    backbone: Any,
+    sampler: Sampler,
+    batch: int,
+    prompt: int,
+    slots: int,
+    loops: MutableMapping[Any, Any] | None,
+) -> Any:
+    engine = backend_module("kmodels.generation.loop")
+    if engine is None:
+        raise InputError("this backend has no generation; use jax, torch or tensorflow")
+    if loops is None:
+        return engine.Loop(backbone, sampler, batch, prompt, slots)
+    # Weights that came or went, such as an adapter's, are not in a graph traced before.
+    weights = tuple(id(variable) for variable in backbone.variables)
+    key = (sampler, batch, prompt, slots, weights)
+    if key not in loops:
+        while len(loops) >= KEPT:
+            del loops[next(iter(loops))]
+        loops[key] = engine.Loop(backbone, sampler, batch, prompt, slots)
+    return loops[key]

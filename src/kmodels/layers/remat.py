@@ -1,0 +1,72 @@
+"""Rematerialisation: activations inside a block are computed again in backward, not kept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kmodels import compat
+from kmodels.dispatch import backend_module
+from kmodels.errors import InputError
+
+MODES = ("none", "block", "attention")
+
+
+def rematerialize(model: Any, mode: str) -> None:
+    """Chooses what the backward pass computes again. Call it before the first step.
+
+    Args:
+        model: with layers called block_0, block_1, ...
+        mode: "none"; "block", which keeps only what goes from block to block; or "attention", which
+            does so for the attention of each block.
+
+    Raises:
+        InputError: for another mode.
+    """
+    if mode not in MODES:
+        raise InputError(f"remat is {mode!r}; choose {', '.join(MODES)}")
+    for layer in compat.sublayers(model):
+        block = layer.name.startswith("block_")
+        inside = layer.name == "attention" and "/block_" in f"/{layer.path}"
+        if block or inside:
+            chosen = (mode == "block" and block) or (mode == "attention" and inside)
+            compat.set_rematerialized(layer, chosen)
+
+
+def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, a layer's call, such that in training its backward pass starts from its inputs."""
+    engine: Any = backend_module("kmodels.layers.remat")
+    seeds = _seeds(layer)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("training"):
+            return fn(*args, **kwargs)
+        context = compat.current_call_context()
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            with compat.call_context(context):
+                return fn(*args, **kwargs)
+
+        return engine.call(layer, again, seeds, args, kwargs)
+
+    return call
+
+
+def _seeds(layer: Any) -> list[Any]:
+    """States of the random streams below a layer, which every call moves on."""
+    weights = {id(variable) for variable in layer.weights}
+    return [variable for variable in layer.variables if id(variable) not in weights]
+
+
+def tensors_apart(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
+    """The tensors among arguments, and what puts others in their place: (args, kwargs)."""
+    leaves = [*args, *kwargs.values()]
+    places = [i for i, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
+
+    def fill(*tensors: Any) -> tuple[list[Any], dict[str, Any]]:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return filled[: len(args)], dict(zip(kwargs, filled[len(args) :], strict=True))
+
+    return [leaves[place] for place in places], fill

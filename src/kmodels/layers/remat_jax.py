@@ -1,0 +1,34 @@
+"""Rematerialisation on JAX."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+
+from kmodels import compat
+from kmodels.layers.remat import tensors_apart
+
+
+def call(
+    layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """`fn(*args, **kwargs)`.
+
+    The streams' new states leave the checkpointed function as results: what it assigned itself
+    would be a tracer that has no meaning outside.
+    """
+    tensors, fill = tensors_apart(args, kwargs)
+    with compat.no_autocast():
+        values = [(variable, variable.value) for variable in layer.variables]
+
+    def run(*tensors: Any) -> tuple[Any, list[Any]]:
+        again, named = fill(*tensors)
+        with keras.StatelessScope(state_mapping=values) as scope:
+            output = fn(*again, **named)
+        return output, [scope.get_current_value(seed) for seed in seeds]
+
+    output, states = jax.checkpoint(run)(*tensors)
+    for seed, state in zip(seeds, states, strict=True):
+        seed.assign(state)
+    return output

@@ -1,0 +1,36 @@
+"""Rematerialisation on TensorFlow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from kmodels.layers.remat import tensors_apart
+
+
+def call(
+    layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
+    tensors, fill = tensors_apart(args, kwargs)
+    begun = [tf.identity(seed.value) for seed in seeds]
+    first = True
+
+    def run(*tensors: Any) -> Any:
+        nonlocal first
+        again, named = fill(*tensors)
+        if first:
+            first = False
+            return fn(*again, **named)
+        now = [tf.identity(seed.value) for seed in seeds]
+        _assign(seeds, begun)
+        output = fn(*again, **named)
+        _assign(seeds, now)
+        return output
+
+    return tf.recompute_grad(run)(*tensors)
+
+
+def _assign(seeds: list[Any], values: list[Any]) -> None:
+    for seed, value in zip(seeds, values, strict=True):
+        seed.assign(value)

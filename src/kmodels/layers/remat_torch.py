@@ -1,0 +1,36 @@
+"""Rematerialisation on torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def call(
+    layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
+    if not torch.is_grad_enabled():
+        return fn(*args, **kwargs)
+    begun = [seed.value.clone() for seed in seeds]
+    first = True
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        if first:
+            first = False
+            return fn(*args, **kwargs)
+        now = [seed.value.clone() for seed in seeds]
+        _assign(seeds, begun)
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            _assign(seeds, now)
+
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def _assign(seeds: list[Any], values: list[Any]) -> None:
+    for seed, value in zip(seeds, values, strict=True):
+        seed.assign(value)

@@ -1,0 +1,176 @@
+"""The two small matrices beside the frozen kernel of a linear layer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels import compat, initializers, ops
+from kmodels.errors import InputError
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """What all adapters of a model share.
+
+    Args:
+        rank: of the two matrices.
+        alpha: the adapter counts alpha / rank times; None for `rank`, that is once.
+        dropout: rate in front of the adapter, in training.
+        targets: names or patterns of the layers, see `enable_lora`.
+        rslora: alpha / sqrt(rank) instead (Kalajdzievski 2023).
+        dora: learns each output's length of weights apart from direction (Liu et al. 2024).
+
+    Raises:
+        InputError: for values out of range.
+    """
+
+    rank: int
+    alpha: float | None = None
+    dropout: float = 0.0
+    targets: str | Sequence[str] = ("query", "value")
+    rslora: bool = False
+    dora: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise InputError(f"LoRA rank is {self.rank!r}; give a whole number from 1, such as 8")
+        if self.alpha is not None and not self.alpha > 0:
+            raise InputError(
+                f"LoRA alpha is {self.alpha!r}; give a number above 0, or None for the rank"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"LoRA dropout is {self.dropout!r}; give a rate in [0, 1)")
+        if not self.targets:
+            raise InputError('LoRA got no targets; name layers, such as ("query", "value")')
+
+    @property
+    def scaling(self) -> float:
+        """What the product of the two matrices is multiplied by."""
+        alpha = self.rank if self.alpha is None else self.alpha
+        return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+def kaiming_uniform(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+    """Uniform in ±1 / sqrt(fan_in): PEFT's choice for the first matrix."""
+    limit = 1.0 / math.sqrt(shape[0])
+    return (rng.random(tuple(shape), "float32") * 2 - 1) * np.float32(limit)
+
+
+class Adapter:
+    """x @ lora_a @ lora_b, scaled, beside the frozen layer; nothing of the kernel's size is made.
+
+    The variables belong to the layer (block_0/attention/query/lora_a) and are float32 whatever the
+    model's dtype: in bfloat16 small steps of the optimizer would be rounded away. `lora_b` starts
+    at zero, so that an adapted layer starts as it was.
+
+    Args:
+        layer: a built `layers.Dense` without an adapter.
+        settings: rank and so on.
+
+    Weights:
+        lora_a (in, rank), lora_b (rank, out), with DoRA lora_magnitude (out,).
+
+    Attributes:
+        base_kernel: the kernel's values before merging, None while the adapter is not merged.
+    """
+
+    def __init__(self, layer: Any, settings: LoraSettings):
+        self.layer = layer
+        self.settings = settings
+        self.base_kernel: np.ndarray | None = None
+        self.seed: keras.random.SeedGenerator | None = None
+        rank, path = settings.rank, layer.path
+        shapes = {"lora_a": (layer.input_dim, rank), "lora_b": (rank, layer.units)}
+        draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
+        with compat.changing(layer):
+            made = {
+                name: layer.add_weight(
+                    shape=shapes[name],
+                    initializer=initializers.Keyed(draw, f"{path}/{name}"),
+                    dtype="float32",
+                    name=name,
+                )
+                for name, draw in draws.items()
+            }
+            self.magnitude = None
+            if settings.dora:
+                self.magnitude = layer.add_weight(
+                    shape=(layer.units,),
+                    initializer="zeros",
+                    dtype="float32",
+                    name="lora_magnitude",
+                )
+            if settings.dropout:
+                stream = initializers.generator(f"{path}/lora_seed", compat.random_seed())
+                self.seed = keras.random.SeedGenerator(
+                    int(stream.integers(2**31)), name="lora_seed"
+                )
+                layer.lora_seed = self.seed
+        self.a, self.b = made["lora_a"], made["lora_b"]
+        if self.magnitude is not None:
+            self.magnitude.assign(self.lengths())
+
+    @property
+    def variables(self) -> list[Any]:
+        """lora_a, lora_b and, with DoRA, lora_magnitude."""
+        return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        """What the layer gives for x, (..., in) -> (..., out)."""
+        side = x
+        if training and self.seed is not None:
+            side = ops.dropout(x, self.settings.dropout, self.seed)
+        side = ops.dense(side, keras.ops.cast(self.a, x.dtype)) * self.settings.scaling
+        side = ops.dense(side, keras.ops.cast(self.b, x.dtype))
+        bias = self.layer.bias
+        if self.magnitude is None:
+            return self.layer.linear(x, bias) + side
+        # The lengths count as constants (Liu et al. 2024, section 4.3).
+        lengths = keras.ops.stop_gradient(self.lengths())
+        ratio = keras.ops.cast(keras.ops.cast(self.magnitude, "float32") / lengths, x.dtype)
+        y = (self.layer.linear(x, None) + side) * ratio
+        return y if bias is None else y + bias
+
+    def lengths(self) -> Any:
+        """Length of each output's weights with the adapter, (out,) float32."""
+        a, b = (keras.ops.cast(v, "float32") for v in (self.a, self.b))
+        kernel = self.layer.wide_kernel() + keras.ops.matmul(a, b) * self.settings.scaling
+        return keras.ops.sqrt(keras.ops.sum(keras.ops.square(kernel), axis=0))
+
+    def merge(self) -> None:
+        """Adds the product to the kernel, rounded once, and leaves the layer."""
+        layer = self.layer
+        kernel = keras.ops.convert_to_numpy(layer.kernel.value)
+        wide, a, b = (_wide(v) for v in (kernel, *(_numpy(v) for v in (self.a, self.b))))
+        total = wide + a @ b * self.settings.scaling
+        if self.magnitude is not None:
+            total *= _wide(_numpy(self.magnitude)) / np.sqrt(np.square(total).sum(0))
+        self.base_kernel = np.array(kernel)
+        layer.kernel.assign(total.astype(kernel.dtype))
+        compat.detach(layer, self.variables)
+        layer.adapter, layer.merged = None, self
+
+    def unmerge(self) -> None:
+        """Puts back the kernel as it was, bit for bit, and joins the layer again."""
+        layer = self.layer
+        layer.kernel.assign(self.base_kernel)
+        self.base_kernel = None
+        compat.attach(layer, self.variables)
+        layer.adapter, layer.merged = self, None
+
+    def remove(self) -> None:
+        """Takes the adapter away."""
+        compat.detach(self.layer, self.variables)
+        self.layer.adapter = None
+
+
+def _numpy(variable: Any) -> np.ndarray:
+    return keras.ops.convert_to_numpy(variable.value)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return np.asarray(array, "float64")

@@ -1,0 +1,111 @@
+"""Adapters on a whole model: on, merged, off."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.layers import Dense
+from kmodels.lora.adapter import Adapter, LoraSettings
+from kmodels.lora.targets import choose, linear_layers
+
+
+def adapters(model: Any, merged: bool = False) -> dict[str, Adapter]:
+    """The adapters by path of their layer; with `merged` those that were merged."""
+    name = "merged" if merged else "adapter"
+    found = {path: getattr(layer, name) for path, layer in linear_layers(model).items()}
+    return {path: adapter for path, adapter in found.items() if adapter is not None}
+
+
+def enable(model: Any, settings: LoraSettings) -> None:
+    """Freezes a model and puts adapters beside the chosen layers.
+
+    Args:
+        model: a built model.
+        settings: rank, targets and so on.
+
+    Raises:
+        InputError: for unknown targets, or a model that has adapters.
+    """
+    if adapters(model) or adapters(model, merged=True):
+        raise InputError("this model has LoRA adapters already; make a new one to start afresh")
+    put(model, {path: (layer, settings) for path, layer in choose(model, settings.targets).items()})
+
+
+def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]]) -> None:
+    """Freezes a model and gives each chosen layer an adapter of its own settings."""
+    for path, (layer, settings) in chosen.items():
+        check_rank(path, layer, settings.rank)
+    for variable in model.weights:
+        variable.trainable = False
+    for layer, settings in chosen.values():
+        layer.adapter = Adapter(layer, settings)
+    forget_compiled(model)
+
+
+def check_rank(path: str, layer: Dense, rank: int) -> None:
+    """Raises `InputError` for a rank that no product of two matrices of this layer has."""
+    if rank > (limit := min(layer.input_dim, layer.units)):
+        raise InputError(
+            f"LoRA rank {rank} is above {limit}, the smaller side of {path}; give at most {limit}"
+        )
+
+
+def forget_compiled(model: Any) -> None:
+    """Makes the next fit, evaluate and predict see what changed."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def merge(model: Any) -> None:
+    """Adds every adapter to its kernel; the model then has the variables it had without LoRA.
+
+    Raises:
+        InputError: without adapters, or on a quantized base.
+    """
+    found = adapters(model)
+    if not found:
+        raise InputError("merge_lora found no adapters; call enable_lora or load_adapter first")
+    for path, adapter in found.items():
+        if adapter.layer.quantized is not None:
+            raise InputError(
+                f"merge_lora would round the adapter away, since {path} and {len(found) - 1} more "
+                f"are quantized to {adapter.layer.quantized.mode}; load the base in full "
+                "precision, then load_adapter and merge_lora"
+            )
+    for adapter in found.values():
+        adapter.merge()
+    forget_compiled(model)
+
+
+def unmerge(model: Any) -> None:
+    """Undoes `merge`, bit for bit.
+
+    Raises:
+        InputError: where nothing was merged.
+    """
+    found = adapters(model, merged=True)
+    if not found:
+        raise InputError("unmerge_lora found no merged adapters; there is nothing to undo")
+    for adapter in found.values():
+        adapter.unmerge()
+    forget_compiled(model)
+
+
+def describe(model: Any) -> dict[str, dict[str, Any]]:
+    """The settings of each adapter by path of its layer; empty without LoRA."""
+    return {path: asdict(adapter.settings) for path, adapter in adapters(model).items()}
+
+
+def restore(model: Any, description: Mapping[str, Mapping[str, Any]]) -> None:
+    """Gives a new model the adapters of `describe`, to be filled from a file."""
+    if description:
+        layers = linear_layers(model)
+        put(model, {path: (layers[path], LoraSettings(**s)) for path, s in description.items()})
+
+
+def values(variable: Any) -> np.ndarray:
+    """A variable's values on the host."""
+    return np.asarray(keras.ops.convert_to_numpy(variable.value))

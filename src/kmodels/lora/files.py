@@ -1,0 +1,196 @@
+"""Adapters in files of PEFT's format, and by variable path where PEFT has no name for a layer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.files import atomic_directory
+from kmodels.layers import Dense
+from kmodels.lora import peft
+from kmodels.lora.adapter import LoraSettings
+from kmodels.lora.enable import adapters, check_rank, forget_compiled, put, values
+from kmodels.lora.targets import linear_layers
+from kmodels.weights import LazyArray, read_safetensors, write_safetensors
+from kmodels.weights.native import refuse_to_replace
+from kmodels.weights.readers import read_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def save_adapter(model: Any, directory: str | Path) -> Path:
+    """Writes the adapters, and a trained head, to a directory that PEFT and `load_adapter` read.
+
+    Args:
+        model: a backbone or task with adapters.
+        directory: to make or replace.
+
+    Raises:
+        InputError: without adapters, or where something trained is neither an adapter nor a head.
+    """
+    directory = Path(directory)
+    found = adapters(model)
+    if not found:
+        hint = "; call unmerge_lora first" if adapters(model, merged=True) else ""
+        raise InputError(f"save_adapter found no LoRA adapters{hint or '; call enable_lora first'}")
+    heads = _heads(model)
+    names = peft.names(model, [*found, *heads])
+    tensors = {}
+    for path, adapter in found.items():
+        for variable, part in zip(adapter.variables, peft.PARTS, strict=False):
+            tensors[f"{names[path]}.{part}"] = _lazy(variable, transposed=part != peft.PARTS[2])
+    for path, layer in heads.items():
+        tensors[f"{names[path]}.weight"] = _lazy(layer.kernel, transposed=True)
+        if layer.bias is not None:
+            tensors[f"{names[path]}.bias"] = _lazy(layer.bias, transposed=False)
+    settings = next(iter(found.values())).settings
+    config = peft.config(
+        settings,
+        targets=[names[path] for path in found],
+        others=[
+            name
+            for path, name in peft.names(model, linear_layers(model)).items()
+            if path not in found
+        ],
+        heads=[names[path] for path in heads],
+    )
+    refuse_to_replace(directory, (CONFIG, WEIGHTS, "README.md"))
+    with atomic_directory(directory) as folder:
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+        named = {peft.PREFIX + name: tensor for name, tensor in tensors.items()}
+        write_safetensors(folder / WEIGHTS, named, {"format": "pt"})
+    return directory
+
+
+def _heads(model: Any) -> dict[str, Dense]:
+    """Linear layers that are trained as a whole beside the adapters."""
+    layers = linear_layers(model)
+    heads = {
+        path: layer
+        for path, layer in layers.items()
+        if layer.adapter is None and layer.kernel is not None and layer.kernel.trainable
+    }
+    held = {id(v) for layer in heads.values() for v in layer.weights}
+    held |= {id(v) for adapter in adapters(model).values() for v in adapter.variables}
+    if lost := [v.path for v in model.trainable_weights if id(v) not in held]:
+        raise InputError(
+            f"an adapter file has no place for the trained {', '.join(lost[:8])}; freeze them or "
+            "use save_to_preset"
+        )
+    return heads
+
+
+def _lazy(variable: Any, transposed: bool) -> LazyArray:
+    shape = tuple(variable.shape)
+    array = LazyArray(shape, np.dtype("float32"), lambda: np.asarray(values(variable), "float32"))
+    return array.map(shape[::-1], np.transpose) if transposed else array
+
+
+def load_adapter(model: Any, directory: str | Path) -> None:
+    """Puts the adapters of a file into a model; rank, alpha and targets come from the file.
+
+    All is compared first; the model changes only if everything fits. Adapters that the model has
+    give way.
+
+    Args:
+        model: a backbone or task.
+        directory: with adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        InputError: lists all that does not fit; or the model has merged adapters.
+    """
+    directory = Path(directory)
+    for name in (CONFIG, WEIGHTS):
+        if not (directory / name).is_file():
+            raise InputError(
+                f"{directory} holds no {name}; give a directory written by PEFT or save_adapter"
+            )
+    if adapters(model, merged=True):
+        raise InputError("the model has merged adapters; call unmerge_lora before load_adapter")
+    described = read_json(directory / CONFIG)
+    settings = peft.settings(described, directory)
+    tensors = read_safetensors(directory / WEIGHTS)
+    chosen, filled, problems = _match(model, tensors, settings)
+    if problems:
+        raise InputError(f"{directory} does not fit the model: {'; '.join(problems)}")
+    backbone = getattr(model, "backbone", model)
+    for adapter in adapters(model).values():
+        adapter.remove()
+    put(backbone, chosen)
+    for path, parts in filled.items():
+        layer = linear_layers(model)[path]
+        for part, tensor in parts.items():
+            _variable(layer, part).assign(_array(tensor, transposed=len(tensor.shape) == 2))
+    forget_compiled(model)
+
+
+def _array(tensor: LazyArray, transposed: bool) -> np.ndarray:
+    array = np.asarray(tensor.read(), "float32")
+    return np.ascontiguousarray(array.T if transposed else array)
+
+
+def _variable(layer: Dense, part: str) -> Any:
+    heads = {"weight": layer.kernel, "bias": layer.bias}
+    if part in heads:
+        return heads[part]
+    held: dict[str, Any] = dict(zip(peft.PARTS, layer.adapter.variables, strict=False))
+    return held[part]
+
+
+Filled = dict[str, dict[str, LazyArray]]
+
+
+def _match(
+    model: Any, tensors: Mapping[str, LazyArray], settings: LoraSettings
+) -> tuple[dict[str, tuple[Dense, LoraSettings]], Filled, list[str]]:
+    """Layers with their settings, tensors by layer and part, and what is wrong."""
+    layers = linear_layers(model)
+    paths = peft.paths(model, layers)
+    filled: Filled = {}
+    unknown: list[str] = []
+    for name, tensor in tensors.items():
+        module, part = peft.split(name)
+        if part is None or module not in paths:
+            unknown.append(name)
+        else:
+            filled.setdefault(paths[module], {})[part] = tensor
+    problems = (
+        [f"{len(unknown)} tensors without a layer: {', '.join(unknown[:8])}"] if unknown else []
+    )
+    chosen = {}
+    for path, parts in filled.items():
+        layer = layers[path]
+        rank = parts[peft.PARTS[0]].shape[0] if peft.PARTS[0] in parts else None
+        problems += _problems(path, layer, parts, rank, settings.dora)
+        if rank is not None:
+            check_rank(path, layer, rank)
+            chosen[path] = (layer, replace(settings, rank=rank))
+    if not chosen and not problems:
+        problems.append("it holds no adapters")
+    return chosen, filled, problems
+
+
+def _problems(
+    path: str, layer: Dense, parts: Mapping[str, LazyArray], rank: int | None, dora: bool
+) -> Sequence[str]:
+    if rank is None and "weight" in parts:
+        wanted = {"weight": (layer.units, layer.input_dim)}
+        wanted |= {} if layer.bias is None else {"bias": (layer.units,)}
+    else:
+        wanted = {
+            peft.PARTS[0]: (rank or 1, layer.input_dim),
+            peft.PARTS[1]: (layer.units, rank or 1),
+        }
+        wanted |= {peft.PARTS[2]: (layer.units,)} if dora else {}
+    found = [f"{path} has no {part}" for part in wanted if part not in parts]
+    found += [f"{path} has no place for {part}" for part in parts if part not in wanted]
+    return found + [
+        f"{path}'s {part} is {parts[part].shape}, the model needs {shape}"
+        for part, shape in wanted.items()
+        if part in parts and parts[part].shape != shape
+    ]

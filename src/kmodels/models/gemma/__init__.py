@@ -1,0 +1,19 @@
+"""Gemma 1, 2 and 3, text only (Gemma Team 2024, 2024, 2025)."""
+
+from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
+from kmodels.models.gemma.config import GemmaConfig
+from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
+from kmodels.models.gemma.preprocessor import (
+    Gemma3CausalLMPreprocessor,
+    GemmaCausalLMPreprocessor,
+)
+
+__all__ = [
+    "Gemma3Backbone",
+    "Gemma3CausalLM",
+    "Gemma3CausalLMPreprocessor",
+    "GemmaBackbone",
+    "GemmaCausalLM",
+    "GemmaCausalLMPreprocessor",
+    "GemmaConfig",
+]

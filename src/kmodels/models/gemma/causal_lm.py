@@ -1,0 +1,229 @@
+"""Text generation with Gemma, and its training without logits."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from kmodels import ops
+from kmodels.generation.task import Generates
+from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone, OptionalInputs
+from kmodels.models.gemma.preprocessor import GemmaCausalLMPreprocessor
+from kmodels.task import Task
+
+ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
+REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class GemmaCausalLM(OptionalInputs, Generates, Task):
+    """A Gemma that predicts the next token.
+
+    Args:
+        backbone: a `GemmaBackbone`.
+        preprocessor: turns text into what the backbone takes, or None where the data comes as
+            token ids.
+
+    Call:
+        what the backbone takes -> logits (B, T, V), float32, soft-capped in Gemma 2.
+    """
+
+    backbone_class = GemmaBackbone
+    preprocessor_class = GemmaCausalLMPreprocessor
+
+    def __init__(
+        self,
+        backbone: GemmaBackbone,
+        preprocessor: GemmaCausalLMPreprocessor | None = None,
+        name: str = "gemma_causal_lm",
+        **kwargs: Any,
+    ):
+        # === Graph ===
+        inputs = backbone.input
+        outputs = backbone.token_embedding(backbone(inputs), reverse=True)
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=inputs,
+            outputs=outputs,
+            name=name,
+            **kwargs,
+        )
+
+        # === Config ===
+        self.head_dtype = backbone.dtype_policy
+        self.settings = {}
+        self.head = Head()
+        self.use_sampler("greedy")
+
+    def compile(
+        self,
+        optimizer: Any = "auto",
+        loss: Any = "auto",
+        *,
+        metrics: Any = None,
+        weighted_metrics: Any = "auto",
+        sampler: Any = "greedy",
+        **kwargs: Any,
+    ) -> None:
+        """Keras' `compile`, with a loss that never holds logits where it can.
+
+        That is the case for `SparseCategoricalCrossentropy(from_logits=True)`, the default, and for
+        `SparseCategoricalAccuracy` as weighted metric; `fit` and `evaluate` then stop at the hidden
+        states, and calling the model and `predict` still give logits. With other losses or metrics
+        they work on the logits.
+
+        Args:
+            optimizer: Adam with rate 2e-5 by default.
+            loss: cross-entropy of the next token by default.
+            metrics: as in Keras.
+            weighted_metrics: `[SparseCategoricalAccuracy()]` by default.
+            sampler: for `generate`: "greedy", "random", "top_k", "top_p", or a
+                `kmodels.generation.Sampler`.
+            **kwargs: as in Keras.
+        """
+        if optimizer == "auto":
+            optimizer = keras.optimizers.Adam(2e-5)
+        if loss == "auto":
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        if weighted_metrics == "auto":
+            weighted_metrics = ["sparse_categorical_accuracy"]
+        if isinstance(weighted_metrics, list | tuple):
+            weighted_metrics = [_accuracy(metric) for metric in weighted_metrics]
+        self.use_sampler(sampler)
+        self.head.choose(loss, metrics, weighted_metrics)
+        super().compile(
+            optimizer=optimizer,
+            loss=loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            **kwargs,
+        )
+
+    def train_step(self, *args: Any) -> Any:
+        """One step of `fit`."""
+        with self.head.inside_step():
+            return super().train_step(*args)
+
+    def test_step(self, *args: Any) -> Any:
+        """One step of `evaluate`."""
+        with self.head.inside_step():
+            return super().test_step(*args)
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """Logits, or inside a step of `fit` or `evaluate` the hidden states."""
+        if self.head.active:
+            return self.backbone(inputs, training=training)
+        return super().call(inputs, training=training, mask=mask)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """The loss of hidden states; of logits where `compile` was given another loss."""
+        if not self.head.active:
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        table = self.backbone.token_embedding
+        loss = self.head.loss(y_pred, table, y, sample_weight)
+        for extra in self.losses:
+            loss = loss + keras.ops.sum(keras.ops.cast(extra, loss.dtype))
+        return loss
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """What `compute_loss` counted; the usual where it did not."""
+        if not self.head.active:
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+        held = self._compile_metrics
+        if held is not None and not held.built:
+            held.build(y, y_pred)
+        return self.get_metrics_result()
+
+
+class Head:
+    """The output layer during training: cross-entropy straight from hidden states.
+
+    An object of its own, so that Keras does not track the metrics a second time.
+
+    Attributes:
+        active: whether the model is inside a step that needs no logits.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self._chosen = False
+        self._reduction = REDUCTIONS[0]
+        self._metrics: Sequence[Any] = ()
+
+    def choose(self, loss: Any, metrics: Any, weighted_metrics: Any) -> None:
+        """Decides from the arguments of `compile` whether logits can be left out."""
+        weighted = list(weighted_metrics or ())
+        self._chosen = (
+            isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+            and loss.from_logits
+            and loss.ignore_class is None
+            and loss.reduction in REDUCTIONS
+            and not metrics
+            and all(type(m) is keras.metrics.SparseCategoricalAccuracy for m in weighted)
+        )
+        self._metrics = weighted if self._chosen else ()
+        self._reduction = loss.reduction if self._chosen else REDUCTIONS[0]
+
+    @contextmanager
+    def inside_step(self) -> Iterator[None]:
+        """Hidden states instead of logits inside the block, where that was chosen."""
+        self.active = self._chosen
+        try:
+            yield
+        finally:
+            self.active = False
+
+    def loss(self, hidden: Any, embedding: Any, labels: Any, weights: Any) -> Any:
+        """The loss as Keras reduces it, a float32 scalar; the metrics count along.
+
+        Args:
+            hidden: (B, T, D).
+            embedding: the layer with the table.
+            labels: (B, T) int.
+            weights: (B, T), or None for ones.
+        """
+        flat = keras.ops.reshape(hidden, (-1, hidden.shape[-1]))
+        labels = keras.ops.reshape(labels, (-1,))
+        if weights is None:
+            weights = keras.ops.ones_like(labels, dtype="float32")
+        weights = keras.ops.reshape(keras.ops.cast(weights, "float32"), (-1,))
+        total, hits = ops.linear_cross_entropy(
+            flat,
+            embedding.embeddings,
+            labels,
+            weights,
+            soft_cap=embedding.soft_cap,
+            trainable_table=embedding.embeddings.trainable,
+        )
+        count = keras.ops.sum(weights)
+        share = keras.ops.divide_no_nan(hits, count)
+        for metric in self._metrics:
+            # A mean of hits, whose sum is known already.
+            keras.metrics.Mean.update_state(metric, share, sample_weight=count)
+        if self._reduction == "sum":
+            return total
+        if self._reduction == "mean_with_sample_weight":
+            return keras.ops.divide_no_nan(total, count)
+        return total / keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
+
+
+def _accuracy(metric: Any) -> Any:
+    if metric in ACCURACIES:
+        return keras.metrics.SparseCategoricalAccuracy(name=metric)
+    return metric
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Gemma3CausalLM(GemmaCausalLM):
+    """`GemmaCausalLM` over a `Gemma3Backbone`: keras-hub's name."""
+
+    backbone_class = Gemma3Backbone

@@ -1,0 +1,71 @@
+"""The named sizes. A name gives an architecture; weights come from a file."""
+
+from typing import Any
+
+GEMMA_2: dict[str, Any] = {
+    "use_post_ffw_norm": True,
+    "use_post_attention_norm": True,
+    "attention_logit_soft_cap": 50.0,
+    "final_logit_soft_cap": 30.0,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 4096,
+    "sliding_window_pattern": 2,
+}
+GEMMA_3: dict[str, Any] = {
+    "use_query_key_norm": True,
+    "use_post_ffw_norm": True,
+    "use_post_attention_norm": True,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 1024,
+    "sliding_window_pattern": 6,
+    "global_rope_wavelength": 1_000_000.0,
+    "gate_dim_reduction": 1,
+}
+
+
+def _size(
+    vocabulary: int, layers: int, heads: int, groups: int, width: int, intermediate: int, head: int
+) -> dict[str, Any]:
+    return {
+        "vocabulary_size": vocabulary,
+        "num_layers": layers,
+        "num_query_heads": heads,
+        "num_key_value_heads": groups,
+        "hidden_dim": width,
+        "intermediate_dim": intermediate,
+        "head_dim": head,
+    }
+
+
+# Below 100,000 parameters; fewer key/value heads than heads, windows below the usual test length.
+_DEBUG = (320, 2, 4, 2, 32)
+_LONG_CONTEXT = {"global_rope_scaling_factor": 8.0}
+
+# Gemma Team 2024 (arXiv:2403.08295 table 1), 2024 (arXiv:2408.00118 table 1),
+# 2025 (arXiv:2503.19786); 270M by its published config.
+PRESETS: dict[str, dict[str, Any]] = {
+    "gemma_2b_en": _size(256_000, 18, 8, 1, 2048, 32_768, 256),
+    "gemma_7b_en": _size(256_000, 28, 16, 16, 3072, 49_152, 256),
+    "gemma2_2b_en": _size(256_000, 26, 8, 4, 2304, 18_432, 256) | GEMMA_2,
+    "gemma2_9b_en": _size(256_000, 42, 16, 8, 3584, 28_672, 256) | GEMMA_2,
+    "gemma2_27b_en": _size(256_000, 46, 32, 16, 4608, 73_728, 128)
+    | GEMMA_2
+    | {"query_head_dim_normalize": False},
+    "gemma3_270m": _size(262_144, 18, 4, 1, 640, 2048, 256)
+    | GEMMA_3
+    | {"sliding_window_size": 512},
+    "gemma3_1b": _size(262_144, 26, 4, 1, 1152, 6912, 256) | GEMMA_3 | {"sliding_window_size": 512},
+    "gemma3_4b_text": _size(262_144, 34, 8, 4, 2560, 10_240, 256) | GEMMA_3 | _LONG_CONTEXT,
+    "gemma3_12b_text": _size(262_144, 48, 16, 8, 3840, 15_360, 256) | GEMMA_3 | _LONG_CONTEXT,
+    "gemma3_27b_text": _size(262_144, 62, 32, 16, 5376, 21_504, 128)
+    | GEMMA_3
+    | _LONG_CONTEXT
+    | {"query_head_dim_normalize": False},
+    "gemma_debug": _size(*_DEBUG, 128, 8),
+    "gemma2_debug": _size(*_DEBUG, 128, 8)
+    | GEMMA_2
+    | {"sliding_window_size": 8, "query_head_dim_normalize": False},
+    "gemma3_debug": _size(*_DEBUG, 64, 8)
+    | GEMMA_3
+    | {"sliding_window_size": 8, "sliding_window_pattern": 2},
+}

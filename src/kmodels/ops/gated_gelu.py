@@ -1,0 +1,22 @@
+"""Gaussian error linear unit as a gate."""
+
+from keras import ops
+
+from kmodels.dispatch import Tensor, op
+
+
+@op
+def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
+    """The tanh form of GELU of `gate`, times `up`.
+
+    Shapes: both equal; the output has them too.
+    Dtypes: floating, both equal; the output has it too.
+
+    Args:
+        gate: what goes through GELU.
+        up: what it multiplies.
+
+    Parity: the gate of Transformers' `Gemma3MLP`.
+    Source: https://arxiv.org/abs/2002.05202
+    """
+    return ops.multiply(ops.gelu(gate, approximate=True), up)

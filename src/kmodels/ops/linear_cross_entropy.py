@@ -1,0 +1,97 @@
+"""Cross-entropy of a linear classifier over a large vocabulary."""
+
+from keras import ops
+
+from kmodels.dispatch import Tensor, op
+from kmodels.errors import InputError
+
+
+@op
+def linear_cross_entropy(
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    soft_cap: float | None = None,
+    trainable_table: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Weighted cross-entropy of the logits `hidden @ table.T`, and how many labels were the best.
+
+    This body builds the logits; no override does. Their step needs tiles of a few thousand words
+    instead of positions x vocabulary.
+
+    Shapes: hidden (M, D), table (V, D), labels (M,), weights (M,) -> two scalars.
+    Dtypes: hidden floating, the compute dtype; table floating, cast to it; labels integer; weights
+        floating. Logits after the product, the softmax and both results in float32 (float64 for
+        float64 hidden).
+
+    Args:
+        hidden: the states to classify.
+        table: a row per class, such as the token embedding.
+        labels: the class of each position, in [0, V); any number where the weight is 0.
+        weights: of each position. What lies at a position of weight 0 plays no part, not even NaN.
+        soft_cap: logits are squashed to `soft_cap * tanh(logits / soft_cap)`.
+        trainable_table: whether the table gets a gradient; without, it gets none or zeros.
+
+    Returns:
+        The sum of weight x cross-entropy, and the sum of the weights whose label has the highest
+        logit (a tie counts). The first has a gradient by `hidden` and, where asked for, `table`.
+
+    Raises:
+        InputError: if shapes do not fit, or the soft cap is not positive.
+
+    Parity: `torch.nn.functional.cross_entropy(reduction="none")` on the logits.
+    Source: https://arxiv.org/abs/2411.09009 (cut cross-entropy), https://arxiv.org/abs/1805.02867
+        (running maximum and sum)
+    """
+    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
+    dtype = "float64" if ops.dtype(hidden) == "float64" else "float32"
+    weights = ops.stop_gradient(ops.cast(weights, dtype))
+    counted = ops.not_equal(weights, 0)
+    labels = ops.where(counted, ops.cast(labels, "int32"), 0)
+    hidden = ops.where(ops.expand_dims(counted, 1), hidden, ops.zeros((), ops.dtype(hidden)))
+    table = ops.cast(table, ops.dtype(hidden))
+    if not trainable_table:
+        table = ops.stop_gradient(table)
+    logits = ops.cast(ops.matmul(hidden, ops.transpose(table)), dtype)
+    if soft_cap is not None:
+        logits = ops.multiply(ops.tanh(ops.divide(logits, soft_cap)), soft_cap)
+    right = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, 1), axis=1), 1)
+    losses = ops.subtract(ops.logsumexp(logits, axis=1), right)
+    best = ops.cast(ops.greater_equal(right, ops.max(logits, axis=1)), dtype)
+    return ops.sum(ops.multiply(weights, losses)), ops.stop_gradient(
+        ops.sum(ops.multiply(weights, best))
+    )
+
+
+def check_linear_cross_entropy(
+    hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, soft_cap: float | None
+) -> None:
+    """Says what is wrong with the arguments, as far as static shapes tell.
+
+    Raises:
+        InputError: one line with what was given and what is allowed.
+    """
+    shapes = [tuple(x.shape) for x in (hidden, table, labels, weights)]
+    ranks_fit = [len(shape) for shape in shapes] == [2, 2, 1, 1]
+    rows = {shape[0] for shape in (shapes[0], *shapes[2:])} - {None}
+    if not ranks_fit or len(rows) > 1 or shapes[0][1] != shapes[1][1]:
+        raise InputError(
+            "linear_cross_entropy takes hidden (M, D), table (V, D), labels (M,) and weights (M,), "
+            f"got {', '.join(map(str, shapes))}."
+        )
+    if soft_cap is not None and soft_cap <= 0:
+        raise InputError(
+            f"linear_cross_entropy got soft_cap {soft_cap}; it must be positive, or None."
+        )
+
+
+def tile_of(vocabulary: int) -> int:
+    """How many classes an override looks at together: 2,048 to 4,096 measured best.
+
+    One that divides the vocabulary is taken if there is any: it leaves no remainder to mask.
+    """
+    if vocabulary <= 4096:
+        return vocabulary
+    return next((size for size in range(4096, 2047, -256) if vocabulary % size == 0), 4096)

@@ -1,0 +1,52 @@
+"""Rotary position embedding."""
+
+import numpy as np
+from keras import ops
+
+from kmodels.dispatch import Tensor, op
+from kmodels.errors import InputError
+
+
+@op
+def rotary_embedding(
+    x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
+) -> Tensor:
+    """Rotates pairs of channels by angles that grow with the position.
+
+    Channel i of the first half and channel i of the second half make a pair (Transformers'
+    "rotate half"), turned by `position / scaling * max_wavelength ** (-2 i / H)`.
+
+    Shapes: x (B, T, N, H), H even; positions (T,) or (B, T) -> (B, T, N, H).
+    Dtypes: x floating, positions integer or floating; angles, sine, cosine and the rotation in
+        float32 (float64 for float64 input); the output has x's dtype.
+
+    Args:
+        x: queries or keys.
+        positions: of the tokens, from 0.
+        max_wavelength: the base of the geometric series, "theta" elsewhere.
+        scaling: positions are divided by it (linear scaling of the context).
+
+    Raises:
+        InputError: if H is odd.
+
+    Parity: Transformers' `apply_rotary_pos_emb` with `rope_type` "default" or "linear".
+    Source: https://arxiv.org/abs/2104.09864, https://arxiv.org/abs/2306.15595 (scaling)
+    """
+    if x.shape[-1] % 2:
+        raise InputError(f"rotary_embedding got heads of width {x.shape[-1]}; it must be even.")
+    dtype = "float64" if ops.dtype(x) == "float64" else "float32"
+    frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling).astype(dtype)
+    angles = ops.multiply(ops.expand_dims(ops.cast(positions, dtype), -1), frequencies)
+    angles = ops.expand_dims(angles, -2)  # (T, 1, H/2) or (B, T, 1, H/2)
+    cosine, sine = ops.cos(angles), ops.sin(angles)
+    half = x.shape[-1] // 2
+    y = ops.cast(x, dtype)
+    first, second = y[..., :half], y[..., half:]
+    y = ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return ops.cast(y, ops.dtype(x))
+
+
+def rotary_frequencies(head_dim: int, max_wavelength: float, scaling: float) -> np.ndarray:
+    """Radians per position of each pair of channels: (H / 2,), float64."""
+    exponents = np.arange(0, head_dim, 2, dtype="float64") / head_dim
+    return 1.0 / (max_wavelength**exponents * scaling)

@@ -1,0 +1,35 @@
+"""Gated GELU for torch with a backward of its own: keeps its two inputs and nothing else."""
+
+from typing import Any
+
+import torch
+from keras import ops
+from torch.nn import functional
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.gated_gelu import gated_gelu
+
+
+class _GatedGelu(torch.autograd.Function):
+    """Autograd would keep GELU's result too; it is cheap to compute again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.gelu(gate, approximate="tanh") * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        gate, up = ctx.saved_tensors
+        for_up = gradients[0] * functional.gelu(gate, approximate="tanh")
+        for_gate = torch.ops.aten.gelu_backward(gradients[0] * up, gate, approximate="tanh")
+        return for_gate, for_up
+
+
+@override(gated_gelu)
+def gated_gelu_torch(gate: Tensor, up: Tensor) -> Tensor:
+    """`torch.nn.functional.gelu` in its tanh form, times `up`."""
+    gate, up = ops.convert_to_tensor(gate), ops.convert_to_tensor(up)
+    if not torch.is_grad_enabled():
+        return functional.gelu(gate, approximate="tanh") * up
+    return _GatedGelu.apply(gate, up)

@@ -1,0 +1,172 @@
+"""Cross-entropy over a large vocabulary on TensorFlow, a tile of it at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.linear_cross_entropy import (
+    check_linear_cross_entropy,
+    linear_cross_entropy,
+    tile_of,
+)
+
+
+@override(linear_cross_entropy)
+def linear_cross_entropy_tensorflow(
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    soft_cap: float | None = None,
+    trainable_table: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out.
+
+    Compile the step without XLA: it takes longer and more memory over the loop (measured).
+    """
+    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
+    hidden, table, labels, weights = (
+        keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
+    )
+    dtype = tf.float64 if hidden.dtype == tf.float64 else tf.float32
+    counted = tf.not_equal(weights, 0)
+    hidden = tf.boolean_mask(hidden, counted)
+    labels = tf.boolean_mask(tf.cast(labels, tf.int32), counted)
+    weights = tf.stop_gradient(tf.cast(tf.boolean_mask(weights, counted), dtype))
+    # Outside of a gradient tape, as in evaluate(), half of the products are left out.
+    gradient = record.could_possibly_record()
+
+    def sums(total: Tensor, right: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+        hits = tf.cast(right >= top, dtype)
+        return tf.reduce_sum(weights * (total - right)), tf.reduce_sum(weights * hits)
+
+    @tf.custom_gradient
+    def frozen(hidden: Tensor) -> Any:
+        found = _walk(hidden, table, labels, soft_cap, gradient)
+
+        def backward(upstream: Tensor, _: Tensor) -> Tensor:
+            return tf.cast(found[3] * weights[:, None] * upstream, hidden.dtype)
+
+        return sums(*found[:3]), backward
+
+    @tf.custom_gradient
+    def trainable(hidden: Tensor, table: Tensor) -> Any:
+        found = _walk(hidden, table, labels, soft_cap, False)
+
+        def backward(upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+            return _gradients(hidden, table, labels, weights * upstream, found[0], soft_cap)
+
+        return sums(*found[:3]), backward
+
+    if trainable_table:
+        return trainable(hidden, table)
+    table = tf.stop_gradient(table)
+    return frozen(hidden)
+
+
+def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) -> Any:
+    """State = step(tile, its first row, its number of rows, state), over the whole table."""
+    size = tile_of(table.shape[0])
+    whole = table.shape[0] // size
+
+    def body(i: Tensor, old: Any) -> Any:
+        tile = tf.cast(tf.slice(table, (i * size, 0), (size, table.shape[1])), dtype)
+        return i + 1, step(tile, i * size, size, old)
+
+    state = tf.while_loop(lambda i, _: i < whole, body, (0, state), parallel_iterations=1)[1]
+    if rest := table.shape[0] - whole * size:
+        tile = tf.cast(table[whole * size :], dtype)
+        state = step(tile, whole * size, rest, state)
+    return state
+
+
+def _scores(
+    hidden: Tensor, tile: Tensor, soft_cap: float | None, dtype: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Logits of one tile, and their derivative by the uncapped ones."""
+    score = tf.cast(tf.matmul(hidden, tile, transpose_b=True), dtype)
+    if soft_cap is None:
+        return score, None
+    score = tf.tanh(score / soft_cap)
+    return score * soft_cap, 1 - score * score
+
+
+def _place(labels: Tensor, start: Tensor | int, size: int) -> tuple[Tensor, Tensor]:
+    """Column of each label in the tile, and whether the tile has it, both (M,)."""
+    local = labels - start
+    return tf.clip_by_value(local, 0, size - 1), (local >= 0) & (local < size)
+
+
+def _walk(
+    hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
+) -> tuple[Tensor, ...]:
+    """One pass over the vocabulary with a running maximum and sum.
+
+    Returns:
+        Per position the log of the summed exponentials, the label's logit, the highest logit and,
+        with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
+    """
+    dtype = tf.float64 if hidden.dtype == tf.float64 else tf.float32
+    zeros = tf.zeros(tf.shape(hidden)[:1], dtype)
+    state = {"total": zeros, "right": zeros, "top": zeros + dtype.min}
+    if gradient:
+        state |= {"mean": tf.zeros(tf.shape(hidden), dtype), "slope_right": zeros + 1}
+
+    def step(tile: Tensor, start: Tensor | int, size: int, old: dict[str, Tensor]) -> Any:
+        score, slope = _scores(hidden, tile, soft_cap, dtype)
+        column, here = _place(labels, start, size)
+        new = {"right": tf.where(here, tf.gather(score, column, batch_dims=1), old["right"])}
+        new["top"] = tf.maximum(old["top"], tf.reduce_max(score, axis=1))
+        decay = tf.exp(old["top"] - new["top"])
+        score = tf.exp(score - new["top"][:, None])
+        new["total"] = old["total"] * decay + tf.reduce_sum(score, axis=1)
+        if gradient:
+            new["slope_right"] = old["slope_right"]
+            if slope is not None:
+                own = tf.gather(slope, column, batch_dims=1)
+                new["slope_right"] = tf.where(here, own, old["slope_right"])
+                score = score * slope
+            part = tf.cast(tf.matmul(tf.cast(score, hidden.dtype), tile), dtype)
+            new["mean"] = old["mean"] * decay[:, None] + part
+        return new
+
+    state = _each_tile(table, hidden.dtype, step, state)
+    total = tf.math.log(state["total"]) + state["top"]
+    if not gradient:
+        return total, state["right"], state["top"]
+    own = tf.cast(tf.gather(table, labels), dtype) * state["slope_right"][:, None]
+    return total, state["right"], state["top"], state["mean"] / state["total"][:, None] - own
+
+
+def _gradients(
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    total: Tensor,
+    soft_cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `hidden` and `table`; the logits of each tile are made again."""
+    dtype = weights.dtype
+
+    def step(tile: Tensor, start: Tensor | int, size: int, old: dict[str, Tensor]) -> Any:
+        score, slope = _scores(hidden, tile, soft_cap, dtype)
+        column, here = _place(labels, start, size)
+        own = tf.one_hot(column, size, dtype=dtype) * tf.cast(here, dtype)[:, None]
+        score = (tf.exp(score - total[:, None]) - own) * weights[:, None]
+        score = tf.cast(score if slope is None else score * slope, hidden.dtype)
+        rows = tf.cast(tf.matmul(score, hidden, transpose_a=True), table.dtype)
+        index = (start + tf.range(size))[:, None]
+        return {
+            "hidden": old["hidden"] + tf.cast(tf.matmul(score, tile), dtype),
+            "table": tf.tensor_scatter_nd_update(old["table"], index, rows),
+        }
+
+    state = {"hidden": tf.zeros(tf.shape(hidden), dtype), "table": tf.zeros_like(table)}
+    found = _each_tile(table, hidden.dtype, step, state)
+    return tf.cast(found["hidden"], hidden.dtype), found["table"]

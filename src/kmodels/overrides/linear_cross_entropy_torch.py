@@ -1,0 +1,174 @@
+"""Cross-entropy over a large vocabulary on torch, a tile of it at a time."""
+
+from typing import Any
+
+import keras
+import torch
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.linear_cross_entropy import (
+    check_linear_cross_entropy,
+    linear_cross_entropy,
+    tile_of,
+)
+
+
+@override(linear_cross_entropy)
+def linear_cross_entropy_torch(
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    soft_cap: float | None = None,
+    trainable_table: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out."""
+    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
+    hidden, table, labels, weights = (
+        keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
+    )
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    labels, weights = labels.long(), weights.to(dtype)
+    counted = weights != 0
+    if torch.compiler.is_compiling():
+        # Shapes that hang on values would break the graph.
+        hidden = torch.where(counted[:, None], hidden, 0)
+        labels = torch.where(counted, labels, 0)
+    elif not counted.all():
+        hidden, labels, weights = hidden[counted], labels[counted], weights[counted]
+    gradient = torch.is_grad_enabled() and hidden.requires_grad
+    table_gradient = torch.is_grad_enabled() and trainable_table and table.requires_grad
+    if not table_gradient:
+        table = table.detach()
+    losses, best = _Losses.apply(hidden, table, labels, weights.detach(), soft_cap, gradient)
+    return losses, best
+
+
+class _Losses(torch.autograd.Function):
+    """The two sums. With a frozen table the gradient of `hidden` comes out of the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        table: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        soft_cap: float | None,
+        gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        frozen = not ctx.needs_input_grad[1]
+        total, right, top, slope = _walk(hidden, table, labels, soft_cap, gradient and frozen)
+        ctx.soft_cap, ctx.frozen = soft_cap, frozen
+        if not frozen:
+            ctx.save_for_backward(hidden, table, labels, weights, total)
+        elif slope is not None:
+            ctx.save_for_backward(slope.mul_(weights[:, None]).to(hidden.dtype))
+        best = (weights * (right >= top)).sum()
+        ctx.mark_non_differentiable(best)
+        return (weights * (total - right)).sum(), best
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        scale = upstream[0]
+        if ctx.frozen:
+            (slope,) = ctx.saved_tensors
+            return slope * scale.to(slope.dtype), None, None, None, None, None
+        hidden, table, labels, weights, total = ctx.saved_tensors
+        found = _gradients(hidden, table, labels, weights * scale, total, ctx.soft_cap)
+        return *found, None, None, None, None
+
+
+def _scores(
+    hidden: Tensor, tile: Tensor, soft_cap: float | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Logits of one tile, and their derivative by the uncapped ones."""
+    score = _product(hidden, tile.T, dtype)
+    if soft_cap is None:
+        return score, None
+    score = score.div_(soft_cap).tanh_()
+    slope = 1 - score.square()
+    return score.mul_(soft_cap), slope
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    if a.is_cuda and a.dtype != dtype:
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a, b).to(dtype)
+
+
+def _place(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
+    """Column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
+    local = labels - start
+    return local.clamp(0, size - 1)[:, None], (local >= 0) & (local < size)
+
+
+def _walk(
+    hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """One pass over the vocabulary with a running maximum and sum.
+
+    Returns:
+        Per position the log of the summed exponentials, the label's logit, the highest logit and,
+        with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
+    """
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    rows, step = hidden.shape[0], tile_of(table.shape[0])
+    top = torch.full((rows,), -torch.inf, dtype=dtype, device=hidden.device)
+    total, right = torch.zeros_like(top), torch.zeros_like(top)
+    slope_right, mean = torch.ones_like(top), None
+    if gradient:
+        mean = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    for start in range(0, table.shape[0], step):
+        tile = table[start : start + step].to(hidden.dtype)
+        score, slope = _scores(hidden, tile, soft_cap, dtype)
+        column, here = _place(labels, start, tile.shape[0])
+        right = torch.where(here, score.gather(1, column).squeeze(1), right)
+        new = torch.maximum(top, score.amax(1))
+        decay = (top - new).exp_()
+        score = score.sub_(new[:, None]).exp_()
+        total = total.mul_(decay).add_(score.sum(1))
+        if mean is not None:
+            if slope is not None:
+                slope_right = torch.where(here, slope.gather(1, column).squeeze(1), slope_right)
+                score = score.mul_(slope)
+            mean.mul_(decay[:, None])
+            if score.dtype == hidden.dtype:
+                mean.addmm_(score, tile)
+            else:
+                mean.add_(_product(score.to(hidden.dtype), tile, dtype))
+        top = new
+    if mean is not None:
+        mean.div_(total[:, None])
+        own = table.index_select(0, labels).to(dtype)
+        mean.sub_(own if soft_cap is None else own.mul_(slope_right[:, None]))
+    return total.log_().add_(top), right, top, mean
+
+
+def _gradients(
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    total: Tensor,
+    soft_cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `hidden` and `table`; the logits of each tile are made again."""
+    dtype = weights.dtype
+    for_hidden = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    for_table = torch.empty_like(table)
+    step = tile_of(table.shape[0])
+    for start in range(0, table.shape[0], step):
+        tile = table[start : start + step].to(hidden.dtype)
+        score, slope = _scores(hidden, tile, soft_cap, dtype)
+        column, here = _place(labels, start, tile.shape[0])
+        score = score.sub_(total[:, None]).exp_()
+        score.scatter_add_(1, column, -here.to(dtype)[:, None])
+        score.mul_(weights[:, None])
+        if slope is not None:
+            score.mul_(slope)
+        score = score.to(hidden.dtype)
+        for_hidden.add_(_product(score, tile, dtype))
+        for_table[start : start + step] = _product(score.T, hidden, dtype).to(table.dtype)
+    return for_hidden.to(hidden.dtype), for_table

@@ -1,0 +1,50 @@
+"""RMS normalisation for torch with a backward of its own: keeps x and a number per row."""
+
+from typing import Any
+
+import torch
+from keras import ops
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.rms_norm import rms_norm
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Autograd would keep five arrays of x's size, some of them widened."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+        y, inverse = _normalise(x, scale, epsilon)
+        ctx.save_for_backward(x, scale, inverse)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, scale, inverse = ctx.saved_tensors
+        gradient = gradients[0].to(inverse.dtype)
+        y = x.to(inverse.dtype) * inverse
+        for_x = for_scale = None
+        if ctx.needs_input_grad[1]:
+            for_scale = (gradient * y).flatten(0, -2).sum(0).to(scale.dtype)
+        if ctx.needs_input_grad[0]:
+            gradient = gradient * (1.0 + scale.to(inverse.dtype))
+            inner = (gradient * y).mean(-1, keepdim=True)
+            for_x = (inverse * (gradient - y * inner)).to(x.dtype)
+        return for_x, for_scale, None
+
+
+def _normalise(x: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The result, and what each row was multiplied by."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = x.to(wide)
+    inverse = torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon)
+    return (y * inverse * (1.0 + scale.to(wide))).to(x.dtype), inverse
+
+
+@override(rms_norm)
+def rms_norm_torch(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+    """The op's own arithmetic, with less kept for the way back."""
+    x, scale = ops.convert_to_tensor(x), ops.convert_to_tensor(scale)
+    if not torch.is_grad_enabled():
+        return _normalise(x, scale, epsilon)[0]
+    return _RMSNorm.apply(x, scale, epsilon)

@@ -1,0 +1,61 @@
+"""The vocabulary inside a GGUF file."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kmodels.errors import InputError
+from kmodels.text import pieces as build
+
+
+def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, str]]:
+    """The tokenizer of a GGUF file and the names of its start, end and padding tokens.
+
+    Args:
+        path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma.
+        special: pieces to treat as control tokens though the file says otherwise.
+
+    Returns:
+        The tokenizer, and a dictionary with "start", "end" and "pad" where the file names them.
+
+    Raises:
+        InputError: for another kind of vocabulary, or where the gguf package is missing.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise InputError(f"{path} needs the gguf package: pip install 'kmodels[gguf]'") from error
+    try:
+        fields = GGUFReader(str(path)).fields
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (IndexError, ValueError) as error:
+        raise InputError(f"{path} is not a GGUF file: {error}") from error
+
+    def value(name: str, default: Any = None) -> Any:
+        field = fields.get(f"tokenizer.ggml.{name}")
+        return default if field is None else field.contents()
+
+    kind, texts = value("model"), value("tokens")
+    if kind != "llama" or not texts:
+        raise InputError(
+            f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) is read, "
+            "or give the directory of a tokenizer.json"
+        )
+    scores = value("scores", [0.0] * len(texts))
+    kinds = value("token_type", [build.NORMAL] * len(texts))
+    pieces = [build.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]
+    prefix = bool(value("add_space_prefix", True))
+    core = build.build(
+        pieces,
+        special=special,
+        normalize=build.normalizer(
+            dummy_prefix=prefix,
+            remove_extra_whitespaces=bool(value("remove_extra_whitespaces", False)),
+        ),
+        dummy_prefix=prefix,
+    )
+    ids = {"start": "bos_token_id", "end": "eos_token_id", "pad": "padding_token_id"}
+    named = {name: value(key) for name, key in ids.items()}
+    return core, {name: texts[i] for name, i in named.items() if i is not None}

@@ -1,0 +1,92 @@
+"""Examples as rows of one length: one example a row, or several."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+import numpy as np
+
+from kmodels.text.examples import Example
+
+Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
+
+
+def pad(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
+    """One example a row, padded at the right.
+
+    Args:
+        examples: of at most length + 1 tokens.
+        length: tokens of a row.
+        pad_id: id of the padding token.
+
+    Returns:
+        ({"token_ids", "padding_mask"}, labels, weights), each (B, length), int32 and float32
+        weights. Labels are the ids one further on; a label that is not learnt weighs 0.
+    """
+    ids = np.full((len(examples), length + 1), pad_id, "int32")
+    mask, learn = np.zeros_like(ids), np.zeros_like(ids)
+    for row, example in enumerate(examples):
+        size = len(example.ids)
+        ids[row, :size], mask[row, :size], learn[row, :size] = example.ids, 1, example.learn
+    x = {"token_ids": ids[:, :-1].copy(), "padding_mask": mask[:, :-1].copy()}
+    return x, ids[:, 1:].copy(), learn[:, 1:].astype("float32")
+
+
+def assign(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """Which examples share a row: the longest first, each where it leaves the least room.
+
+    Args:
+        sizes: tokens of each example.
+        length: tokens of a row.
+
+    Returns:
+        For each row the examples in it, rows in the order of their first example.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # what is left of each row that is not full, sorted
+    for example in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        place = bisect_left(room, (sizes[example], -1))
+        if place == len(room):
+            rows.append([])
+            left, row = length, len(rows) - 1
+        else:
+            left, row = room.pop(place)
+        rows[row].append(example)
+        if left > sizes[example]:
+            insort(room, (left - sizes[example], row))
+    return sorted((sorted(row) for row in rows), key=lambda row: row[0])
+
+
+def pack(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
+    """Several examples a row, each with the loss it has alone.
+
+    Args:
+        examples: of at most length + 1 tokens.
+        length: tokens of a row.
+        pad_id: id of the padding token.
+
+    Returns:
+        As `pad`, with "segment_ids" (1, 2, ... by example, 0 for padding; attention stays inside a
+        segment) and "positions" (from 0 in each segment) besides.
+    """
+    # The last token of an example predicts nothing that counts, so it is no input here.
+    rows = assign([len(example.ids) - 1 for example in examples], length)
+    ids = np.full((len(rows), length), pad_id, "int32")
+    labels = ids.copy()
+    segments, positions = np.zeros_like(ids), np.zeros_like(ids)
+    weights = np.zeros(ids.shape, "float32")
+    for row, members in enumerate(rows):
+        at = 0
+        for segment, member in enumerate(members, start=1):
+            example = examples[member]
+            place = np.s_[row, at : at + len(example.ids) - 1]
+            ids[place], labels[place] = example.ids[:-1], example.ids[1:]
+            weights[place], segments[place] = example.learn[1:], segment
+            positions[place] = np.arange(len(example.ids) - 1)
+            at += len(example.ids) - 1
+    x = {
+        "token_ids": ids,
+        "padding_mask": (segments > 0).astype("int32"),
+        "segment_ids": segments,
+        "positions": positions,
+    }
+    return x, labels, weights

@@ -1,0 +1,129 @@
+"""A tokenizer out of the pieces of a SentencePiece model, as .model and GGUF files hold them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE, Unigram
+
+SPACE = "\u2581"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+class Piece(NamedTuple):
+    """One entry of the vocabulary; its id is its place.
+
+    Attributes:
+        text: with SPACE for a blank.
+        score: log-probability (unigram) or minus the rank of the merge (BPE).
+        kind: NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED or BYTE.
+    """
+
+    text: str
+    score: float
+    kind: int
+
+
+def merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+    """The merges that BPE by score does, in order.
+
+    SentencePiece merges the two neighbours whose union scores highest. Every way to split a piece
+    into two others is such a merge, with the score of the union.
+
+    Args:
+        pieces: the vocabulary.
+
+    Returns:
+        Pairs of pieces, the first to be merged first.
+    """
+    parts = {p.text: i for i, p in enumerate(pieces) if p.kind in (NORMAL, UNUSED)}
+    ranked = []
+    for piece in pieces:
+        if piece.kind not in (NORMAL, UNUSED):
+            continue
+        text = piece.text
+        for cut in range(1, len(text)):
+            left, right = parts.get(text[:cut]), parts.get(text[cut:])
+            if left is not None and right is not None:
+                ranked.append((-piece.score, left, right))
+    ranked.sort()
+    return [(pieces[left].text, pieces[right].text) for _, left, right in ranked]
+
+
+def normalizer(
+    charsmap: bytes = b"", dummy_prefix: bool = False, remove_extra_whitespaces: bool = False
+) -> normalizers.Normalizer:
+    """What SentencePiece does to text before it looks for pieces.
+
+    Args:
+        charsmap: the compiled character map of the .model file; empty for none, as in Gemma.
+        dummy_prefix: put a blank before the text.
+        remove_extra_whitespaces: drop blanks at both ends and all but one in a run.
+
+    Returns:
+        It ends with SPACE for every blank.
+    """
+    steps: list[normalizers.Normalizer] = []
+    if charsmap:
+        steps.append(normalizers.Precompiled(charsmap))
+    if remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+
+
+def build(
+    pieces: Sequence[Piece],
+    *,
+    unigram: bool = False,
+    byte_fallback: bool = True,
+    special: Sequence[str] = (),
+    normalize: normalizers.Normalizer | None = None,
+    dummy_prefix: bool = False,
+) -> Tokenizer:
+    """A `tokenizers.Tokenizer` with the ids of SentencePiece.
+
+    Args:
+        pieces: the vocabulary in the order of ids.
+        unigram: a unigram model; BPE otherwise.
+        byte_fallback: unknown characters become the pieces of their UTF-8 bytes.
+        special: texts to treat as control tokens besides those of kind CONTROL.
+        normalize: by default blanks become SPACE and nothing else is touched.
+        dummy_prefix: `normalize` puts a blank in front, which decoding takes away.
+
+    Returns:
+        A tokenizer without start and end tokens.
+    """
+    unknown = next((i for i, p in enumerate(pieces) if p.kind == UNKNOWN), None)
+    if unigram:
+        model = Unigram(
+            [(p.text, p.score) for p in pieces], unk_id=unknown, byte_fallback=byte_fallback
+        )
+    else:
+        model = BPE(
+            vocab={p.text: i for i, p in enumerate(pieces)},
+            merges=merges(pieces),
+            unk_token=None if unknown is None else pieces[unknown].text,
+            fuse_unk=True,
+            byte_fallback=byte_fallback,
+        )
+    core = Tokenizer(model)
+    core.normalizer = normalize or normalizer()
+    steps: list[decoders.Decoder] = [
+        decoders.Replace(SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if dummy_prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    core.decoder = decoders.Sequence(steps)
+    core.add_tokens(
+        [
+            # One with a blank in it can match only after normalisation.
+            AddedToken(p.text, normalized=SPACE in p.text, special=is_special)
+            for p in pieces
+            if (is_special := p.kind == CONTROL or p.text in special) or p.kind == USER_DEFINED
+        ]
+    )
+    return core

@@ -1,0 +1,177 @@
+"""Training texts out of JSON lines, with errors that name the file, the line and the field."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmodels.errors import InputError
+
+Record = dict[str, Any]
+MAX_LINE_BYTES = 4 * 2**20
+_PAIRS = (
+    ("prompts", "responses"),
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("instruction", "response"),
+    ("instruction", "output"),
+)
+FORMS = "instruction and response (or output), prompts and responses, messages, or text"
+ROLES = {"system": "system", "user": "user", "assistant": "model", "model": "model"}
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a file held.
+
+    Attributes:
+        rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
+            "response"} or {"messages": [{"role", "content"}, ...]}.
+        skipped: one line for each bad record that was left out.
+    """
+
+    rows: list[Record] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def read_records(
+    path: str | Path, *, skip_bad: bool = False, max_line_bytes: int = MAX_LINE_BYTES
+) -> Records:
+    """Reads a file of one JSON object a line.
+
+    Args:
+        path: UTF-8. The fields of a line are instruction, context and response (as in Dolly;
+            input and output as in Alpaca), prompts and responses, messages with role and content,
+            or text. More fields are ignored, blank lines too.
+        skip_bad: leave out bad lines and list them, where they would raise.
+        max_line_bytes: a longer line is bad.
+
+    Returns:
+        The records in the order of the lines.
+
+    Raises:
+        InputError: for the first bad line, or if the file holds no good one.
+    """
+    records = Records()
+    try:
+        with Path(path).open("rb") as lines:
+            for number, line in _numbered(lines, max_line_bytes):
+                try:
+                    records.rows.append(_parse(line, max_line_bytes))
+                except InputError as error:
+                    problem = f"{path} line {number}: {error}"
+                    if not skip_bad:
+                        raise InputError(problem) from error.__cause__
+                    records.skipped.append(problem)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if not records.rows:
+        bad = f"; all {len(records.skipped)} lines are bad" if records.skipped else ""
+        raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {FORMS}")
+    return records
+
+
+def _numbered(lines: Any, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, each cut at limit + 1 bytes so that memory stays bounded."""
+    number = 0
+    while line := lines.readline(limit + 1):
+        number += 1
+        end = line
+        while len(end) > limit and not end.endswith(b"\n"):
+            end = lines.readline(limit + 1)
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            yield number, line
+
+
+def _parse(line: bytes, limit: int) -> Record:
+    if len(line.rstrip(b"\r\n")) > limit:
+        raise InputError(f"longer than {limit} bytes")
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 at byte {error.start + 1}") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON at column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise InputError("not a record: nested too deeply") from error
+    return check_record(value)
+
+
+def check_record(value: Any) -> Record:
+    """One record in its usual form.
+
+    Args:
+        value: what a line of a file holds.
+
+    Returns:
+        A dictionary as in `Records.rows`.
+
+    Raises:
+        InputError: naming the field that lacks, is no text, or is empty.
+    """
+    if not isinstance(value, dict):
+        raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
+    if "messages" in value:
+        return {"messages": _messages(value["messages"])}
+    pair = next((pair for pair in _PAIRS if all(name in value for name in pair)), None)
+    if pair is None:
+        if "text" in value:
+            return {"text": _text(value, "text")}
+        raise InputError(_lacking(value))
+    prompt, response = pair
+    if prompt != "instruction":
+        return {"prompts": _text(value, prompt), "responses": _text(value, response)}
+    context = next((name for name in ("context", "input") if value.get(name) is not None), None)
+    return {
+        "instruction": _text(value, "instruction"),
+        "context": _text(value, context, may_be_empty=True) if context else "",
+        "response": _text(value, response),
+    }
+
+
+def _lacking(value: dict[str, Any]) -> str:
+    for prompt, response in _PAIRS:
+        if prompt in value:
+            others = [second for first, second in _PAIRS if first == prompt]
+            return f"field {' or '.join(others)!r} is missing beside {prompt!r}"
+        if response in value:
+            return f"field {prompt!r} is missing beside {response!r}"
+    return f"the fields {', '.join(value) or 'of an empty object'} are no record: give {FORMS}"
+
+
+def _text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str = "") -> str:
+    text = value.get(name)
+    if not isinstance(text, str):
+        kind = "missing" if name not in value else f"a {type(text).__name__}, not text"
+        raise InputError(f"field '{at}{name}' is {kind}")
+    if not text.strip() and not may_be_empty:
+        raise InputError(f"field '{at}{name}' is empty")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError(f"field '{at}{name}' holds half of a surrogate pair")
+    return text
+
+
+def _messages(messages: Any) -> list[dict[str, str]]:
+    if not isinstance(messages, list) or not messages:
+        raise InputError("field 'messages' is no list of messages")
+    checked = []
+    for place, message in enumerate(messages):
+        at = f"messages[{place}]."
+        if not isinstance(message, dict):
+            raise InputError(f"field 'messages[{place}]' is no object with role and content")
+        role = _text(message, "role", at=at)
+        if role not in ROLES:
+            raise InputError(f"field '{at}role' is {role!r}; known are {', '.join(ROLES)}")
+        checked.append({"role": ROLES[role], "content": _text(message, "content", at=at)})
+    turns = [m["role"] for m in checked if m["role"] != "system"]
+    if any(m["role"] == "system" for m in checked[1:]):
+        raise InputError("field 'messages' has a system message that is not the first")
+    if turns != (["user", "model"] * len(turns))[: len(turns)] or not turns:
+        raise InputError("field 'messages' must go user, assistant, user, assistant")
+    return checked

@@ -1,0 +1,68 @@
+"""A small tokenizer trained on a few texts, for demonstrations and tests."""
+
+import json
+from collections.abc import Iterable
+
+import tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from kmodels.text.pieces import SPACE
+from kmodels.text.tokenizer import TURNS, Tokenizer
+
+# Gemma's order: ids 0 to 3, then the markers of turns, then the 256 bytes.
+_SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", *TURNS)
+_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+SMALLEST = len(_SPECIAL) + len(_BYTES) + 128
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int = 1024) -> Tokenizer:
+    """Trains byte-pair merges on texts; the same texts give the same tokenizer.
+
+    It is built as Gemma's: blanks kept, unknown characters as bytes, the same special tokens.
+
+    Args:
+        texts: what to train on.
+        vocabulary_size: most ids, at least `SMALLEST`; fewer if the texts give no more.
+
+    Returns:
+        A tokenizer with Gemma's special tokens.
+    """
+    learner = tokenizers.Tokenizer(BPE())
+    _split(learner)
+    learner.train_from_iterator(
+        texts,
+        BpeTrainer(
+            vocab_size=max(vocabulary_size, SMALLEST) - len(_SPECIAL) - len(_BYTES),
+            show_progress=False,
+        ),
+    )
+    learnt = json.loads(learner.to_str())["model"]
+    pieces = sorted(learnt["vocab"], key=learnt["vocab"].get)
+    core = tokenizers.Tokenizer(
+        BPE(
+            vocab={text: i for i, text in enumerate((*_SPECIAL, *_BYTES, *pieces))},
+            merges=[tuple(pair) for pair in learnt["merges"]],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    _split(core)
+    core.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    core.add_special_tokens(list(_SPECIAL))
+    return Tokenizer(core)
+
+
+def _split(core: tokenizers.Tokenizer) -> None:
+    """Words with the blank before them, single digits, single line ends."""
+    core.normalizer = normalizers.Replace(" ", SPACE)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(SPACE, "merged_with_next"),
+            pre_tokenizers.Split(Regex(r"\n|\d"), "isolated"),
+        ]
+    )

@@ -1,0 +1,208 @@
+"""Adapters on a ViT: what trains, what stays, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels import InputError
+from kmodels.lora.enable import adapters
+from kmodels.models import ViTBackbone, ViTImageClassifier
+
+SIZES = {
+    "image_shape": (8, 8, 1),
+    "patch_size": 4,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "mlp_dim": 24,
+}
+IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype("float32")
+LABELS = np.array([0, 1, 2, 0])
+
+
+def backbone(**settings):
+    keras.utils.set_random_seed(7)
+    return ViTBackbone(**SIZES, **settings)
+
+
+def classifier(**settings):
+    return ViTImageClassifier(backbone(**settings), num_classes=3)
+
+
+def numbers(model):
+    return {v.path: np.array(keras.ops.convert_to_numpy(v.value)) for v in model.weights}
+
+
+def output(model):
+    return np.asarray(keras.ops.convert_to_numpy(model(IMAGES, training=False)), "float32")
+
+
+def shake(model, seed=0):
+    """Gives every adapter values as after training."""
+    rng = np.random.default_rng(seed)
+    for adapter in adapters(model).values():
+        for variable in (adapter.a, adapter.b):
+            variable.assign(rng.normal(size=variable.shape).astype("float32") * 0.3)
+        if adapter.magnitude is not None:
+            scale = 1 + rng.random(adapter.magnitude.shape).astype("float32")
+            adapter.magnitude.assign(keras.ops.convert_to_numpy(adapter.magnitude.value) * scale)
+
+
+@pytest.mark.parametrize("settings", [{}, {"dora": True}, {"rslora": True, "alpha": 3.0}])
+def test_starts_as_the_identity_and_merges_exactly(settings):
+    model = backbone()
+    before, base = output(model), numbers(model)
+    model.enable_lora(4, targets="all-linear", **settings)
+    np.testing.assert_array_equal(output(model), before)
+    shake(model)
+    adapted = output(model)
+    assert np.abs(adapted - before).max() > 0.1
+    model.merge_lora()
+    assert numbers(model).keys() == base.keys()
+    np.testing.assert_allclose(output(model), adapted, rtol=0, atol=2e-6 * np.abs(adapted).max())
+    model.unmerge_lora()
+    after = numbers(model)
+    assert all(np.array_equal(after[path], value) for path, value in base.items())
+    np.testing.assert_array_equal(output(model), adapted)
+
+
+def test_trainable_parameters_are_the_sum_over_layers():
+    model = backbone()
+    model.enable_lora(3, targets=("query", r"block_1/mlp/.*"))
+    expected = 2 * 3 * (16 + 16) + 2 * 3 * (16 + 24)
+    assert sum(int(np.prod(v.shape)) for v in model.trainable_weights) == expected
+    assert {v.path for v in model.trainable_weights} == {
+        f"{path}/{part}"
+        for path in (
+            *(f"block_{i}/attention/query" for i in (0, 1)),
+            "block_1/mlp/up",
+            "block_1/mlp/down",
+        )
+        for part in ("lora_a", "lora_b")
+    }
+    assert adapters(model)["block_0/attention/query"].settings.scaling == 1.0
+
+
+def test_base_is_bit_equal_after_50_steps_and_has_no_slots():
+    model = classifier()
+    model.enable_lora(2, dropout=0.1, targets=("query", "mlp/up"))
+    base = numbers(model)
+    model.compile(
+        keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    losses = keras.Model.fit(
+        model,
+        np.tile(IMAGES, (50, 1, 1, 1)),
+        np.tile(LABELS, 50),
+        batch_size=4,
+        shuffle=False,
+        verbose=0,
+    ).history["loss"]
+    assert np.isfinite(losses).all()
+    after = numbers(model)
+    changed = {path for path in base if not np.array_equal(base[path], after[path])}
+    assert changed == {v.path for v in model.trainable_weights}
+    # The head trains beside the adapters, as in PEFT's classification recipes.
+    assert {"logits/kernel", "logits/bias"} < changed
+    slots = [v for v in model.optimizer.variables if v.shape != ()]
+    assert len(slots) == 2 * len(model.trainable_weights)
+    model.merge_lora()
+    assert not any("lora" in path for path in numbers(model))
+
+
+def test_bfloat16_keeps_float32_adapters():
+    model = backbone(dtype="bfloat16")
+    before = output(model)
+    model.enable_lora(2)
+    assert {keras.backend.standardize_dtype(v.dtype) for v in model.trainable_weights} == {
+        "float32"
+    }
+    np.testing.assert_array_equal(output(model), before)
+    shake(model)
+    adapted = output(model)
+    model.merge_lora()
+    assert np.abs(output(model) - adapted).max() < 0.1
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_on_a_quantized_base(mode, tmp_path):
+    model = classifier()
+    plain = output(model)
+    model.backbone.quantize(mode)
+    coarse = output(model)
+    assert 0 < np.abs(coarse - plain).max() < {"int8": 0.05, "int4": 0.8}[mode]
+    model.enable_lora(2, targets="all-linear")
+    np.testing.assert_array_equal(output(model), coarse)
+    with pytest.raises(
+        InputError, match=rf"merge_lora would round .* 11 more are quantized to {mode}"
+    ):
+        model.merge_lora()
+    base = numbers(model)
+    model.compile(
+        keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    keras.Model.fit(model, IMAGES, LABELS, epochs=3, verbose=0)
+    after = numbers(model)
+    assert all(
+        np.array_equal(base[p], after[p]) for p in base if "lora" not in p and "logits" not in p
+    )
+    assert not np.array_equal(after["block_0/mlp/up/lora_a"], base["block_0/mlp/up/lora_a"])
+    trained = output(model)
+    model.save_to_preset(tmp_path / "model")
+    again = ViTImageClassifier.from_preset(tmp_path / "model")
+    np.testing.assert_array_equal(output(again), trained)
+    assert {v.path for v in again.trainable_weights} == {v.path for v in model.trainable_weights}
+
+
+def test_adapters_are_saved_with_the_model(tmp_path):
+    model = backbone()
+    model.enable_lora(2, alpha=5.0, targets=("key",), dora=True)
+    shake(model)
+    model.save_to_preset(tmp_path / "model")
+    again = ViTBackbone.from_preset(tmp_path / "model")
+    np.testing.assert_array_equal(output(again), output(model))
+    assert adapters(again)["block_1/attention/key"].settings.alpha == 5.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "LoRA rank is 0; give a whole number from 1"),
+        ({"rank": 17}, "rank 17 is above 16, the smaller side of block_./attention/"),
+        ({"rank": 2, "alpha": 0}, "alpha is 0; give a number above 0"),
+        ({"rank": 2, "dropout": 1.0}, r"dropout is 1.0; give a rate in \[0, 1\)"),
+        ({"rank": 2, "targets": ()}, "got no targets"),
+        (
+            {"rank": 2, "targets": ("query", "q_proj")},
+            "'q_proj' is no linear layer .* attention/key",
+        ),
+        ({"rank": 2, "targets": "block_["}, r"'block_\[' is no pattern"),
+    ],
+)
+def test_wrong_settings_change_nothing(settings, message):
+    model = backbone()
+    before = numbers(model).keys()
+    with pytest.raises(InputError, match=message) as caught:
+        model.enable_lora(**settings)
+    assert "\n" not in str(caught.value)
+    assert numbers(model).keys() == before and len(model.trainable_weights) == len(before)
+
+
+def test_wrong_order_is_refused():
+    model = backbone()
+    for call, message in (
+        (model.merge_lora, "merge_lora found no adapters; call enable_lora"),
+        (model.unmerge_lora, "unmerge_lora found no merged adapters"),
+        (
+            lambda: model.save_adapter("unused"),
+            "save_adapter found no LoRA adapters; call enable_lora",
+        ),
+        (lambda: model.quantize("float8"), "mode is 'float8'; choose int8 or int4"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    model.enable_lora(2)
+    with pytest.raises(InputError, match="has LoRA adapters already"):
+        model.enable_lora(2)
+    with pytest.raises(InputError, match="quantize the base before enable_lora"):
+        model.quantize("int8")

@@ -1,0 +1,187 @@
+"""Adapters to and from PEFT's files."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels import InputError
+from kmodels.lora.enable import adapters
+from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
+from kmodels.weights import read_safetensors
+from tolerances import tolerance
+
+CASES = {
+    "vit_plain": ("query", "value"),
+    "vit_rslora": ("mlp/up", "attention/output"),
+    "vit_dora": ("query", "key", "value", "attention/output", "up", "down"),
+    "vit_head": ("query",),
+    "gemma_plain": ("query", "value"),
+    "gemma_dora": ("gate", "key"),
+}
+
+
+def numpy(x):
+    return np.asarray(keras.ops.convert_to_numpy(x), "float32")
+
+
+def base(case, references):
+    family = case.split("_")[0]
+    cls = {"vit": ViTImageClassifier, "gemma": GemmaCausalLM}[family]
+    return cls.from_preset(references / "lora" / family, preprocessor=None)
+
+
+def logits(model, inputs):
+    if inputs.dtype == np.int32:
+        inputs = {"token_ids": inputs, "padding_mask": np.ones_like(inputs)}
+    return numpy(model(inputs, training=False))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_of_peft_gives_its_logits(case, references, tmp_path):
+    folder = references / "lora" / case
+    expected = np.load(folder / "expected.npz")
+    model = base(case, references)
+    plain = logits(model, expected["inputs"])
+    assert np.abs(plain - expected["logits"]).max() > 0.01
+    model.load_adapter(folder / "adapter")
+    found = logits(model, expected["inputs"])
+    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=tolerance("logits"))
+    wanted = {path for path in adapters(model) for t in CASES[case] if path.endswith(f"/{t}")}
+    assert set(adapters(model)) == wanted and len(wanted) == 2 * len(CASES[case])
+    # What is written here are the same tensors under the same names.
+    if case == "vit_head":
+        head = [v for v in model.trainable_weights if "logits" in v.path]
+        assert len(head) == 2
+    elif case.startswith("vit"):
+        model.get_layer("logits").trainable = False
+    model.save_adapter(tmp_path / "adapter")
+    ours, theirs = (
+        read_safetensors(f / "adapter_model.safetensors")
+        for f in (tmp_path / "adapter", folder / "adapter")
+    )
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        np.testing.assert_array_equal(ours[name].read(), np.asarray(tensor.read(), "float32"))
+
+
+# PEFT asks transformers for an attribute that transformers 5 renamed.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.across
+@pytest.mark.needs("peft")
+@pytest.mark.parametrize("family", ["vit", "gemma"])
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_file_written_here_loads_in_peft(family, dora, references, tmp_path):
+    import torch
+
+    from torchvision_cpu import define_torchvision_operators
+
+    define_torchvision_operators()
+    import peft
+    import transformers
+
+    model = base(family, references)
+    model.enable_lora(2, alpha=5.0, targets="all-linear", dora=dora)
+    rng = np.random.default_rng(3)
+    for adapter in adapters(model).values():
+        for variable in (adapter.a, adapter.b):
+            variable.assign(rng.normal(size=variable.shape).astype("float32") * 0.3)
+    model.save_adapter(tmp_path / "adapter")
+    classes = {"vit": "ViTForImageClassification", "gemma": "Gemma3ForCausalLM"}
+    theirs = getattr(transformers, classes[family]).from_pretrained(references / "lora" / family)
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    inputs = np.load(references / "lora" / f"{family}_plain" / "expected.npz")["inputs"]
+    given = torch.from_numpy(inputs)
+    given = given.permute(0, 3, 1, 2) if family == "vit" else given.long()
+    with torch.no_grad():
+        expected = theirs(given).logits.numpy()
+    found = logits(model, inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("logits"))
+
+
+def tiny():
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+    return ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
+
+
+def test_names_follow_the_family_and_a_bare_backbone_has_no_prefix(tmp_path):
+    backbone = tiny()
+    backbone.enable_lora(2, targets=r"block_0/attention/(query|output)")
+    backbone.save_adapter(tmp_path / "bare")
+    names = set(read_safetensors(tmp_path / "bare" / "adapter_model.safetensors"))
+    stem = "base_model.model.layers.0.attention"
+    assert names == {
+        f"{stem}.{name}.lora_{x}.weight" for name in ("q_proj", "o_proj") for x in "AB"
+    }
+    config = json.loads((tmp_path / "bare" / "adapter_config.json").read_text())
+    # The names alone would mean block 1 as well.
+    assert config["target_modules"] == [
+        "layers.0.attention.o_proj",
+        "layers.0.attention.q_proj",
+    ]
+    # Adapters of a backbone fit a task over it.
+    task = ViTImageClassifier(tiny(), num_classes=3)
+    task.load_adapter(tmp_path / "bare")
+    assert set(adapters(task)) == {"block_0/attention/query", "block_0/attention/output"}
+
+
+def broken(tmp_path, change):
+    backbone = tiny()
+    backbone.enable_lora(2)
+    folder = backbone.save_adapter(tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    change(folder, config)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def lose_weights(folder, config):
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def other_kind(folder, config):
+    config.update(peft_type="LOHA", bias="all")
+
+
+def changed_base(folder, config):
+    config.update(init_lora_weights="pissa_niter_4")
+
+
+def no_rank(folder, config):
+    del config["r"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lose_weights, "holds no adapter_model.safetensors"),
+        (other_kind, "kind not known here: peft_type='LOHA', bias='all'"),
+        (changed_base, "init_lora_weights='pissa_niter_4', which changes the base too"),
+        (no_rank, "has no r and lora_alpha"),
+    ],
+)
+def test_files_that_mean_something_else_are_refused(tmp_path, change, message):
+    folder = broken(tmp_path, change)
+    with pytest.raises(InputError, match=message) as caught:
+        tiny().load_adapter(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_that_does_not_fit_is_listed_and_nothing_changes(tmp_path):
+    folder = broken(tmp_path, lambda *_: None)
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 12, "mlp_dim": 24}
+    model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
+    with pytest.raises(InputError) as caught:
+        model.load_adapter(folder)
+    text = str(caught.value)
+    assert (
+        "4 tensors without a layer: base_model.model.layers.1.attention.q_proj.lora_A.weight"
+        in text
+    )
+    assert "block_0/attention/query's lora_A.weight is (2, 16), the model needs (2, 12)" in text
+    assert not adapters(model) and len(model.trainable_weights) == len(model.weights)
+    shutil.rmtree(folder)
+    with pytest.raises(InputError, match=r"holds no adapter_config.json"):
+        model.load_adapter(folder)

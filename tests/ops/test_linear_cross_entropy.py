@@ -1,0 +1,159 @@
+"""Loss, hits and gradients against NumPy in float64, for the generic body and the override."""
+
+from contextlib import nullcontext
+
+import keras
+import numpy as np
+import pytest
+
+from differentiate import value_and_gradients
+from kmodels import decisions, generic_only, ops
+from kmodels.dispatch import reset_decisions
+from kmodels.errors import InputError
+from tolerances import tolerance
+
+# More rows than one block of the JAX override, more classes than a tile and a remainder.
+ROWS, WIDTH, VOCABULARY = 300, 8, 5000
+
+
+def reference(hidden, table, labels, weights, soft_cap):
+    """Loss, hits, and the gradients of hidden and table."""
+    hidden, table = hidden.astype("float64"), table.astype("float64")
+    used = weights != 0
+    grad = np.zeros_like(hidden)
+    h, y, w = hidden[used], labels[used], weights[used].astype("float64")
+    raw = h @ table.T
+    z = raw if soft_cap is None else soft_cap * np.tanh(raw / soft_cap)
+    top = z.max(1)
+    p = np.exp(z - top[:, None])
+    total = p.sum(1)
+    rows = np.arange(len(y))
+    loss = (w * (np.log(total) + top - z[rows, y])).sum()
+    dz = p / total[:, None]
+    dz[rows, y] -= 1
+    dz *= w[:, None]
+    if soft_cap is not None:
+        dz *= 1 - (z / soft_cap) ** 2
+    grad[used] = dz @ table
+    return loss, (w * (z.argmax(1) == y)).sum(), grad, dz.T @ h
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    hidden = rng.standard_normal((ROWS, WIDTH)).astype("float32")
+    table = rng.standard_normal((VOCABULARY, WIDTH)).astype("float32")
+    labels = rng.integers(0, VOCABULARY, ROWS).astype("int32")
+    # Half of the labels are the best class, so that hits are more than luck; some lie in the rest.
+    labels[::2] = (hidden @ table.T).argmax(1)[::2]
+    labels[1] = VOCABULARY - 1
+    weights = rng.random(ROWS).astype("float32")
+    weights[rng.permutation(ROWS)[:60]] = 0.0
+    return hidden, table, labels, weights
+
+
+def close(found, expected, what="linear_cross_entropy"):
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=tolerance(what) * np.abs(expected).max()
+    )
+
+
+# torch.compile makes an instance of every autograd.Function, which torch itself deplores.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("generic", "trainable", "soft_cap", "compiled"),
+    [
+        (True, False, None, False),
+        (True, True, 3.0, False),
+        (False, False, None, False),
+        (False, False, 3.0, True),
+        (False, True, None, True),
+        (False, True, 3.0, False),
+    ],
+)
+def test_matches_float64(data, generic, trainable, soft_cap, compiled):
+    hidden, table, *rest = data
+    labels, weights = (keras.ops.convert_to_tensor(x) for x in rest)
+
+    def run(h, t):
+        return ops.linear_cross_entropy(
+            h, t, labels, weights, soft_cap=soft_cap, trainable_table=trainable
+        )
+
+    reset_decisions()
+    with generic_only() if generic else nullcontext():
+        loss, hits, (dh, dt) = value_and_gradients(run, (hidden, table), compiled)
+    assert decisions()["linear_cross_entropy"]["override"] == (not generic)
+    expected = reference(*data, soft_cap)
+    close(loss, expected[0])
+    close(float(hits), expected[1])
+    close(dh, expected[2])
+    if trainable:
+        close(dt, expected[3])
+    else:
+        assert not dt.any()
+
+
+def test_what_has_no_weight_plays_no_part(data):
+    hidden, table, labels, weights = (x.copy() for x in data)
+    expected = reference(hidden, table, labels, weights, None)
+    hidden[weights == 0] = np.nan
+    labels[weights == 0] = -100
+    for block in (generic_only, nullcontext):
+        with block():
+            loss, hits, (dh,) = value_and_gradients(
+                lambda h: ops.linear_cross_entropy(
+                    h, *(keras.ops.convert_to_tensor(x) for x in (table, labels, weights))
+                ),
+                (hidden,),
+            )
+        close(loss, expected[0])
+        close(float(hits), expected[1])
+        close(dh, expected[2])
+
+
+def test_no_weight_at_all(data):
+    hidden, table, labels, weights = data
+    loss, hits, (dh,) = value_and_gradients(
+        lambda h: ops.linear_cross_entropy(
+            h, *(keras.ops.convert_to_tensor(x) for x in (table, labels, weights * 0))
+        ),
+        (hidden,),
+    )
+    assert loss == 0.0 and float(hits) == 0.0 and not dh.any()
+
+
+def test_evaluation_and_bfloat16(data):
+    expected = reference(*data, None)
+    for dtype in ("float32", "bfloat16"):
+        arguments = [keras.ops.convert_to_tensor(x) for x in data]
+        arguments[0] = keras.ops.cast(arguments[0], dtype)
+        loss, hits = ops.linear_cross_entropy(*arguments)
+        assert keras.backend.standardize_dtype(loss.dtype) == "float32"
+        bound = tolerance("linear_cross_entropy", dtype)
+        assert abs(float(loss) - expected[0]) <= bound * expected[0]
+        if dtype == "float32":
+            assert float(hits) == pytest.approx(expected[1], rel=bound)
+
+
+def test_in_bfloat16_gradients_stay_near(data):
+    hidden, table, *rest = data
+    labels, weights = (keras.ops.convert_to_tensor(x) for x in rest)
+
+    def run(h, t):
+        h, t = keras.ops.cast(h, "bfloat16"), keras.ops.cast(t, "bfloat16")
+        return ops.linear_cross_entropy(h, t, labels, weights, trainable_table=True)
+
+    _, _, (dh, dt) = value_and_gradients(run, (hidden, table))
+    expected = reference(*data, None)
+    for found, wanted in ((dh, expected[2]), (dt, expected[3])):
+        bound = tolerance("linear_cross_entropy", "bfloat16") * np.abs(wanted).max()
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=bound)
+
+
+def test_what_does_not_fit_is_refused(data):
+    hidden, table, labels, weights = (keras.ops.convert_to_tensor(x) for x in data)
+    with pytest.raises(InputError, match=r"takes hidden \(M, D\).*got \(300, 8\), \(5000, 7\)"):
+        ops.linear_cross_entropy(hidden, table[:, :7], labels, weights)
+    with pytest.raises(InputError, match="soft_cap 0; it must be positive"):
+        ops.linear_cross_entropy(hidden, table, labels, weights, soft_cap=0)

@@ -1,0 +1,168 @@
+"""recipes/gemma_lora.py as a user runs it: what it writes, how it resumes, what it says."""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
+from kmodels.text import demo
+from kmodels.text.training import train_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
+# 18 records to learn, in 5 batches of 4, the last one filled up.
+ARGUMENTS = ("--batch-size", "4", "--sequence-length", "96", "--loss-on", "responses")
+ONCE = ("--epochs", "1", "--lora-dropout", "0.1", "--rank", "2", "--log-every", "2")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    spec = importlib.util.spec_from_file_location("recipe_gemma", ROOT / "recipes/gemma_lora.py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their annotations up in the module's place.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A directory with a small Gemma and its tokenizer."""
+    out = tmp_path_factory.mktemp("base") / "gemma"
+    keras.utils.set_random_seed(0)
+    tokenizer = train_tokenizer(demo.texts(), 500)
+    model = GemmaCausalLM.from_preset(
+        "gemma3_debug",
+        vocabulary_size=tokenizer.vocabulary_size(),
+        preprocessor=GemmaCausalLMPreprocessor(tokenizer),
+    )
+    model.save_to_preset(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:20]))
+    return path
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, base, data, tmp_path_factory):
+    """An epoch that nothing interrupts."""
+    out = tmp_path_factory.mktemp("whole")
+    arguments = ["--weights", str(base), "--data", str(data), *ARGUMENTS, *ONCE]
+    arguments += ["--samples", "1", "--sample-tokens", "3", "--export", "--out", str(out)]
+    assert recipe.main(arguments) == 0
+    return out
+
+
+def test_a_run_leaves_its_files(whole):
+    found = result(whole)
+    assert set(found) >= {"recipe", "step_losses", "overrides", "weights_digest", *EXTRA.split()}
+    assert (found["steps"], found["epochs"], len(found["step_losses"])) == (5, 1, 5)
+    assert set(found["metrics"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert found["metrics"]["val_loss"] == pytest.approx(found["after"]["loss"], abs=1e-5)
+    assert (found["examples"], found["rows"], found["skipped"]) == (18, 18, 0)
+    # Two layers, query 32 -> 32 and value 32 -> 16.
+    assert found["trainable_parameters"] == 2 * 2 * (32 + 32 + 32 + 16)
+    assert found["after"]["loss"] != found["before"]["loss"]
+    assert len(found["before"]["answers"]) == len(found["after"]["answers"]) == 1
+    for name in ("config.json", "history.csv", "curves.png"):
+        assert (whole / name).stat().st_size > 100, name
+    names = {path.name for path in (whole / "transformers").iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_adapter_and_merged_model_are_the_same(whole, base):
+    inputs = {"token_ids": np.arange(3, 19)[None], "padding_mask": np.ones((1, 16), "int32")}
+    merged = GemmaCausalLM.from_preset(whole / "model")
+    adapted = GemmaCausalLM.from_preset(base)
+    first = np.asarray(adapted.predict(inputs, verbose=0))
+    adapted.load_adapter(whole / "adapter")
+    second = np.asarray(adapted.predict(inputs, verbose=0))
+    assert np.abs(second - first).max() > 1e-4
+    assert np.allclose(merged.predict(inputs, verbose=0), second, atol=1e-4)
+    assert merged.preprocessor.loss_on == "responses"
+    assert merged.preprocessor("a b")[1].shape == (96,)
+
+
+def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monkeypatch, capsys):
+    from kmodels.training import runner
+
+    real = runner.Runner.on_train_batch_end
+    cuts = [3]
+
+    def on_train_batch_end(self, batch, logs=None):
+        if cuts and self.step + 1 == cuts[0]:
+            cuts.pop(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(self, batch, logs)
+
+    monkeypatch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
+    arguments = ["--weights", str(base), "--data", str(data), *ARGUMENTS, *ONCE, "--samples", "0"]
+    assert recipe.main([*arguments, "--out", str(tmp_path)]) == 143
+    assert "stopped at step 3 by signal 15; go on with --resume" in capsys.readouterr().err
+    assert recipe.main(["--resume", "--out", str(tmp_path)]) == 0
+    expected, found = result(whole), result(tmp_path)
+    assert found["step_losses"] == expected["step_losses"]
+    assert found["weights_digest"] == expected["weights_digest"]
+    assert found["metrics"] == pytest.approx(expected["metrics"])
+
+
+def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KMODELS_SMALL", "1")
+    monkeypatch.setattr(recipe, "DEMO", {"hidden_dim": 32})
+    bad = tmp_path / "data.jsonl"
+    bad.write_text(data.read_text() + "not JSON\n")
+    arguments = ["--data", str(bad), "--skip-bad", "--pack", "--first-steps", "1", "--steps", "1"]
+    arguments += ["--sequence-length", "128", "--samples", "0"]
+    assert recipe.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "demonstration: a small Gemma trained here, without Google's weights"
+    assert any("left out 1 bad lines, the first: " in line for line in lines)
+    found = result(tmp_path / "out")
+    assert found["skipped"] == 1 and found["rows"] < found["examples"] == 18
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--held-out", "1"], "--held-out is 1.0; give at least 0, below 1"),
+        (["--loss-on", "prompts"], "argument --loss-on: invalid choice: 'prompts'"),
+        (["--quantize", "int2"], "argument --quantize: invalid choice: 'int2'"),
+        (["--data", "no.jsonl"], "no.jsonl cannot be read: No such file or directory"),
+        (["--data", "bad.jsonl"], "bad.jsonl line 2: field 'response or output' is missing besi"),
+        (["--data", "one.jsonl"], "the data has 1 record; give at least 2, to hold one out"),
+        (["--template", "x"], "template is 'x'; choose instruction, alpaca, gemma, or write a"),
+        (["--sequence-length", "1"], "sequence_length is 1; give a whole number from 2 on"),
+        (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
+        (["--targets", "query,keys"], "LoRA target 'keys' is no linear layer of this model"),
+        (["--weights", "no/such"], "there is no file or directory no/such"),
+        (["--samples", "-1"], "--samples is -1; give at least 0"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    recipe, base, data, tmp_path, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    good = json.dumps({"instruction": "a", "response": "b"}) + "\n"
+    Path("one.jsonl").write_text(good)
+    Path("bad.jsonl").write_text(good + '{"instruction": "a"}\n')
+    given = {"--weights": str(base), "--data": str(data), "--samples": "0", "--out": "out"}
+    given |= {arguments[0]: arguments[1]}
+    assert recipe.main([part for pair in given.items() for part in pair]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert message in error

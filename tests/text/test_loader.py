@@ -1,0 +1,82 @@
+"""Batches of one size whose epoch loss is the mean over tokens, resumable within an epoch."""
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.errors import InputError
+from kmodels.text import Example, TextLoader, pack, pad
+
+
+def examples(count=7, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(3, 9, count)
+    return [Example(rng.integers(3, 50, n).tolist(), [False] * 2 + [True] * (n - 2)) for n in sizes]
+
+
+def weights_of(loader):
+    return np.concatenate([loader[i][2] for i in range(len(loader))])
+
+
+@pytest.mark.parametrize("make", [pad, pack])
+def test_the_mean_over_all_positions_is_the_mean_over_tokens(make):
+    loader = TextLoader(make(examples(), 8, 0), 3)
+    x, labels, weights = loader[len(loader) - 1]
+    assert labels.shape == weights.shape == x["token_ids"].shape == (3, 8)
+    weights = weights_of(loader)
+    assert weights.mean() == pytest.approx(1.0)
+    assert np.count_nonzero(weights) == loader.tokens == sum(len(e.ids) - 2 for e in examples())
+
+
+def test_evaluation_gives_the_loss_per_token_packed_or_not():
+    table = np.random.default_rng(1).normal(size=(50, 50)).astype("float32")
+    tokens = keras.Input((None,), dtype="int32", name="token_ids")
+    layer = keras.layers.Embedding(50, 50)
+    model = keras.Model({"token_ids": tokens}, layer(tokens))
+    layer.set_weights([table])
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False
+    )
+    shares = table - np.log(np.exp(table).sum(-1, keepdims=True))
+    expected = -np.mean(
+        [shares[e.ids[i - 1], e.ids[i]] for e in examples() for i in range(2, len(e.ids))]
+    )
+    for make in (pad, pack):
+        x, labels, weights = make(examples(), 8, 0)
+        x = {"token_ids": x["token_ids"]}
+        loss = model.evaluate(TextLoader((x, labels, weights), 4), verbose=0)
+        assert loss == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_epoch_has_each_row_once_in_an_order_of_seed_and_epoch():
+    rows = pad(examples(), 8, 0)
+    rows[0]["row"] = np.arange(7)
+
+    def order(loader):
+        batches = [loader[i] for i in range(len(loader))]
+        real = [x["row"][weights.any(-1)] for x, _, weights in batches]
+        return np.concatenate(real).tolist()
+
+    loader = TextLoader(rows, 3, shuffle=True, seed=5)
+    first = order(loader)
+    loader.set_epoch(1)
+    second = order(loader)
+    assert sorted(first) == sorted(second) == list(range(7)) and first != second
+    loader.set_epoch(1, 2)
+    assert len(loader) == loader.num_batches == 1 and order(loader) == second[6:]
+    loader.set_epoch(1)  # the same epoch: as before
+    assert len(loader) == 1
+    loader.set_epoch(2)
+    assert len(loader) == 3
+    assert order(TextLoader(rows, 3, shuffle=True, seed=5)) == first
+
+
+def test_nothing_to_learn_and_wrong_numbers():
+    x, labels, weights = pad(examples(), 8, 0)
+    with pytest.raises(InputError, match="the data is empty"):
+        TextLoader((x, labels, weights * 0), 3)
+    loader = TextLoader((x, labels, weights), 3)
+    with pytest.raises(InputError, match="skip is 3; give 0 to 2 batches"):
+        loader.set_epoch(0, 3)
+    with pytest.raises(IndexError, match="batch 3 of 3"):
+        loader[3]

@@ -1,0 +1,87 @@
+"""Records as text: what is read, what is learnt, where a reply begins."""
+
+import pytest
+
+from kmodels.errors import InputError
+from kmodels.models.gemma.preprocessor import CHATS
+from kmodels.text import Template
+
+RECORD = {"instruction": "Say {response}.", "context": "", "response": "Hi {context}."}
+WITH_CONTEXT = RECORD | {"context": "Now."}
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": " a "},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "record", "prompt"),
+    [
+        ("instruction", RECORD, "Instruction:\nSay {response}.\n\nResponse:\n"),
+        (
+            "instruction",
+            WITH_CONTEXT,
+            "Instruction:\nSay {response}.\n\nContext:\nNow.\n\nResponse:\n",
+        ),
+        ("Q: {instruction} A: {response}", WITH_CONTEXT, "Q: Say {response}.\n\nNow. A: "),
+        ("{context}|{instruction}|{response}", RECORD, "|Say {response}.|"),
+    ],
+)
+def test_instructions(spec, record, prompt):
+    written = Template(spec)(record)
+    assert written == ([(prompt, False), ("Hi {context}.", True)], True)
+    assert Template(spec)(record, reply=False).parts == [(prompt, False)]
+    asked = {name: text for name, text in record.items() if name != "response"}
+    assert Template(spec)(asked, reply=False).parts == [(prompt, False)]
+
+
+def test_alpaca_tells_of_an_input_only_where_there_is_one():
+    parts = [Template("alpaca")(record).parts[0].text for record in (RECORD, WITH_CONTEXT)]
+    assert "### Input" not in parts[0]
+    assert "### Input:\nNow.\n\n### Response:\n" in parts[1]
+
+
+def test_text_and_ready_prompts_go_through_as_they_are():
+    template = Template("instruction")
+    assert template("a") == ([("a", True)], True)
+    assert template({"text": "a"}) == ([("a", True)], True)
+    assert template({"prompts": "a", "responses": "b"}) == ([("a", False), ("b", True)], True)
+
+
+def test_chat_is_that_of_the_instruction_tuned_models():
+    # The text that transformers' apply_chat_template gives for Gemma 3, but for <bos>.
+    expected = (
+        "<start_of_turn>user\nBe short.\n\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n"
+        "<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\nd<end_of_turn>\n"
+    )
+    template = Template("gemma", CHATS)
+    parts, ends = template(CHAT)
+    assert "".join(part.text for part in parts) == expected
+    assert [part.text for part in parts if part.learn] == ["b<end_of_turn>", "d<end_of_turn>"]
+    assert not ends
+    asked = "".join(part.text for part in template(CHAT, reply=False).parts)
+    assert asked == expected.removesuffix("d<end_of_turn>\n")
+    question = {"messages": CHAT["messages"][:4]}
+    assert template(question, reply=False) == template(CHAT, reply=False)
+    without = template({"messages": CHAT["messages"][:3]})
+    assert template(question) == without  # the open question teaches nothing
+    single = template({"instruction": "a", "context": "x", "response": "b"}).parts[0].text
+    assert single == "<start_of_turn>user\na\n\nx<end_of_turn>\n<start_of_turn>model\n"
+
+
+@pytest.mark.parametrize("spec", ["nothing", "{response} {instruction}", "{response}"])
+def test_an_unknown_template(spec):
+    with pytest.raises(InputError, match=r"choose instruction, alpaca, gemma, or write a text"):
+        Template(spec, CHATS)
+
+
+def test_records_that_a_template_cannot_write():
+    with pytest.raises(InputError, match="messages need a chat template; template is 'alpaca'"):
+        Template("alpaca")(CHAT)
+    with pytest.raises(InputError, match="field 'messages' has no reply to learn from"):
+        Template("gemma", CHATS)({"messages": [{"role": "user", "content": "a"}]})

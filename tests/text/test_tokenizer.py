@@ -1,0 +1,208 @@
+"""Tokenizers from each kind of file give the ids of the packages that wrote them."""
+
+import struct
+
+import pytest
+
+from kmodels.errors import InputError
+from kmodels.text import Tokenizer, demo
+from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from kmodels.text.training import train_tokenizer
+
+TEXT = "Hello  wörld,\n\n 123 times\ttab \U0001f600   end "
+SPECIAL = "<start_of_turn>user\nHello<end_of_turn>\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(demo.texts(), 800)
+
+
+def test_ids_of_special_tokens_are_gemmas(tokenizer):
+    ids = tokenizer.pad_token_id, tokenizer.end_token_id, tokenizer.start_token_id
+    assert ids == (0, 1, 2)
+    assert tokenizer.special_token_ids == [0, 1, 2, 3, 4, 5]
+    assert tokenizer.stop_token_ids == [1, 5]
+    assert tokenizer.vocabulary_size() == 800
+    assert tokenizer.tokenize(SPECIAL)[0] == 4 and 5 in tokenizer(SPECIAL)
+
+
+def test_text_comes_back_whole_without_special_tokens(tokenizer):
+    assert tokenizer.detokenize(tokenizer(TEXT)) == TEXT
+    assert tokenizer.detokenize([[2, *ids, 1, 0] for ids in tokenizer([TEXT, "a"])]) == [TEXT, "a"]
+    assert tokenizer.detokenize(tokenizer(SPECIAL)) == "user\nHello\n"
+
+
+def test_training_gives_the_same_tokenizer_each_time(tokenizer):
+    assert train_tokenizer(demo.texts(), 800).core.to_str() == tokenizer.core.to_str()
+
+
+def test_saved_and_read_again(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    for again in (
+        Tokenizer.from_file(tmp_path),
+        Tokenizer.from_file(tmp_path / "tokenizer.json"),
+        Tokenizer.from_dict(tokenizer.to_dict()),
+    ):
+        assert again(TEXT + SPECIAL) == tokenizer(TEXT + SPECIAL)
+        assert again.start_token == "<bos>" and again.stop_token_ids == [1, 5]
+
+
+@pytest.mark.needs("transformers")
+def test_transformers_reads_it_with_equal_ids(tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(TEXT)["input_ids"] == [2, *tokenizer(TEXT)]
+    assert theirs.decode(theirs(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (2, 1, 0)
+
+
+def test_a_file_that_is_no_tokenizer(tmp_path):
+    with pytest.raises(InputError, match=r"holds no tokenizer: neither tokenizer.json nor tokeni"):
+        Tokenizer.from_file(tmp_path)
+    with pytest.raises(InputError, match=r"no tokenizer at .*a.json: no such file"):
+        Tokenizer.from_file(tmp_path / "a.json")
+    for name, message in (("a.json", "a tokenizer.json"), ("a.model", "a SentencePiece model")):
+        (tmp_path / name).write_bytes(b"\xff not this")
+        with pytest.raises(InputError, match=f"{name} is not {message}"):
+            Tokenizer.from_file(tmp_path / name)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(InputError, match=r"tokenizer_config.json is not JSON"):
+        Tokenizer.from_file(tmp_path / "a.json")
+
+
+def test_half_a_surrogate_pair_and_other_things_that_are_no_text(tokenizer):
+    for wrong in ("\ud800", [3]):
+        with pytest.raises(InputError, match="this is not text"):
+            tokenizer(wrong)
+
+
+# --- SentencePiece --------------------------------------------------------------------------------
+
+PIECES = [
+    ("<pad>", 0.0, CONTROL),
+    ("<eos>", 0.0, CONTROL),
+    ("<bos>", 0.0, CONTROL),
+    ("<unk>", 0.0, UNKNOWN),
+    ("<start_of_turn>", 0.0, USER_DEFINED),
+    ("<end_of_turn>", 0.0, USER_DEFINED),
+    ("\n\n", 0.0, USER_DEFINED),
+    ("\u2581\u2581", 0.0, USER_DEFINED),
+    *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
+    ("ab", 0.0, NORMAL),
+    ("bc", -1.0, NORMAL),
+    ("\u2581ab", -2.0, NORMAL),
+    ("abc", -3.0, NORMAL),
+    *((char, -10.0, NORMAL) for char in "abc\u2581"),
+]
+FIRST = 8 + 256
+
+
+def field(number, value):
+    """One field of a protobuf message."""
+    if isinstance(value, bytes):
+        return varint(number << 3 | 2) + varint(len(value)) + value
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    return varint(number << 3) + varint(value)
+
+
+def varint(value):
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])
+
+
+def model_file(path, kind=2):
+    pieces = b"".join(
+        field(1, field(1, text.encode()) + field(2, score) + field(3, sort))
+        for text, score, sort in PIECES
+    )
+    trainer = field(2, field(3, kind) + field(35, 1))
+    normalizer = field(3, field(1, b"identity") + field(3, 0) + field(4, 0))
+    path.write_bytes(pieces + trainer + normalizer)
+    return path
+
+
+def test_sentencepiece_merges_by_score(tmp_path):
+    tokenizer = Tokenizer.from_file(model_file(tmp_path / "tokenizer.model"))
+    ab, bc, space_ab, abc, a, _, c, space = range(FIRST, FIRST + 8)
+    byte = 8
+    assert tokenizer("abc") == [abc]
+    assert tokenizer("bcab") == [bc, ab]
+    assert tokenizer(" abc") == [space_ab, c]
+    assert tokenizer("a  c") == [a, 7, c]
+    assert tokenizer(" c\n\nd") == [space, c, 6, byte + ord("d")]
+    assert tokenizer("<end_of_turn>é") == [5, byte + 0xC3, byte + 0xA9]
+    assert tokenizer.special_token_ids == [0, 1, 2, 4, 5]
+    for text in (" abc", "a  c", " c\n\nd é"):
+        assert tokenizer.detokenize(tokenizer(text)) == text
+
+
+def test_sentencepiece_of_an_unknown_kind(tmp_path):
+    with pytest.raises(InputError, match="model of kind 3; unigram and BPE are read"):
+        Tokenizer.from_file(model_file(tmp_path / "a.model", kind=3))
+
+
+@pytest.mark.needs("sentencepiece")
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sentencepieces_own_ids(tmp_path, kind):
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(demo.texts()),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type=kind,
+        vocab_size=700,
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
+        **{"bos_piece": "<bos>", "eos_piece": "<eos>"},
+        # A unigram model may cut three blanks either way, so there they are not tested.
+        user_defined_symbols=[
+            *("<start_of_turn>", "<end_of_turn>", "\n", "\n\n"),
+            *(["\u2581\u2581"] if kind == "bpe" else []),
+        ],
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
+    ours = Tokenizer.from_file(tmp_path)
+    assert ours.vocabulary_size() == theirs.vocab_size()
+    texts = [TEXT, SPECIAL, *(str(row) for row in demo.instructions().rows[:300])]
+    for text in texts:
+        assert ours(text) == theirs.encode(text), text
+        if "turn>" not in text:
+            assert ours.detokenize(ours(text)) == text
+
+
+@pytest.mark.needs("gguf")
+def test_the_vocabulary_inside_a_gguf(tmp_path):
+    import gguf
+
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([text for text, _, _ in PIECES])
+    writer.add_token_scores([score for _, score, _ in PIECES])
+    writer.add_token_types([kind for _, _, kind in PIECES])
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(0)
+    writer.add_add_space_prefix(False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    ours = Tokenizer.from_file(path)
+    theirs = Tokenizer.from_file(model_file(tmp_path / "tokenizer.model"))
+    text = " abc a  c\n\nd <end_of_turn>é"
+    assert ours(text) == theirs(text)
+    assert ours.detokenize(ours(text)) == theirs.detokenize(theirs(text))
+    assert (ours.start_token, ours.end_token, ours.pad_token) == ("<bos>", "<eos>", "<pad>")
