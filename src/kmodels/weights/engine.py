@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
 from kmodels.weights.tensors import LazyArray
@@ -122,7 +123,9 @@ def _assign(rule: Bound, targets: Sequence[Any], array: np.ndarray) -> None:
     for variable, part in zip(targets, parts, strict=True):
         dtype = keras.backend.standardize_dtype(variable.dtype)
         value = np.ascontiguousarray(rule.transform.forward(part), dtype=np.dtype(dtype))
-        variable.assign(value.reshape(variable.shape))
+        value = value.reshape(variable.shape)
+        host = backend_module("kmodels.weights.host")
+        variable.assign(value if host is None else host.tensor(value))
 
 
 def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:

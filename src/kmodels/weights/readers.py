@@ -85,7 +85,13 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
                 f"{path}: {name} is stored as {kind}; choose a file with "
                 f"{', '.join(sorted(_DTYPES))}"
             )
-        return LazyArray(tuple(header.get_shape()), _DTYPES[kind], lambda: file.get_tensor(name))
+        return LazyArray(tuple(header.get_shape()), _DTYPES[kind], lambda: read(name))
+
+    def read(name: str) -> Any:
+        # Opened anew for each tensor: pages of a mapped file count to the process until it is
+        # closed, and a model would be in memory twice.
+        with safe_open(str(path), framework="numpy") as once:
+            return once.get_tensor(name)
 
     return {name: lazy(name) for name in sorted(file.keys())}
 
