@@ -53,34 +53,39 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _ops() -> dict[str, dict[str, Any]]:
-    """Asks each op what it would do with a ViT's tensors in the policy's compute dtype."""
+def _cases() -> list[tuple[Any, str, tuple, dict[str, Any]]]:
+    """(op, case, arguments, keywords) with the tensors of a ViT and a Gemma block."""
     dtype = keras.config.dtype_policy().compute_dtype
+
+    def zeros(*shape: int, kind: str = dtype) -> Any:
+        return keras.ops.zeros(shape, kind)
+
     seed = keras.random.SeedGenerator(0)
-    heads = keras.ops.zeros((1, 197, 3, 64), dtype)
-    tokens = keras.ops.zeros((1, 197, 192), dtype)
-    kernel = keras.ops.zeros((192, 192), dtype)
-    images = keras.ops.zeros((1, 32, 32, 3), dtype)
-    width = keras.ops.zeros((192,), dtype)
-    patches = keras.ops.zeros((768, 192), dtype)
-    asked: list[tuple[Any, str, str | None]] = [
-        (ops.attention, "inference", ops.attention.declines(heads, heads, heads)),
-        (
-            ops.attention,
-            "training with dropout",
-            ops.attention.declines(heads, heads, heads, dropout=0.1, seed=seed),
-        ),
-        (ops.attention, "soft cap", ops.attention.declines(heads, heads, heads, soft_cap=50.0)),
-        (ops.dense, "tokens", ops.dense.declines(tokens, kernel)),
-        (ops.dropout, "training", ops.dropout.declines(tokens, 0.1, seed)),
-        (ops.gelu, "tokens", ops.gelu.declines(tokens)),
-        (ops.layer_norm, "tokens", ops.layer_norm.declines(tokens, width)),
-        (
-            ops.patch_embedding,
-            "images",
-            ops.patch_embedding.declines(images, patches, patch_size=16),
-        ),
+    heads, tokens, width = zeros(1, 197, 3, 64), zeros(1, 197, 192), zeros(192)
+    images, patches = zeros(1, 32, 32, 3), zeros(768, 192)
+    hidden, table = zeros(8, 64), zeros(512, 64)
+    labels, weights = zeros(8, kind="int32"), zeros(8, kind="float32")
+    positions, bits = zeros(1, 197, kind="int32"), zeros(192, 192, kind="int8")
+    return [
+        (ops.attention, "inference", (heads, heads, heads), {}),
+        (ops.attention, "dropout", (heads, heads, heads), {"dropout": 0.1, "seed": seed}),
+        (ops.attention, "soft cap", (heads, heads, heads), {"soft_cap": 50.0}),
+        (ops.dense, "tokens", (tokens, zeros(192, 192)), {}),
+        (ops.dropout, "training", (tokens, 0.1, seed), {}),
+        (ops.gated_gelu, "tokens", (tokens, tokens), {}),
+        (ops.gelu, "tokens", (tokens,), {}),
+        (ops.layer_norm, "tokens", (tokens, width), {}),
+        (ops.linear_cross_entropy, "frozen table", (hidden, table, labels, weights), {}),
+        (ops.patch_embedding, "images", (images, patches), {"patch_size": 16}),
+        (ops.quantized_dense, "8 bits", (tokens, bits, zeros(1, 192, kind="float32")), {}),
+        (ops.rms_norm, "tokens", (tokens, width), {"epsilon": 1e-6}),
+        (ops.rotary_embedding, "heads", (heads, positions), {"max_wavelength": 10_000.0}),
     ]
+
+
+def _ops() -> dict[str, dict[str, Any]]:
+    """Asks each op what it would do with those tensors in the policy's compute dtype."""
+    asked = [(op, case, op.declines(*given, **more)) for op, case, given, more in _cases()]
     found: dict[str, dict[str, Any]] = {}
     for op, case, reason in asked:
         if op.name not in found:
