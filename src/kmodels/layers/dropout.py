@@ -8,12 +8,8 @@ from kmodels import ops
 from kmodels.layers.base import Layer, Shape
 
 
-class Dropout(Layer):
-    """Zeroes a share of the values and scales up the rest (Srivastava et al. 2014).
-
-    Args:
-        rate: share that is zeroed, in [0, 1).
-    """
+class _Random(Layer):
+    """A layer with a rate and a random stream of its own."""
 
     def __init__(self, rate: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)
@@ -23,6 +19,18 @@ class Dropout(Layer):
     def build(self, _: Shape) -> None:
         """Makes the random stream."""
         self.seed_generator = self.add_seed(self.rate)
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """The input's shape."""
+        return input_shape
+
+
+class Dropout(_Random):
+    """Zeroes a share of the values and scales up the rest (Srivastava et al. 2014).
+
+    Args:
+        rate: share that is zeroed, in [0, 1).
+    """
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Same shape and dtype."""
@@ -30,26 +38,13 @@ class Dropout(Layer):
             return ops.dropout(x, self.rate, self.seed_generator)
         return x
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape
 
-
-class DropPath(Layer):
+class DropPath(_Random):
     """Drops a residual branch of whole examples (stochastic depth; Huang et al. 2016).
 
     Args:
         rate: share of the examples whose branch is dropped, in [0, 1).
     """
-
-    def __init__(self, rate: float = 0.0, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.rate = rate
-        self.seed_generator = None
-
-    def build(self, _: Shape) -> None:
-        """Makes the random stream."""
-        self.seed_generator = self.add_seed(self.rate)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(B, ...) -> same shape; the examples that stay are divided by 1 - rate."""
@@ -59,7 +54,3 @@ class DropPath(Layer):
         draw = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
         keep = keras.ops.cast(draw >= self.rate, x.dtype)
         return x * keep / (1.0 - self.rate)
-
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape

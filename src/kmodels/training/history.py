@@ -15,7 +15,7 @@ COLUMNS: tuple[str, ...] = (
     "val_loss",
     "val_accuracy",
     "learning_rate",
-    "images_per_s",
+    "samples_per_s",
     "seconds",
 )
 

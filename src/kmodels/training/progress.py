@@ -29,7 +29,7 @@ class Progress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} images/s"),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} samples/s"),
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task(

@@ -170,11 +170,11 @@ class Runner(keras.callbacks.Callback):
         shown = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
         row = {"row": "epoch", "epoch": epoch + 1, "step": self.step, **shown}
         speed = self.samples_per_s
-        row |= {"images_per_s": round(speed, 1), "seconds": round(seconds, 3)}
+        row |= {"samples_per_s": round(speed, 1), "seconds": round(seconds, 3)}
         self.history.add([row])
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
         left = seconds / max(self.batch, 1) * (self.total_steps - self.step)
-        text = f"epoch {epoch + 1}/{self.epochs}  {numbers}  {speed:,.0f} images/s"
+        text = f"epoch {epoch + 1}/{self.epochs}  {numbers}  {speed:,.0f} samples/s"
         self.progress.epoch(text, left)
         if self.batch < self.steps_per_epoch:
             return  # The run ends within an epoch, and was saved at its last step.
@@ -192,7 +192,7 @@ class Runner(keras.callbacks.Callback):
     def metrics(self) -> dict[str, float]:
         """Keras' log names and numbers of the last epoch."""
         rows = self.history.epochs
-        left_out = {"row", "epoch", "step", "images_per_s", "seconds"}
+        left_out = {"row", "epoch", "step", "samples_per_s", "seconds"}
         return {k: v for k, v in rows[-1].items() if k not in left_out} if rows else {}
 
     @property
