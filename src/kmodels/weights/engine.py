@@ -13,6 +13,7 @@ from kmodels.weights.tensors import LazyArray
 from kmodels.weights.transforms import source_shape, split_points
 
 SHOWN = 8
+_host = backend_module("kmodels.weights.host")
 
 
 def variables(model: Any) -> dict[str, Any]:
@@ -124,8 +125,7 @@ def _assign(rule: Bound, targets: Sequence[Any], array: np.ndarray) -> None:
         dtype = keras.backend.standardize_dtype(variable.dtype)
         value = np.ascontiguousarray(rule.transform.forward(part), dtype=np.dtype(dtype))
         value = value.reshape(variable.shape)
-        host = backend_module("kmodels.weights.host")
-        variable.assign(value if host is None else host.tensor(value))
+        variable.assign(value if _host is None else _host.tensor(value))
 
 
 def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:
