@@ -49,7 +49,7 @@ class Family:
     backbone: type
     tasks: tuple[type, ...]
     presets: Mapping[str, Mapping[str, Any]]
-    formats: tuple[Any, ...]
+    formats: tuple[Format, ...]
     parts: Mapping[str, tuple[str, ...]]
     defaults: Callable[[Any, dict[str, Any]], dict[str, Any]]
     fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]]
