@@ -46,6 +46,12 @@ def cases() -> list[Case]:
         found.append(
             ("attention", "1x1024x6x64 causal", dtype, [(1, 1024, 6, 64)] * 3, {"causal": True})
         )
+        for length in (256, 512):  # the heads of Gemma 3 270M
+            shapes = [(2, length, 4, 256), *[(2, length, 1, 256)] * 2]
+            label = f"2x{length}x4x256, one key head, causal"
+            found.append(("attention", label, dtype, shapes, {"causal": True}))
+        positions = {"positions": np.arange(256)}
+        found.append(("rotary_embedding", "2x256x4x256", dtype, [(2, 256, 4, 256)], positions))
         found.append(("layer_norm", "8x197x384", dtype, [tokens, (width,), (width,)], {}))
         found.append(("rms_norm", "2x256x640", dtype, [(2, 256, 640), (640,)], {}))
         found.append(("gated_gelu", "2x256x2048", dtype, [(2, 256, 2048)] * 2, {}))

@@ -32,8 +32,7 @@ def rotary_embedding(
     Parity: Transformers' `apply_rotary_pos_emb` with `rope_type` "default" or "linear".
     Source: https://arxiv.org/abs/2104.09864, https://arxiv.org/abs/2306.15595 (scaling)
     """
-    if x.shape[-1] % 2:
-        raise InputError(f"rotary_embedding got heads of width {x.shape[-1]}; it must be even.")
+    check_rotary_embedding(x)
     dtype = "float64" if ops.dtype(x) == "float64" else "float32"
     frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling).astype(dtype)
     angles = ops.multiply(ops.expand_dims(ops.cast(positions, dtype), -1), frequencies)
@@ -44,6 +43,16 @@ def rotary_embedding(
     first, second = y[..., :half], y[..., half:]
     y = ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return ops.cast(y, ops.dtype(x))
+
+
+def check_rotary_embedding(x: Tensor) -> None:
+    """Checks the arguments of `rotary_embedding`.
+
+    Raises:
+        InputError: if H is odd.
+    """
+    if x.shape[-1] % 2:
+        raise InputError(f"rotary_embedding got heads of width {x.shape[-1]}; it must be even.")
 
 
 def rotary_frequencies(head_dim: int, max_wavelength: float, scaling: float) -> np.ndarray:
