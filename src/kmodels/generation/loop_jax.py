@@ -31,7 +31,9 @@ class Store:
 class Loop:
     """The compiled steps of one batch shape."""
 
-    def __init__(self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int):
+    def __init__(
+        self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int, *_: Any
+    ):
         self.variables = backbone.variables
 
         def scope(weights: list[jax.Array]) -> Any:

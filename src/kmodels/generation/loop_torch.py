@@ -25,17 +25,31 @@ class Store:
 
 
 class Loop:
-    """The steps of one batch shape; compiled by `torch.compile` on accelerators."""
+    """The steps of one batch shape.
 
-    def __init__(self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int):
+    Attributes:
+        compiled: whether `torch.compile` takes the token step: by "auto" on accelerators alone,
+            for on a CPU it costs more than it saves, see `benchmarks/LOG.md`.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        sampler: Sampler,
+        _batch: int,
+        prompt: int,
+        slots: int,
+        jit_compile: bool | str = "auto",
+    ):
         self.backbone = backbone
         self.sampler = sampler
         self.prompt = prompt
         self.slots = slots
         self.device = backbone.token_embedding.embeddings.value.device
+        self.compiled = self.device.type != "cpu" if jit_compile == "auto" else bool(jit_compile)
         self.following = self._following
-        if self.device.type == "cuda":
-            self.following = torch.compile(self._following)
+        if self.compiled:
+            self.following = torch.compile(self._following, dynamic=False)
         self.rings: dict[int, torch.Tensor] = {}
 
     def _following(self, *arguments: Any) -> torch.Tensor:
@@ -54,7 +68,7 @@ class Loop:
 
     def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Any:
         """Takes the prompts in; returns the first tokens."""
-        with torch.inference_mode():
+        with torch.no_grad():
             ids, self.lengths = self._put(token_ids), self._put(lengths)
             self.count = torch.arange(self.slots, dtype=torch.int32, device=self.device)
             return steps.first_token(
@@ -69,7 +83,7 @@ class Loop:
 
     def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:
         """Takes in token `index` of each row; returns the next ones."""
-        with torch.inference_mode():
+        with torch.no_grad():
             step = self.count[index]
             return self.following(self.rings, tokens, step, self.lengths, self._put(draws))
 

@@ -34,7 +34,7 @@ def rotary_embedding(
     """
     check_rotary_embedding(x)
     dtype = "float64" if ops.dtype(x) == "float64" else "float32"
-    frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling).astype(dtype)
+    frequencies = ops.convert_to_tensor(_frequencies(x.shape[-1], max_wavelength, scaling), dtype)
     angles = ops.multiply(ops.expand_dims(ops.cast(positions, dtype), -1), frequencies)
     angles = ops.expand_dims(angles, -2)  # (T, 1, H/2) or (B, T, 1, H/2)
     cosine, sine = ops.cos(angles), ops.sin(angles)
@@ -57,5 +57,9 @@ def check_rotary_embedding(x: Tensor) -> None:
 
 def rotary_frequencies(head_dim: int, max_wavelength: float, scaling: float) -> np.ndarray:
     """Radians per position of each pair of channels: (H / 2,), float64."""
-    exponents = np.arange(0, head_dim, 2, dtype="float64") / head_dim
-    return 1.0 / (max_wavelength**exponents * scaling)
+    return np.array(_frequencies(head_dim, max_wavelength, scaling))
+
+
+def _frequencies(head_dim: int, max_wavelength: float, scaling: float) -> list[float]:
+    # Plain numbers: torch.compile takes them as constants, and NumPy's arrays it does not trace.
+    return [1.0 / (max_wavelength ** (i / head_dim) * scaling) for i in range(0, head_dim, 2)]
