@@ -110,8 +110,9 @@ def jax_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
     weight = jax.numpy.ones_like(function(*tensors))
 
     def step(cotangent: Any, *values: Any) -> Any:
-        output, pull = jax.vjp(lambda *rest: function(*values[:skip], *rest), *values[skip:])
-        return output, pull(cotangent)
+        with keras.StatelessScope():  # for the state of seed generators
+            output, pull = jax.vjp(lambda *rest: function(*values[:skip], *rest), *values[skip:])
+            return output, pull(cotangent)
 
     compiled = jax.jit(step).lower(weight, *tensors).compile()
     memory = compiled.memory_analysis().temp_size_in_bytes / 2**20

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.overrides.blocks import blocks
 from kmodels.overrides.dropout_torch import keep
 
 # Keys from which SDPA is taken on CPUs too: the products hold length x keys weights.
@@ -124,23 +125,6 @@ def _kernel(
     )
 
 
-def _blocks(
-    length: int, keys: int, causal: bool, window: int | None, itemsize: int
-) -> list[tuple[slice, slice]]:
-    """Queries that are taken together, and the keys that they may see."""
-    if not causal and window is None:
-        return [(slice(0, length), slice(0, keys))]
-    size = max(256 // itemsize, 1)
-    found = []
-    for start in range(0, length, size):
-        stop = min(start + size, length)
-        first, last = start + keys - length, stop - 1 + keys - length
-        low = 0 if window is None else max(first - window + 1, 0)
-        high = last + 1 if causal or window is None else min(last + window, keys)
-        found.append((slice(start, stop), slice(low, high)))
-    return found
-
-
 class _Products(torch.autograd.Function):
     """softmax(query @ key.T) @ value, block by block; keeps the weights, and a byte of dropout.
 
@@ -163,7 +147,9 @@ class _Products(torch.autograd.Function):
     ) -> Tensor:
         ctx.sizes = (*key.shape[:3], query.shape[1], query.shape[2] // key.shape[2])
         ctx.scale, ctx.share = scale, share
-        ctx.blocks = _blocks(query.shape[1], key.shape[1], causal, window, query.dtype.itemsize)
+        # 64 queries in float32 and 128 in bfloat16 were measured to be the best.
+        size = 256 // query.dtype.itemsize
+        ctx.blocks = blocks(query.shape[1], key.shape[1], causal, window, size)
         query, key, value = _rows(query, ctx.sizes), _heads_first(key), _heads_first(value)
         batch, keys, groups, length, shared = ctx.sizes
         if kept is not None:
