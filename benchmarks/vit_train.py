@@ -212,7 +212,7 @@ def measure_group(group: list[Any], options: argparse.Namespace) -> dict[str, An
 
 def row(child: Child, first: dict, steps: list[dict]) -> dict[str, Any]:
     """What is known of one system."""
-    times = {clock: [step[clock] for step in steps] for clock in ("cpu_s", "wall_s")}
+    times = {clock: [round(step[clock], 5) for step in steps] for clock in ("cpu_s", "wall_s")}
     return {
         "about": SYSTEMS[child.name].about,
         "cpu_s": round(statistics.median(times["cpu_s"]), 4),
@@ -228,9 +228,10 @@ def row(child: Child, first: dict, steps: list[dict]) -> dict[str, Any]:
 def finish(name: str, values: dict[str, Any], reference: dict[str, Any]) -> None:
     """Adds the ratios to a row, from rounds in which both took part, or why there are none."""
     beside, times = values.pop("beside", None), values["times"]
-    tolerated = SYSTEMS[name].tolerated
-    values["differs"] = differences(reference["facts"], values["facts"], tolerated)
-    values["tolerated"] = differences(reference["facts"], values["facts"])[len(values["differs"]) :]
+    every = differences(reference["facts"], values["facts"])
+    refused = differences(reference["facts"], values["facts"], SYSTEMS[name].tolerated)
+    values["differs"] = refused
+    values["tolerated"] = [text for text in every if text not in refused]
     if beside is None or values["differs"]:
         return
     for clock in ("cpu_s", "wall_s"):
@@ -292,6 +293,13 @@ def hardware() -> dict[str, Any]:
         "instructions": [name for name in wanted if name in fields.get("flags", "").split()],
         "cores": os.cpu_count(),
     }
+
+
+def revision() -> str:
+    """The commit that was measured, with a + where files differ from it."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def version(package: str) -> str:
@@ -389,7 +397,13 @@ def main(arguments: list[str] | None = None) -> None:
                 found = measure(chosen(backend, precision, options), now, options)
                 refuse_unequal(found, losses)
                 show(case, found)
-                entry = {"case": case, "rounds": options.rounds, "losses": losses, "systems": found}
+                entry = {
+                    "case": case,
+                    "revision": revision(),
+                    "rounds": options.rounds,
+                    "losses": losses,
+                    "systems": found,
+                }
                 target = options.output / f"vit_train_{backend}_cpu_{DATE}.json"
                 write(target, backend, [entry])
 
