@@ -125,14 +125,16 @@ def tensorflow_step(function: Callable[..., Any], arrays: list[Any], skip: int) 
 
     tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
 
+    weight = tf.ones_like(function(*tensors))
+
     @tf.function
-    def step(*values: Any) -> Any:
+    def step(cotangent: Any, *values: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(values[skip:])
             output = function(*values)
-        return tape.gradient(output, values[skip:])
+        return output, *tape.gradient(output, values[skip:], cotangent)
 
-    return lambda: [x.numpy() for x in step(*tensors)], math.nan
+    return lambda: [x.numpy() for x in step(weight, *tensors)], math.nan
 
 
 def main() -> None:

@@ -74,6 +74,12 @@ def test_parity(name, label, arrays, keywords, dtype) -> None:
         op(*(keras.ops.convert_to_tensor(x) for x in arrays), **keywords)
         assert kmodels.decisions()[name] == {"override": 0, "generic": 1}
         return
+    tensors = [keras.ops.convert_to_tensor(x, dtype) for x in arrays]
+    if reason := op.declines(*tensors, **keywords):
+        dispatch.reset_decisions()
+        op(*tensors, **keywords)
+        assert kmodels.decisions()[name] == {"override": 0, "generic": 0, reason: 1}
+        return
     value, gradients = value_and_grad(lambda *x: op.override(*x, **keywords), *arrays, dtype=dtype)
     expected, expected_gradients = value_and_grad(
         lambda *x: op.generic(*x, **keywords), *arrays, dtype=dtype
