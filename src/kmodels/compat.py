@@ -77,5 +77,5 @@ def no_autocast() -> AutocastScope:
 
 def autocast(policy: Any) -> AutocastScope:
     """Variables are read in the policy's compute dtype inside the block, as in a layer's call."""
-    mixed = policy.compute_dtype != policy.variable_dtype
-    return AutocastScope(policy.compute_dtype if mixed else None)
+    # Named where it changes nothing too: under AutocastScope(None) a variable's `dtype` is float32.
+    return AutocastScope(policy.compute_dtype)

@@ -68,6 +68,25 @@ def test_the_penalty_knows_all_tokens_of_a_row(model, prompts):
     assert changed > 3
 
 
+@pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
+def test_the_rings_have_the_compute_dtype(policy):
+    backbone = GemmaBackbone(**PRESETS["gemma3_debug"], dtype=policy)
+    loops, dtypes = {}, set()
+
+    def look(row, token):
+        (loop,) = loops.values()
+        rings = loop.rings.values() if isinstance(loop.rings, dict) else loop.rings
+        dtypes.update(keras.backend.standardize_dtype(ring.dtype) for ring in rings)
+
+    sampler = Sampler(temperature=0.0)
+    prompt = [3, 4, 5]
+    rows = continue_prompts(
+        backbone, [prompt], max_length=14, sampler=sampler, on_token=look, loops=loops
+    )
+    assert rows[0][:3] == prompt and len(rows[0]) == 14
+    assert dtypes == {"bfloat16"}
+
+
 def ring_bytes(model, max_length):
     """Bytes of each ring while one prompt is continued, two a layer."""
     loops, sizes = {}, []
