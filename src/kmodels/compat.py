@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils import rng_utils
 
 _CONTEXT = "current_call_ctx"
+_UNINITIALIZED = "uninitialized_variables"
 
 __all__ = ["PyDatasetAdapter", "attach", "changing", "detach", "random_seed", "sublayers"]
 
@@ -22,6 +24,21 @@ def random_seed() -> int | None:
 def sublayers(layer: Any) -> list[Any]:
     """The layer itself and all below it, in no order to rely on."""
     return list(layer._flatten_layers())
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Models built in this block have shapes, paths and layers; no numbers are allocated.
+
+    Keras would give what it calls uninitialized variables their values when the next such block
+    ends, so they are taken off its list.
+    """
+    waiting = list(global_state.get_global_attribute(_UNINITIALIZED, [], set_to_default=True))
+    try:
+        with StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        global_state.set_global_attribute(_UNINITIALIZED, waiting)
 
 
 @contextmanager
