@@ -41,6 +41,7 @@ def cases() -> list[tuple[str, str, list[np.ndarray], dict[str, Any]]]:
         ("layer_norm", "with bias", [normal(2, 5, 12) + 3, normal(12), normal(12)], {}),
         ("layer_norm", "no bias", [normal(3, 12), normal(12)], {"epsilon": 0.1}),
         ("rms_norm", "three axes", [normal(2, 5, 12) * 3, normal(12)], {"epsilon": 0.01}),
+        ("gelu", "three axes", [normal(2, 5, 12) * 2], {}),
         ("gated_gelu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
         ("dense", "three axes", [normal(2, 5, 6), normal(6, 4), normal(4)], {}),
         ("dense", "one row", [normal(1, 1, 6), normal(6, 4), normal(4)], {}),

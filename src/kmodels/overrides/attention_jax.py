@@ -16,11 +16,11 @@ from jax import numpy as jnp
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.overrides import dropout_jax
 from kmodels.overrides.blocks import blocks
 
 # Queries of a block: measured between 32 and 256.
 SIZE = 64
-LANE = 1 << 16
 
 
 def supports(
@@ -90,10 +90,8 @@ def attention_jax(
         pairs = pairs.reshape(pairs.shape[0], *split, *pairs.shape[2:]).swapaxes(2, 3)
     kept, share = None, 1.0
     if dropout and seed is not None:
-        dropped = round(dropout * LANE)
         shape = (batch, groups, length * shared, keys)
-        bits: Any = jax.random.bits(seed.next(), shape, "uint16")  # type: ignore[union-attr]
-        kept, share = bits >= dropped, LANE / (LANE - dropped)
+        kept, share = dropout_jax.kept(seed, shape, dropout), 1.0 / (1.0 - dropout)  # type: ignore[arg-type]
     plan = _Plan(
         blocks=tuple(
             (queries.start, queries.stop, seen.start, seen.stop)

@@ -1,6 +1,7 @@
 """Files of tensors, opened without reading the values."""
 
 import json
+import math
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ _DTYPES = {
     "U8": np.dtype("uint8"),
     "BOOL": np.dtype("bool"),
 }
+PART = 2**25  # bytes of a large tensor that are mapped together
 INDEX = "model.safetensors.index.json"
 
 
@@ -88,10 +90,20 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
         return LazyArray(tuple(header.get_shape()), _DTYPES[kind], lambda: read(name))
 
     def read(name: str) -> Any:
-        # Opened anew for each tensor: pages of a mapped file count to the process until it is
-        # closed, and a model would be in memory twice.
+        # Opened anew for each part: pages of a mapped file count to the process until it is closed,
+        # and what is read would be in memory twice.
         with safe_open(str(path), framework="numpy") as once:
-            return once.get_tensor(name)
+            header = once.get_slice(name)
+            shape, kind = header.get_shape(), _DTYPES[header.get_dtype()]
+            step = PART // max(math.prod(shape[1:]) * kind.itemsize, 1)
+            if not shape or not 0 < step < shape[0]:
+                return once.get_tensor(name)
+        values = np.empty(shape, kind)
+        for start in range(0, shape[0], step):
+            stop = min(start + step, shape[0])
+            with safe_open(str(path), framework="numpy") as once:
+                values[start:stop] = once.get_slice(name)[start:stop]
+        return values
 
     return {name: lazy(name) for name in sorted(file.keys())}
 

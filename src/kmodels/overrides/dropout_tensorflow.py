@@ -1,0 +1,47 @@
+"""Dropout for TensorFlow: 16 random bits an element, and a byte each to keep."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.dropout import check_rate, dropout
+
+LANE = 1 << 16
+
+
+def supports(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
+    """Seeded dropout with a rate that 16 bits can tell from 0 and 1."""
+    if not isinstance(seed, keras.random.SeedGenerator):
+        return "the seed is no SeedGenerator"
+    if not 0 < round(rate * LANE) < LANE:
+        return "the rate rounds to 0 or 1 in 16 bits"
+    return None
+
+
+@override(dropout, supports)
+def dropout_tensorflow(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> Tensor:
+    """Drops `round(rate * 65536)` of 65,536 draws; scales by exactly the share that stays."""
+    check_rate(rate)
+    x = ops.convert_to_tensor(x)
+    dropped = round(rate * LANE)
+    scale = LANE / (LANE - dropped)
+    count = tf.size(x)
+    state = tf.cast(seed.next(), tf.int64)  # type: ignore[union-attr]
+    whole: Any = {"minval": None, "maxval": None, "dtype": tf.uint64}
+    words = tf.random.stateless_uniform(((count + 3) // 4,), state, **whole)
+    lanes = tf.reshape(tf.bitcast(words, tf.int16), (-1,))[:count]
+    kept = tf.cast(tf.reshape(lanes, tf.shape(x)) >= dropped - LANE // 2, tf.uint8)
+
+    @tf.custom_gradient
+    def drop(x: Tensor) -> tuple:
+        def scaled(y: Tensor) -> Tensor:
+            # In float32, for 1 / (1 - rate) would be rounded to bfloat16.
+            wide = y if y.dtype == tf.float64 else tf.cast(y, tf.float32)
+            return tf.cast(wide * (tf.cast(kept, wide.dtype) * scale), y.dtype)
+
+        return scaled(x), scaled
+
+    return drop(x)
