@@ -45,6 +45,7 @@ def cases() -> list[tuple[str, str, list[np.ndarray], dict[str, Any]]]:
         ("gated_gelu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
         ("dense", "three axes", [normal(2, 5, 6), normal(6, 4), normal(4)], {}),
         ("dense", "one row", [normal(1, 1, 6), normal(6, 4), normal(4)], {}),
+        ("dense", "large", [normal(2, 64, 96), normal(96, 192), normal(192)], {}),
         ("dense", "four axes, no bias", [normal(2, 3, 5, 6), normal(6, 4)], {}),
         ("rotary_embedding", "row of positions", [normal(2, 5, 3, 8)], {"positions": TURNS[0]}),
         ("rotary_embedding", "two rows", [normal(2, 5, 3, 8)], ROTARY),
@@ -62,6 +63,15 @@ def cases() -> list[tuple[str, str, list[np.ndarray], dict[str, Any]]]:
         ),
     ]
     return found
+
+
+@pytest.fixture(autouse=True)
+def on_every_processor(monkeypatch) -> None:
+    """What is chosen by the maker of the processor is tested on all of them."""
+    if keras.backend.backend() == "torch":
+        from kmodels.overrides import dense_torch
+
+        monkeypatch.setattr(dense_torch, "mkl_is_slow", lambda: True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

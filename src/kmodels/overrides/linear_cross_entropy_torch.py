@@ -11,6 +11,7 @@ from kmodels.ops.linear_cross_entropy import (
     linear_cross_entropy,
     tile_of,
 )
+from kmodels.overrides.dense_torch import matmul
 
 
 @override(linear_cross_entropy)
@@ -92,7 +93,7 @@ class _Room:
 
     def __init__(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype):
         self.rows, self.same = rows, like.dtype == dtype
-        self.wide = like.new_empty(rows * columns, dtype=dtype)
+        self.wide, self.shares = (like.new_empty(rows * columns, dtype=dtype) for _ in range(2))
         self.narrow = self.wide if self.same else like.new_empty(rows * columns)
 
     def scores(
@@ -101,7 +102,7 @@ class _Room:
         """Logits of one tile, and their derivative by the uncapped ones."""
         score = self._view(self.wide, tile.shape[0])
         if self.same:
-            torch.mm(hidden, tile.T, out=score)
+            score = matmul(hidden, tile.T)
         elif hidden.is_cuda:
             score = torch.mm(hidden, tile.T, out_dtype=score.dtype)
         else:
@@ -112,6 +113,10 @@ class _Room:
         slope = 1 - score.square()
         return score.mul_(soft_cap), slope
 
+    def softmax(self, score: Tensor) -> Tensor:
+        """Shares of the classes of a tile."""
+        return torch.softmax(score, 1, out=self._view(self.shares, score.shape[1]))
+
     def operand(self, score: Tensor) -> Tensor:
         """Scores in the dtype of the operands."""
         return score if self.same else self._view(self.narrow, score.shape[1]).copy_(score)
@@ -120,14 +125,10 @@ class _Room:
         return memory[: self.rows * columns].view(self.rows, columns)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Total += a @ b, summed in the dtype of `total`."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif a.is_cuda:
-        total.add_(torch.mm(a, b, out_dtype=total.dtype))
-    else:
-        total.add_(torch.mm(a, b))
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    if a.is_cuda and a.dtype != dtype:
+        return torch.mm(a, b, out_dtype=dtype)
+    return matmul(a, b).to(dtype)
 
 
 def _place(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
@@ -149,7 +150,7 @@ def _walk(
     rows, step = hidden.shape[0], tile_of(table.shape[0])
     room = _Room(rows, step, hidden, dtype)
     top = torch.full((rows,), -torch.inf, dtype=dtype, device=hidden.device)
-    total, right = torch.zeros_like(top), torch.zeros_like(top)
+    total, right = top.clone(), torch.zeros_like(top)
     slope_right, mean = torch.ones_like(top), None
     if gradient:
         mean = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
@@ -158,21 +159,23 @@ def _walk(
         score, slope = room.scores(hidden, tile, soft_cap)
         column, here = _place(labels, start, tile.shape[0])
         right = torch.where(here, score.gather(1, column).squeeze(1), right)
-        new = torch.maximum(top, score.amax(1))
-        decay = (top - new).exp_()
-        score = score.sub_(new[:, None]).exp_()
-        total = total.mul_(decay).add_(score.sum(1))
+        highest = score.amax(1)
+        top = torch.maximum(top, highest)
+        share = room.softmax(score)
+        # The largest share is one over the sum of exponentials: softmax is faster than exp alone.
+        own = highest - share.amax(1).log_()
+        new = torch.logaddexp(total, own)
         if mean is not None:
             if slope is not None:
                 slope_right = torch.where(here, slope.gather(1, column).squeeze(1), slope_right)
-                score = score.mul_(slope)
-            _add_product(mean.mul_(decay[:, None]), room.operand(score), tile)
-        top = new
+                share = share.mul_(slope)
+            part = _product(room.operand(share), tile, dtype)
+            mean.mul_((total - new).exp_()[:, None]).addcmul_(part, (own - new).exp_()[:, None])
+        total = new
     if mean is not None:
-        mean.div_(total[:, None])
         own = table.index_select(0, labels).to(dtype)
         mean.sub_(own if soft_cap is None else own.mul_(slope_right[:, None]))
-    return total.log_().add_(top), right, top, mean
+    return total, right, top, mean
 
 
 def _gradients(
@@ -186,7 +189,7 @@ def _gradients(
     """Gradients of `hidden` and `table`; the logits of each tile are made again."""
     dtype = weights.dtype
     for_hidden = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    for_table = torch.zeros_like(table)
+    for_table = torch.empty_like(table)
     step = tile_of(table.shape[0])
     room = _Room(hidden.shape[0], step, hidden, dtype)
     for start in range(0, table.shape[0], step):
@@ -199,6 +202,6 @@ def _gradients(
         if slope is not None:
             score.mul_(slope)
         score = room.operand(score)
-        _add_product(for_hidden, score, tile)
-        _add_product(for_table[start : start + step], score.T, hidden)
+        for_hidden.add_(_product(score, tile, dtype))
+        for_table[start : start + step] = _product(score.T, hidden, table.dtype)
     return for_hidden.to(hidden.dtype), for_table
