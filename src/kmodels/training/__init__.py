@@ -1,6 +1,7 @@
 """Training: the optimizer, schedules, checkpoints, and what a run writes."""
 
 from kmodels.training.checkpoint import restore_newest
+from kmodels.training.checkpointing import Checkpoint
 from kmodels.training.evaluation import WholeBatches
 from kmodels.training.optimizer import AdamW
 from kmodels.training.runner import Runner
@@ -11,6 +12,7 @@ from kmodels.training.step_loss import StepCallbacks, track_step_loss
 __all__ = [
     "SCHEDULES",
     "AdamW",
+    "Checkpoint",
     "Interrupted",
     "Runner",
     "StepCallbacks",

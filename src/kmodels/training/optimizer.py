@@ -101,6 +101,7 @@ class AdamW(Base):
         self.layer_decay = layer_decay
         self.accumulate = accumulate
         self.ema = ema
+        self.swapped = False
 
     def build(self, variables: list[Any]) -> None:
         """Makes the slots, and settles decay and learning rate of each variable."""
@@ -132,7 +133,11 @@ class AdamW(Base):
         """Nothing: a run that is interrupted and resumed calls `fit` more than once."""
 
     def swap_average(self) -> None:
-        """Exchanges the model's weights with their moving average; call it again to undo."""
+        """Exchanges the model's weights with their moving average; call it again to undo.
+
+        `swapped` says whether the average is in the model.
+        """
+        self.swapped = not self.swapped
         for variable, average in self._averages():
             held = keras.ops.copy(variable.value)
             variable.assign(keras.ops.copy(average.value))

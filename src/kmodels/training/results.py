@@ -6,9 +6,9 @@ from typing import Any
 import keras
 
 from kmodels import dispatch
-from kmodels.training.checkpoint import weights_digest
 from kmodels.training.device import device_name, peak_memory_mb, versions
 from kmodels.training.runner import Runner
+from kmodels.training.state import weights_digest
 
 # Losses by step of longer runs are in history.csv alone.
 MOST_STEP_LOSSES = 1000

@@ -49,8 +49,8 @@ def track_step_loss(model: keras.Model) -> None:
 class StepCallbacks(keras.callbacks.CallbackList):
     """A callback list whose batch hooks get logs as device values, on the main thread.
 
-    Pass it to `fit(callbacks=...)`. Of the batch hooks only `on_train_batch_end` reaches the
-    callbacks.
+    Pass it to `fit(callbacks=...)`. Of the batch hooks only those at the end of a batch of training
+    and of evaluation reach the callbacks.
     """
 
     def __init__(
@@ -70,4 +70,6 @@ class StepCallbacks(keras.callbacks.CallbackList):
         """Nothing."""
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Nothing: the averages are read once, at the end."""
+        """Hands the device values on; the averages are read once, at the end."""
+        for callback in self.callbacks:
+            callback.on_test_batch_end(batch, logs)
