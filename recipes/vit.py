@@ -39,6 +39,7 @@ class Settings(recipe.Common):
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
     ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
+    non_finite: str = flag("stop", "at a step that is not finite", choices=("stop", "skip"))
     # Regularisation and augmentation
     label_smoothing: float = flag(0.1, "share of each label spread over all classes")
     dropout: float | None = flag(None, "rate within the blocks; the preset's by default")
@@ -142,6 +143,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         clip_norm=settings.clip_norm or None,
         accumulate=settings.accumulate,
         ema=settings.ema,
+        skip_non_finite=settings.non_finite == "skip",
     )
     if one_hot:
         loss = keras.losses.CategoricalCrossentropy(True, settings.label_smoothing)

@@ -23,6 +23,7 @@ __all__ = [
     "changing",
     "detach",
     "global_seed",
+    "keep_watching",
     "metrics_built",
     "random_seed",
     "start_at",
@@ -117,6 +118,23 @@ def callbacks_beside(callback: Any) -> tuple[list[Any], CodeType | None]:
             return list(owner.callbacks), frame.f_back.f_code if frame.f_back else None
         frame = frame.f_back
     return [callback], None
+
+
+def keep_watching(callback: Any, attributes: Iterable[str]) -> None:
+    """Keeps what a callback that watches a number has found, when it first looks at that number.
+
+    It settles then what "better" means, and starts its best anew or turns the sign of its
+    tolerance.
+    """
+    if (settle := getattr(callback, "_set_monitor_op", None)) is None:
+        return
+
+    def settle_and_keep() -> None:
+        kept = {name: getattr(callback, name) for name in attributes}
+        settle()
+        vars(callback).update(kept)
+
+    callback._set_monitor_op = settle_and_keep
 
 
 def start_at(model: Any, epoch: int | None) -> None:

@@ -7,12 +7,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from kmodels.errors import InputError
 
-# Locks of this process by directory: held until they are let go or the process ends.
-_LOCKS: dict[Path, IO[str]] = {}
+# File handles of this process by directory: held until they are let go or the process ends.
+_LOCKS: dict[Path, int] = {}
 
 
 def _sync(path: Path) -> None:
@@ -116,22 +115,22 @@ def lock(directory: Path) -> None:
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / ".lock").open("a")
+        handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise InputError(
             f"cannot write to {directory}: {error.strerror}; give another directory"
         ) from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        file.close()
+        os.close(handle)
         raise InputError(
             f"another run is using {directory}; wait for its end or give another directory"
         ) from error
-    _LOCKS[key] = file
+    _LOCKS[key] = handle
 
 
 def unlock(directory: Path) -> None:
     """Lets go of a directory that this process holds."""
-    if (file := _LOCKS.pop(directory.resolve(), None)) is not None:
-        file.close()
+    if (handle := _LOCKS.pop(directory.resolve(), None)) is not None:
+        os.close(handle)

@@ -3,6 +3,7 @@
 from kmodels.training.checkpoint import restore_newest
 from kmodels.training.checkpointing import Checkpoint
 from kmodels.training.evaluation import WholeBatches
+from kmodels.training.keras_file import load_keras_file
 from kmodels.training.optimizer import AdamW
 from kmodels.training.runner import Runner
 from kmodels.training.schedules import SCHEDULES, WarmupSchedule
@@ -18,6 +19,7 @@ __all__ = [
     "StepCallbacks",
     "WarmupSchedule",
     "WholeBatches",
+    "load_keras_file",
     "restore_newest",
     "track_step_loss",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels import compat
 from kmodels.training.state import Arrays
 
 _ARRAY = "__array__"
@@ -56,9 +57,11 @@ class CallbackStates:
     def restore(self, described: dict[str, dict[str, Any]], arrays: Arrays) -> None:
         """Puts back what `capture` gave; callbacks that are not there any more are left out."""
         for name, changed in described.items():
+            if (callback := self._named.get(name)) is None:
+                continue
             for attribute, value in changed.items():
-                if (callback := self._named.get(name)) is not None:
-                    setattr(callback, attribute, _decode(value, arrays))
+                setattr(callback, attribute, _decode(value, arrays))
+            compat.keep_watching(callback, list(changed))
 
 
 def _plain(callback: Any) -> dict[str, Any]:

@@ -121,6 +121,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._others: CallbackStates | None = None
         self._pending: Pending | None = None
         self._before_validation: state.Arrays | None = None
+        self._validation_random: state.Arrays | None = None
+        self._random_of_validation: state.Arrays = {}
         self._epoch_random: state.Arrays = {}
         self._replayed = 0
         self._saved_step = -1
@@ -137,6 +139,8 @@ class Checkpoint(keras.callbacks.Callback):
         beside, code = compat.callbacks_beside(self)
         if not self._begun:
             self.prepare(self.model, self.params.get("steps"))
+        if isinstance(step := self.model.train_function, Replay):
+            step.end()  # A former `fit` was left within its replay.
         self._others = CallbackStates(c for c in beside if c is not self)
         self.stop.begin(code)
         self._saved_at = perf_counter()
@@ -160,6 +164,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch_random = _below("random/epoch/", other)
         randomness.restore(self._epoch_random)
         self._put_back(path, described, other)
+        if described["in_validation"]:
+            # Keras draws between the last batch and validation, which the replay has it do again.
+            self._random_of_validation = _below("random/now/", other)
         if self.batch:
             self._replayed = self.batch
             Replay(
@@ -173,6 +180,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves where it is time, or where a signal came."""
         if batch < self._replayed:
+            self._leave_if_asked()
             return
         self.step += batch + 1 - self.batch
         self.batch = batch + 1
@@ -185,8 +193,16 @@ class Checkpoint(keras.callbacks.Callback):
         self._leave_if_asked()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Keeps the training's averages, which validation writes over."""
+        """Keeps the training's averages, which validation writes over, and the random states."""
+        if self._random_of_validation:
+            randomness.restore(self._random_of_validation)
+            self._random_of_validation = {}
         self._before_validation = state.copied(state.named(self.model.metrics_variables))
+        self._validation_random = randomness.capture()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Validation is over."""
+        self._validation_random = None
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves and leaves where a signal came."""
@@ -366,6 +382,7 @@ class Checkpoint(keras.callbacks.Callback):
             "batch": self.batch,
             "step": self.step,
             "steps_per_epoch": self.params.get("steps"),
+            "in_validation": self._validation_random is not None,
             "logs": logs,
             "log_names": self._log_names,
             "order": {"seed": compat.random_seed(), "epoch": self.epoch},
@@ -388,7 +405,8 @@ class Checkpoint(keras.callbacks.Callback):
         described["ended"] = bool(self.model.stop_training) and self.batch == 0
         for variable in self._changeable():
             arrays["optimizer"]["learning_rate"] = state.copied({"": variable})[""]
-        now = randomness.capture()
+        # Validation is gone through again as a whole.
+        now = self._validation_random or randomness.capture()
         begun = self._epoch_random if self.batch else now
         other |= {f"random/now/{name}": values for name, values in now.items()}
         other |= {f"random/epoch/{name}": values for name, values in begun.items()}

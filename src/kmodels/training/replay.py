@@ -42,10 +42,14 @@ class Replay:
             self._first(batches[0])
         self._left -= self._model.steps_per_execution
         if self._left <= 0:
-            self._model.train_function = self._step
+            self.end()
             self._done()
         logs = dict.fromkeys(self._names, 0.0)
         return (logs, arguments[0]) if len(arguments) == 2 else logs
+
+    def end(self) -> None:
+        """Gives the model its step back."""
+        self._model.train_function = self._step
 
 
 def _take(iterator: Any, count: int) -> list[Any]:

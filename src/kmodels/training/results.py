@@ -60,6 +60,7 @@ def result(
         content |= {
             "steps": runner.step,
             "epochs": runner.epochs,
+            "skipped_steps": runner.skipped,
             "step_losses": losses if len(losses) <= MOST_STEP_LOSSES else [],
         }
     if runner is not None and runner.trained_here:

@@ -18,6 +18,9 @@ from kmodels.training.progress import Progress
 from kmodels.training.schedules import WarmupSchedule
 from kmodels.training.step_loss import KEY, StepCallbacks, track_step_loss
 
+# So many steps without a finite one are no accident: the weights do not give numbers any more.
+MOST_SKIPPED = 50
+
 
 class Runner(keras.callbacks.Callback):
     """Trains a compiled model and keeps what has to survive on the disk.
@@ -101,6 +104,8 @@ class Runner(keras.callbacks.Callback):
         self._pending: list[Any] = []
         self._windows: list[tuple[int, float]] = []
         self._first_seconds = 0.0
+        self._skips = getattr(model.optimizer, "skip_non_finite", False)
+        self._in_a_row = 0
         track_step_loss(model)
         self._rates = keras.ops.convert_to_numpy(schedule(np.arange(total_steps)))
 
@@ -200,6 +205,12 @@ class Runner(keras.callbacks.Callback):
         return {k: v for k, v in rows[-1].items() if k not in left_out} if rows else {}
 
     @property
+    def skipped(self) -> int:
+        """Steps that changed nothing, since their gradients were not finite."""
+        count = getattr(self.trained.optimizer, "skipped", None)
+        return 0 if count is None else int(keras.ops.convert_to_numpy(count.value))
+
+    @property
     def trained_here(self) -> bool:
         """Whether this process made a step, so that there is something to measure."""
         return bool(self._windows)
@@ -256,6 +267,12 @@ class Runner(keras.callbacks.Callback):
             for number, loss in enumerate(losses)
         ]
         bad = next((row for row in rows if not math.isfinite(row["loss"])), None)
+        if bad is not None and self._skips:
+            self._in_a_row = _tail(losses, self._in_a_row)
+            print(f"step {bad['step']} was not finite and was skipped", flush=True)
+            bad = bad if self._in_a_row >= MOST_SKIPPED else None
+        else:
+            self._in_a_row = 0
         self.history.add([row for row in rows if bad is None or row["step"] < bad["step"]])
         if bad is not None:
             self._not_finite(bad)
@@ -265,8 +282,17 @@ class Runner(keras.callbacks.Callback):
         losses = self.history.step_losses
         saved = checkpoint.list_checkpoints(self.checkpoint.directory)
         kept = f"checkpoint {saved[0].name} is good" if saved else "no checkpoint was made"
+        losses = [loss for loss in losses if math.isfinite(loss)]
         last = f"the last finite one was {losses[-1]:.4g}" if losses else "there was no finite one"
         raise InputError(
             f"the loss is {row['loss']} at step {row['step']} (learning rate "
             f"{row['learning_rate']:.3g}); {last}; {kept}; check the data or the learning rate"
         )
+
+
+def _tail(losses: list[float], before: int) -> int:
+    """How many of the last losses are not finite, one after another."""
+    for count, loss in enumerate(reversed(losses)):
+        if math.isfinite(loss):
+            return count
+    return before + len(losses)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -17,3 +18,10 @@ def tensor(array: np.ndarray) -> Any:
     if not array.flags.writeable:
         array = array.copy()
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as an array that shares its memory, bfloat16 included."""
+    if tensor.dtype != torch.bfloat16:
+        return tensor.detach().numpy()
+    return tensor.detach().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)

@@ -1,0 +1,71 @@
+"""The quick form of benchmarks/faults: the bars are the same, the counts are small."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "faults"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"faults_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def writing():
+    return load("writing")
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    return load("foreign")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_killed_while_writing(writing):
+    counts = writing.kill_while_writing(6)
+    assert counts["whole"] == counts["trials"]
+    assert counts["damaged"] == counts["left over"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_full_disk(writing):
+    counts = writing.full_disk(2)
+    assert counts["clear errors"] == counts["former intact"] == counts["trials"] >= 2
+    assert counts["left over"] == 0
+
+
+def test_bits_and_cuts(writing):
+    counts = writing.damage(60, 12)
+    assert counts["wrong loads"] == 0
+    assert counts["passed over"] > 60
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_reader_beside_a_writer(writing):
+    counts = writing.read_while_writing(15)
+    assert counts["whole"] == counts["reads"]
+    assert counts["states seen"] > 1
+
+
+def test_the_order_of_one_save(writing, tmp_path):
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    assert all(writing.trace(tmp_path).values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "trials"), [("safetensors", 200), ("indexes", 150), ("pickles", 60)]
+)
+def test_files_from_elsewhere(foreign, kind, trials):
+    counts = getattr(foreign, kind)(trials)
+    assert counts["other errors"] == counts["more than a line"] == counts["events"] == 0, counts
+    assert counts["of them loaded"] == 0
+    assert counts["refused"] > trials / 3
