@@ -156,9 +156,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.evaluate and not own_head:
         training.restore_newest(folder.path / "checkpoints", model)
     elif not settings.evaluate:
-        runner = training.Runner(
-            model, folder.path, loader, validation, schedule, **recipe.run_options(settings, FIXED)
-        )
+        options = recipe.run_options(settings, FIXED)
+        options["best"] = "val_accuracy" if validation else None
+        runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
         folder.write_config()
         runner.run()
 

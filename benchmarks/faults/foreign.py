@@ -1,11 +1,10 @@
 """Files from elsewhere: mutated, handmade and hostile. Only our error comes out, nothing is run.
 
-    python benchmarks/faults/foreign.py [--quick]
+    python benchmarks/faults/foreign.py [--quick] [--write]
 
-Prints counts as JSON.
+Prints counts.
 """
 
-import argparse
 import io
 import json
 import pickle
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import report
 
 from kmodels.errors import InputError
 from kmodels.weights import read_npz, read_safetensors
@@ -246,16 +246,15 @@ def plain(counts: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Runs all and prints the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    options = report.arguments(__doc__).parse_args()
+    quick = options.quick
     found = {
         "safetensors": safetensors(300 if quick else 20_000),
         "indexes of shards": indexes(200 if quick else 2_000),
         "pickles and npz": pickles(100 if quick else 2_000),
         "peak memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
-    print(json.dumps(found, indent=1))
+    report.report("foreign", found, options)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """A whole run of recipes/vit.py that is killed, or asked to stop, at random moments.
 
-    python benchmarks/faults/runs.py [--kills 20] [--signals 20]
+    python benchmarks/faults/runs.py [--kills 20] [--signals 20] [--write]
 
-Prints counts as JSON, for the backend of KERAS_BACKEND.
+Prints counts, for the backend of KERAS_BACKEND.
 """
 
-import argparse
 import json
 import os
 import random
@@ -16,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import report
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS = (
@@ -129,16 +130,16 @@ def signals(wanted: int) -> dict[str, Any]:
 
 def main() -> None:
     """Runs both and prints the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.arguments(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--signals", type=int, default=20)
     options = parser.parse_args()
-    found: dict[str, Any] = {"backend": os.environ.get("KERAS_BACKEND")}
+    found: dict[str, Any] = {}
     if options.kills:
         found["kill -9 of a whole run"] = kills(options.kills)
     if options.signals:
         found["SIGTERM and SIGINT"] = signals(options.signals)
-    print(json.dumps(found, indent=1))
+    report.report("runs", found, options)
 
 
 if __name__ == "__main__":

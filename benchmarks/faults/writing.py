@@ -1,13 +1,10 @@
 """What may happen to a checkpoint while it is written, and while it lies on the disk.
 
-    python benchmarks/faults/writing.py            the full form
-    python benchmarks/faults/writing.py --quick    as in the tests
+    python benchmarks/faults/writing.py [--quick] [--write]
 
-Prints counts as JSON. Any backend will do, as none of its operations is run.
+Prints counts. Any backend will do, as none of its operations is run.
 """
 
-import argparse
-import json
 import os
 import random
 import resource
@@ -20,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import report
 
 from kmodels.errors import InputError
 from kmodels.files import remove_leftovers
@@ -247,9 +245,8 @@ def trace(folder: Path) -> dict[str, bool]:
 
 def main() -> None:
     """Runs all and prints the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    options = report.arguments(__doc__).parse_args()
+    quick = options.quick
     found = {
         "kill -9 while writing": kill_while_writing(10 if quick else 200),
         "full disk": full_disk(3 if quick else 10),
@@ -259,7 +256,7 @@ def main() -> None:
     if shutil.which("strace"):
         with tempfile.TemporaryDirectory() as name:
             found["one save under strace"] = trace(Path(name))
-    print(json.dumps(found, indent=1))
+    report.report("writing", found, options)
 
 
 if __name__ == "__main__":

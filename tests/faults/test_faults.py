@@ -10,6 +10,14 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "faults"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _beside():
+    """The scripts import what lies beside them."""
+    sys.path.insert(0, str(FOLDER))
+    yield
+    sys.path.remove(str(FOLDER))
+
+
 def load(name):
     spec = importlib.util.spec_from_file_location(f"faults_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -19,12 +27,12 @@ def load(name):
 
 
 @pytest.fixture(scope="module")
-def writing():
+def writing(_beside):
     return load("writing")
 
 
 @pytest.fixture(scope="module")
-def foreign():
+def foreign(_beside):
     return load("foreign")
 
 

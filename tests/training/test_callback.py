@@ -13,7 +13,7 @@ import pytest
 from kmodels.callbacks import Checkpoint
 from kmodels.errors import InputError
 from kmodels.training import AdamW, checkpoint, state, track_step_loss
-from kmodels.training.checkpointing import parse_every
+from kmodels.training.due import Due
 from kmodels.weights import read_safetensors
 from tolerances import tolerance
 
@@ -258,9 +258,8 @@ def test_another_process_is_kept_out_until_it_dies(tmp_path):
 
 
 def test_settings():
-    assert parse_every("500") == (500, None) == parse_every(500)
-    assert parse_every("300s") == (None, 300.0)
-    assert parse_every(0) == (None, None) == parse_every(None)
+    assert (Due("500").steps, Due(500).steps, Due("300s").seconds) == (500, 500, 300.0)
+    assert Due(0).once_an_epoch and Due("0").once_an_epoch and Due(None).once_an_epoch
     for wrong in ("s", "5m", "-1", "0s"):
         with pytest.raises(InputError, match=f"the distance of checkpoints is '{wrong}'; give"):
             Checkpoint("x", every=wrong)
@@ -274,6 +273,17 @@ def test_settings():
 def test_a_best_that_nobody_logs(tmp_path):
     with pytest.raises(InputError, match="best is 'val_los', which no epoch logs; choose one of"):
         run(tmp_path, epochs=1, best="val_los")
+
+
+def test_one_callback_for_two_fits_after_an_error(whole, tmp_path):
+    callback, model = Checkpoint(tmp_path, every=4), make_model(**ALL)
+    with pytest.raises(Killed):
+        fit(model, [callback, Kill(9)])
+    history = fit(model, [callback])
+    assert (state.weights_digest(model), history.history) == whole
+    assert callback.step == 18
+    fit(model, [callback], epochs=EPOCHS + 1)
+    assert callback.step == 24
 
 
 def test_of_a_frozen_base_only_a_hash_is_kept(tmp_path):
@@ -345,7 +355,7 @@ def test_a_step_that_is_not_finite_can_be_skipped():
 
 
 def test_by_the_clock(tmp_path, monkeypatch):
-    from kmodels.training import checkpointing
+    from kmodels.training import due
 
     now = [0.0]
 
@@ -353,7 +363,7 @@ def test_by_the_clock(tmp_path, monkeypatch):
         now[0] += 1.0
         return now[0]
 
-    monkeypatch.setattr(checkpointing, "perf_counter", perf_counter)
+    monkeypatch.setattr(due, "perf_counter", perf_counter)
     run(tmp_path, epochs=1, every="3s", keep=9)
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
     assert names == ["step_00000006", "step_00000003"]

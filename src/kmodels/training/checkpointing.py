@@ -1,11 +1,9 @@
 """Checkpoint: a callback that keeps the whole state of `fit` on the disk, and goes on from it."""
 
 import math
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import keras
@@ -16,6 +14,7 @@ from kmodels.files import lock, remove_leftovers, unlock
 from kmodels.training import checkpoint, randomness, state
 from kmodels.training.callback_state import CallbackStates
 from kmodels.training.device import versions
+from kmodels.training.due import Due
 from kmodels.training.replay import Replay
 from kmodels.training.signals import Interrupted, StopRequest
 from kmodels.training.writer import BackgroundWriter
@@ -23,22 +22,6 @@ from kmodels.weights.readers import read_safetensors
 
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
 Pending = tuple[dict[str, Any], dict[str, state.Arrays]]
-
-
-def parse_every(every: int | str | None) -> tuple[int | None, float | None]:
-    """Steps and seconds between checkpoints from "500" or "300s"; None and 0 mean once an epoch.
-
-    Raises:
-        InputError: for anything else.
-    """
-    if every in (None, 0, "0"):
-        return None, None
-    match = re.fullmatch(r"(\d+)(s?)", str(every))
-    if match is None or int(match[1]) == 0:
-        raise InputError(
-            f"the distance of checkpoints is {every!r}; give steps as in 500, or seconds as in 300s"
-        )
-    return (None, float(match[1])) if match[2] else (int(match[1]), None)
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -103,7 +86,7 @@ class Checkpoint(keras.callbacks.Callback):
         if mode == "auto":
             mode = "max" if best and any(part in best for part in _HIGHER_IS_BETTER) else "min"
         self.directory = Path(directory).expanduser()
-        self.every_steps, self.every_seconds = parse_every(every)
+        self.due = Due(every)
         self.keep, self.best, self.mode, self.resume = keep, best, mode, resume
         self.only_trainable, self.origin = only_trainable, origin
         self.settings = settings or {}
@@ -126,7 +109,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch_random: state.Arrays = {}
         self._replayed = 0
         self._saved_step = -1
-        self._saved_at = perf_counter()
         self._last_finite: float | None = None
         self._log_names: list[str] = []
         self._base: dict[str, Any] | None = None
@@ -139,11 +121,12 @@ class Checkpoint(keras.callbacks.Callback):
         beside, code = compat.callbacks_beside(self)
         if not self._begun:
             self.prepare(self.model, self.params.get("steps"))
+        self._begun = False  # A `fit` after one that an error ended restores anew.
         if isinstance(step := self.model.train_function, Replay):
             step.end()  # A former `fit` was left within its replay.
         self._others = CallbackStates(c for c in beside if c is not self)
         self.stop.begin(code)
-        self._saved_at = perf_counter()
+        self.due.restart()
         if self._restored is not None:
             ended = self._restored[1]["ended"]
             compat.start_at(self.model, self.params["epochs"] if ended else self.epoch)
@@ -159,7 +142,7 @@ class Checkpoint(keras.callbacks.Callback):
             return
         compat.start_at(self.model, None)
         path, described = self._restored
-        self._restored = None
+        self._restored, self._log_names = None, described["log_names"]
         other = _other(path)
         self._epoch_random = _below("random/epoch/", other)
         randomness.restore(self._epoch_random)
@@ -188,7 +171,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._check_loss((logs or {}).get("loss"))
         self._writer.check()
         ends_epoch = self.batch == self.params.get("steps")
-        if self.stop.signum is not None or (self._is_due() and not ends_epoch):
+        if self.stop.signum is not None or (self.due.now(self.step) and not ends_epoch):
             self.save()
         self._leave_if_asked()
 
@@ -223,8 +206,13 @@ class Checkpoint(keras.callbacks.Callback):
             self.epoch, self.batch = epoch + 1, 0
         is_best = self.best is not None and complete and self._is_best(numbers)
         ends = self.model.stop_training or epoch + 1 == self.params["epochs"]
-        once = self.every_steps is None and self.every_seconds is None
-        if once or ends or is_best or self._is_due() or self.stop.signum is not None:
+        if (
+            self.due.once_an_epoch
+            or ends
+            or is_best
+            or self.due.now(self.step)
+            or self.stop.signum is not None
+        ):
             self._read(numbers)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -237,7 +225,6 @@ class Checkpoint(keras.callbacks.Callback):
         self._finish()
         self._leave_if_asked()
         self._let_go()
-        self._begin_run()
 
     # What else may be called
 
@@ -253,7 +240,8 @@ class Checkpoint(keras.callbacks.Callback):
         """
         lock(self.directory)
         remove_leftovers(self.directory, checkpoint.PREFIX)
-        self._begun = True
+        self._begin_run()
+        self._begun, self.stop.signum = True, None
         self.epoch = self.batch = self.step = 0
         if self.only_trainable is None:
             self.only_trainable = state.has_adapters(model)
@@ -322,14 +310,11 @@ class Checkpoint(keras.callbacks.Callback):
     def _fill_metrics(self, path: Path) -> None:
         state.fill(path, {"metrics": state.named(self.model.metrics_variables)})
 
-    def _is_due(self) -> bool:
-        if self.every_seconds is not None:
-            return perf_counter() - self._saved_at >= self.every_seconds
-        return self.every_steps is not None and self.step % self.every_steps == 0
-
     def _is_best(self, numbers: dict[str, float]) -> bool:
         assert self.best is not None
         if self.best not in numbers:
+            if self.best.startswith("val_") and not any(n.startswith("val_") for n in numbers):
+                return False  # Not every epoch need be validated.
             raise InputError(
                 f"best is {self.best!r}, which no epoch logs; choose one of {', '.join(numbers)}"
             )
@@ -415,7 +400,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer.submit(
             lambda: checkpoint.save(self.directory, snapshot, self.keep, self.best, self.mode)
         )
-        self._saved_step, self._saved_at = self.step, perf_counter()
+        self._saved_step = self.step
+        self.due.restart()
 
     def _changeable(self) -> list[Any]:
         """The learning rate, where callbacks may set it."""
