@@ -1,16 +1,21 @@
-"""How long does a generated token take, next to transformers (torch) and keras-hub (all backends)?
+"""How long does a generated token take, next to transformers (torch) and keras-hub (jax, tf)?
 
-    KERAS_BACKEND=torch python benchmarks/gemma_generate.py [--write] [--new 64] [--rounds 5]
+    KERAS_BACKEND=torch python benchmarks/gemma_generate.py WEIGHTS [--compiled] [--write]
 
-Greedy, float32, one prompt of 40 tokens, one thread, random weights; a model of the width of
-Gemma 3 270M with 6 layers and 32,000 words (torch, against transformers' Gemma 3) or the same as a
-Gemma 1 (against keras-hub). Peers are interleaved; times are medians of calls after the first,
-which compiles.
+Needs an environment with all three. WEIGHTS is a directory of transformers with the shapes of Gemma
+3 270M (18 blocks of width 640, vocabulary 262,144, windows of 512); it is made with random weights
+if it is not there. Greedy, one prompt of 40 tokens, one thread. All systems run in one process,
+interleaved: in each round each continues the same prompt by `--new` tokens; transformers with its
+static cache and SDPA. Times are CPU time of such a call over its tokens, the pass over the prompt
+included, medians of the rounds after the first, which compiles. `--compiled` adds what
+`torch.compile` makes of both. The ratio is kmodels' best over the peer's: below 1 kmodels wins.
+`same_tokens` is how many tokens in a row equal those of kmodels; in bfloat16 near ties part ways.
 """
 
 import argparse
 import importlib.metadata
 import json
+import os
 import platform
 import statistics
 import time
@@ -18,126 +23,157 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+}
+
 import keras
 import numpy as np
+from gemma_lora import import_transformers, make_weights
 
-from kmodels.models import GemmaBackbone, GemmaCausalLM
-from kmodels.models.gemma.presets import GEMMA_3
+from kmodels.models import GemmaCausalLM
 
 BACKEND = keras.backend.backend()
+PEER = "transformers" if BACKEND == "torch" else "keras_hub"
 RESULTS = Path(__file__).parent / "results"
-SIZES = {
-    "vocabulary_size": 32_000,
-    "num_layers": 6,
-    "num_query_heads": 4,
-    "num_key_value_heads": 1,
-    "hidden_dim": 640,
-    "head_dim": 256,
-}
-MLP = 2048
 PROMPT = 40
+Run = Callable[[], list[int]]
 
 
-def transformers_peer(new: int, ids: np.ndarray) -> dict[str, Callable[[], Any]]:
-    import sys
+def kmodels_run(options: argparse.Namespace, inputs: dict, **settings: Any) -> Run:
+    """Continues the prompt by kmodels."""
+    model = GemmaCausalLM.from_preset(options.weights, preprocessor=None, dtype=options.dtype)
+    model.compile(**settings)
+    return lambda: model.generate(inputs, stop_token_ids=None)["token_ids"][0].tolist()
 
+
+def keras_hub_runs(options: argparse.Namespace, inputs: dict) -> dict[str, Run]:
+    """Continues the prompt by keras-hub."""
+    from keras_hub.models import Gemma3CausalLM
+
+    model = Gemma3CausalLM.from_preset(str(options.weights), preprocessor=None, dtype=options.dtype)
+    model.compile(sampler="greedy")
+    # Without a preprocessor its generate wants images, of which there may be none.
+    inputs = inputs | {"images": np.zeros((1, 0, 1, 1, 3), "float32")}
+    return {
+        "keras_hub": lambda: model.generate(dict(inputs), stop_token_ids=None)["token_ids"][
+            0
+        ].tolist()
+    }
+
+
+def transformers_runs(options: argparse.Namespace, ids: np.ndarray) -> dict[str, Run]:
+    """Continues the prompt by transformers."""
     import torch
 
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from torchvision_cpu import define_torchvision_operators
-
-    define_torchvision_operators()
-    import transformers
-
+    transformers = import_transformers()
     torch.set_num_threads(1)
-    config = transformers.Gemma3TextConfig(
-        vocab_size=SIZES["vocabulary_size"],
-        hidden_size=SIZES["hidden_dim"],
-        intermediate_size=MLP,
-        num_hidden_layers=SIZES["num_layers"],
-        num_attention_heads=SIZES["num_query_heads"],
-        num_key_value_heads=SIZES["num_key_value_heads"],
-        head_dim=SIZES["head_dim"],
-        sliding_window=512,
-        pad_token_id=0,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    prompt = torch.as_tensor(ids.astype("int64"))
+    model: Any = transformers.Gemma3ForCausalLM.from_pretrained(
+        options.weights, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
+    ).eval()
+    prompt = torch.from_numpy(ids.astype("int64"))
 
-    def run(cache: str) -> Any:
-        return model.generate(
+    def run(**settings: Any) -> list[int]:
+        rows = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            max_new_tokens=new,
+            max_new_tokens=options.new,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
-            cache_implementation=cache,
+            cache_implementation="static",
+            **settings,
         )
+        return rows[0].tolist()
 
-    return {f"transformers_{cache}": lambda cache=cache: run(cache) for cache in ("static",)}
+    if not options.compiled:
+        return {"transformers": run}
+    config: Any = transformers.CompileConfig(fullgraph=False, mode="default", dynamic=False)
+    config._compile_all_devices = True  # it leaves CPUs out otherwise
+    return {"transformers": run, "transformers_compiled": lambda: run(compile_config=config)}
 
 
-def keras_hub_peer(inputs: dict[str, np.ndarray]) -> dict[str, Callable[[], Any]]:
-    import keras_hub
+def runs(options: argparse.Namespace, ids: np.ndarray) -> dict[str, Run]:
+    """All systems by name."""
+    room = ((0, 0), (0, options.new))
+    inputs = {
+        "token_ids": np.pad(ids, room),
+        "padding_mask": np.pad(np.ones_like(ids), room),
+    }
+    if BACKEND != "torch":
+        return {"kmodels": kmodels_run(options, inputs), **keras_hub_runs(options, inputs)}
+    found = {"kmodels": kmodels_run(options, inputs, jit_compile=False)}
+    if options.compiled:
+        found["kmodels_compiled"] = kmodels_run(options, inputs, jit_compile=True)
+    return {**found, **transformers_runs(options, ids)}
 
-    backbone = keras_hub.models.GemmaBackbone(**SIZES, intermediate_dim=2 * MLP)
-    model = keras_hub.models.GemmaCausalLM(backbone=backbone, preprocessor=None)
-    model.compile(sampler="greedy")
 
-    def run() -> Any:
-        return model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
-
-    return {"keras_hub": run}
+def common_start(a: list[int], b: list[int]) -> int:
+    """How many tokens behind the prompt are the same."""
+    pairs = list(zip(a, b, strict=True))[PROMPT:]
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    """Runs the rounds, prints the figures and writes them."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--compiled", action="store_true", help="torch.compile too")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
-    arguments = parser.parse_args()
-    ids = np.random.default_rng(0).integers(3, SIZES["vocabulary_size"], (1, PROMPT))
-    room = ((0, 0), (0, arguments.new))
-    inputs = {
-        "token_ids": np.pad(ids.astype("int32"), room),
-        "padding_mask": np.pad(np.ones((1, PROMPT), "int32"), room),
-    }
-    if BACKEND == "torch":
-        fields = {**SIZES, **GEMMA_3, "intermediate_dim": MLP, "sliding_window_size": 512}
-        peers = transformers_peer(arguments.new, ids)
-    else:
-        fields = {**SIZES, "intermediate_dim": 2 * MLP}
-        peers = keras_hub_peer(inputs)
-    model = GemmaCausalLM(GemmaBackbone(**fields))
-    runs = {"kmodels": lambda: model.generate(inputs, stop_token_ids=None), **peers}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(arguments.rounds + 1):
-        for name, run in runs.items():
-            begun = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - begun)
-    rows = {
+    options = parser.parse_args()
+    if not options.weights.is_dir():
+        make_weights(options.weights)
+    ids = np.random.default_rng(0).integers(3, 262144, (1, PROMPT)).astype("int32")
+    systems = runs(options, ids)
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    tokens: dict[str, list[int]] = {}
+    for _ in range(options.rounds + 1):
+        for name, run in systems.items():
+            begun = time.process_time()
+            tokens[name] = run()
+            times[name].append(time.process_time() - begun)
+    rows: dict[str, Any] = {
         name: {
             "first_s": round(values[0], 2),
-            "ms_per_token": round(1e3 * statistics.median(values[1:]) / arguments.new, 2),
-            "best_ms_per_token": round(1e3 * min(values[1:]) / arguments.new, 2),
+            "ms_per_token": round(1e3 * statistics.median(values[1:]) / options.new, 2),
+            "best_ms_per_token": round(1e3 * min(values[1:]) / options.new, 2),
+            "same_tokens": common_start(tokens["kmodels"], tokens[name]),
         }
         for name, values in times.items()
     }
-    print(json.dumps(rows, indent=1))
-    if arguments.write:
-        names = ("keras", BACKEND, "transformers" if BACKEND == "torch" else "keras-hub")
-        content = {
-            "question": "How long does a generated token take?",
-            "backend": BACKEND,
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in names},
-            "new_tokens": arguments.new,
-            "rows": rows,
-        }
+
+    def best(system: str) -> float:
+        return min(row["ms_per_token"] for name, row in rows.items() if name.startswith(system))
+
+    ratio = round(best("kmodels") / best(PEER), 3)
+    content = {
+        "question": str(__doc__).splitlines()[0],
+        "backend": BACKEND,
+        "device": platform.processor() or platform.machine(),
+        "versions": {
+            name: importlib.metadata.version(name)
+            for name in ("keras", BACKEND, PEER.replace("_", "-"))
+        },
+        "clock": "process CPU",
+        "threads": 1,
+        "dtype": options.dtype,
+        "prompt_tokens": PROMPT,
+        "new_tokens": options.new,
+        "rounds": options.rounds,
+        "rows": rows,
+        f"over_{PEER}": ratio,
+    }
+    print(json.dumps(content, indent=1))
+    if options.write:
         date = time.strftime("%Y-%m-%d")
-        target = RESULTS / f"gemma_generate_{BACKEND}_cpu_{date}.json"
+        target = RESULTS / f"gemma_generate_270m_{BACKEND}_{options.dtype}_cpu_{date}.json"
         target.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -1,14 +1,18 @@
 """What do a LoRA step's time and memory come to beside keras-hub and transformers with PEFT?
 
-    python benchmarks/gemma_lora.py WEIGHTS [--backends torch,jax] [--length 256] [--write]
+    python benchmarks/gemma_lora.py WEIGHTS [--shapes 270m|small] [--backends torch,jax] [--write]
 
-Needs an environment with all three. WEIGHTS is a directory of transformers with the shapes of Gemma
-3 270M (18 blocks of width 640, vocabulary 262,144); it is made with random weights if it is not
-there. A step is rank 4 on query and value, SGD, batch 2, rows of `length` and three quarters of it,
-padded on the right, each system's own loss and weighted accuracy through its own `fit`
-(transformers: a plain loop). Each system runs in a process of its own on one thread. Time is CPU
-time, the median of the steps after the first two, in seconds; memory is the peak of the process, in
-MiB. Ratios are kmodels over the peer: below 1 kmodels wins. Losses are per weighted position.
+Needs an environment with all of them. WEIGHTS is a directory of transformers; it is made with
+random weights if it is not there: with the shapes of Gemma 3 270M (18 blocks of width 640,
+vocabulary 262,144), or those of a small Gemma 1 that its head dominates (6 blocks of width 512,
+vocabulary 256,000). A step is rank 4 on query and value, SGD, batch 2, rows of `length` and three
+quarters of it, padded on the right, each system's own loss and weighted accuracy through its own
+`fit` (transformers: a plain loop, attention by SDPA, eager and with `--compiled` compiled too).
+`--loss-on responses` weighs the second half of each row alone.
+
+Each system runs in a process of its own on one thread; those of a backend take steps in turn. Time
+is CPU time, the median of the rounds, in seconds; memory is the peak of the process, in MiB. Ratios
+are kmodels over the peer: below 1 kmodels wins. Losses are per weighted position, before any step.
 """
 
 import argparse
@@ -19,11 +23,14 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-BATCH, RANK, RATE, WARM = 2, 4, 5e-5, 2
+BATCH, RANK, RATE = 2, 4, 5e-5
+WARM = 2  # steps that compile and fill caches
 PRELOAD = Path(__file__).parents[1] / "tests"
 
 
@@ -38,49 +45,66 @@ def import_transformers():
     return transformers
 
 
-def make_weights(folder: Path) -> None:
-    """A Gemma 3 270M with random weights, as transformers writes it."""
+def make_weights(folder: Path, shapes: str) -> None:
+    """Random weights as transformers writes them."""
     import torch
 
     transformers = import_transformers()
-    config = transformers.Gemma3TextConfig(
-        vocab_size=262144,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_hidden_layers=18,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=256,
-        sliding_window=512,
-        query_pre_attn_scalar=256,
-    )
     torch.manual_seed(0)
-    model = transformers.Gemma3ForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    if shapes == "270m":
+        config = transformers.Gemma3TextConfig(
+            vocab_size=262144,
+            hidden_size=640,
+            intermediate_size=2048,
+            num_hidden_layers=18,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=256,
+            sliding_window=512,
+            query_pre_attn_scalar=256,
+        )
+        model = transformers.Gemma3ForCausalLM(config)
+    else:
+        config = transformers.GemmaConfig(
+            vocab_size=256000,
+            hidden_size=512,
+            intermediate_size=2048,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=128,
+        )
+        model = transformers.GemmaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
 
 
-def batch(length: int) -> dict:
+def batch(length: int, loss_on: str, vocabulary: int) -> dict:
     """Token ids, mask, labels and weights, (BATCH, length)."""
     import numpy as np
 
     rng = np.random.default_rng(0)
-    tokens = rng.integers(3, 262144, (BATCH, length + 1)).astype("int32")
+    tokens = rng.integers(3, vocabulary, (BATCH, length + 1)).astype("int32")
     mask = np.ones((BATCH, length), "int32")
     mask[1, length * 3 // 4 :] = 0
     tokens[:, :-1][mask == 0] = 0
     weights = np.zeros((BATCH, length), "float32")
     weights[:, :-1] = mask[:, 1:]  # a position counts where its target is a token
+    if loss_on == "responses":
+        for row, count in enumerate(mask.sum(1)):
+            weights[row, : count // 2] = 0
     return {"tokens": tokens[:, :-1], "mask": mask, "labels": tokens[:, 1:], "weights": weights}
 
 
-def keras_steps(system: str, weights: str, dtype: str, length: int, steps: int) -> dict:
-    """Steps of kmodels or keras-hub through `fit`."""
+def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
+    """Makes a step of kmodels or keras-hub through `fit`; it returns (seconds, loss)."""
     import keras
 
     if system == "kmodels":
         from kmodels.models import GemmaCausalLM as Task
-    else:
+    elif "gemma3" in json.loads((Path(weights) / "config.json").read_text())["model_type"]:
         from keras_hub.models import Gemma3CausalLM as Task
+    else:
+        from keras_hub.models import GemmaCausalLM as Task
     model = Task.from_preset(weights, preprocessor=None, dtype=dtype)
     model.backbone.enable_lora(RANK)
     model.compile(
@@ -88,99 +112,152 @@ def keras_steps(system: str, weights: str, dtype: str, length: int, steps: int) 
         optimizer=keras.optimizers.SGD(RATE),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
     )
-    data = batch(length)
     scale = data["weights"].size / data["weights"].sum()
-    clock = Clock()
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            clock.start()
+            self.begun = time.process_time()
 
         def on_train_batch_end(self, batch, logs=None):
-            clock.stop(float(logs["loss"]) * scale)
+            self.loss = float(logs["loss"]) * scale  # which waits for the step
+            self.seconds = time.process_time() - self.begun
 
     x = {"token_ids": data["tokens"], "padding_mask": data["mask"]}
-    for _ in range(WARM + steps):  # an epoch of one step, so that the loss is that of the step
-        model.fit(
-            x,
-            data["labels"],
-            sample_weight=data["weights"],
-            batch_size=BATCH,
-            verbose=0,
-            callbacks=[Watch()],
-        )
-    return clock.result()
+    watch = Watch()
+
+    def step() -> tuple[float, float]:  # an epoch of one step, so that the loss is that of the step
+        options = {"batch_size": BATCH, "verbose": 0, "callbacks": [watch]}
+        model.fit(x, data["labels"], sample_weight=data["weights"], **options)
+        return watch.seconds, watch.loss
+
+    return step
 
 
-def transformers_steps(weights: str, dtype: str, length: int, steps: int) -> dict:
-    """Steps of transformers with PEFT, attention by SDPA, eager."""
+def transformers_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
+    """Makes a step of transformers with PEFT; it returns (seconds, loss)."""
     import torch
 
     transformers = import_transformers()
     import peft
 
     torch.set_num_threads(1)
-    model = transformers.Gemma3ForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         weights, dtype=getattr(torch, dtype), attn_implementation="sdpa"
     )
     settings = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=["q_proj", "v_proj"])
     model = peft.get_peft_model(model, settings)
     model.train()
-    data = {name: torch.from_numpy(array) for name, array in batch(length).items()}
-    labels = torch.where(data["weights"] > 0, data["labels"].long(), -100)
+    run = torch.compile(model) if system == "transformers_compiled" else model
+    tensors = {name: torch.from_numpy(array) for name, array in data.items()}
+    labels = torch.where(tensors["weights"] > 0, tensors["labels"].long(), -100)
     chosen = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(chosen, RATE)
-    clock = Clock()
-    for _ in range(WARM + steps):
-        clock.start()
-        loss = model(
-            input_ids=data["tokens"].long(),
-            attention_mask=data["mask"],
+
+    def step() -> tuple[float, float]:
+        begun = time.process_time()
+        loss = run(
+            input_ids=tensors["tokens"].long(),
+            attention_mask=tensors["mask"],
             shift_labels=labels,
             labels=labels,
         ).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        clock.stop(loss.item())
-    return clock.result()
+        return time.process_time() - begun, loss.item()
+
+    return step
 
 
-class Clock:
-    def __init__(self):
-        self.times, self.losses = [], []
+def serve(system: str, weights: str, dtype: str, length: int, loss_on: str) -> None:
+    """A child's side: for each line that comes in, a step, and a line about it."""
+    config = json.loads((Path(weights) / "config.json").read_text())
+    data = batch(length, loss_on, config["vocab_size"])
+    make = transformers_step if system.startswith("transformers") else keras_step
+    step = make(system, weights, dtype, data)
+    for _ in sys.stdin:
+        seconds, loss = step()
+        peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+        print(json.dumps({"step_s": seconds, "loss": float(loss), "peak_mb": peak}), flush=True)
 
-    def start(self):
-        self._begun = time.process_time()
 
-    def stop(self, loss: float):
-        self.times.append(time.process_time() - self._begun)
-        self.losses.append(float(loss))
+class Child:
+    """A system in a process of its own."""
+
+    def __init__(self, backend: str, arguments: list):
+        environment = {
+            **os.environ,
+            "KERAS_BACKEND": backend,
+            "OMP_NUM_THREADS": "1",
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "TF_NUM_INTEROP_THREADS": "1",
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--child", json.dumps(arguments)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        self.arguments, self.rows = arguments, []
+
+    def step(self) -> None:
+        """One step; what came before its line is the system's own printing."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith('{"step_s"'):
+                self.rows.append(json.loads(line))
+                return
+        self.log.seek(0)
+        text = self.log.read().decode(errors="replace")
+        raise SystemExit(f"{self.arguments} failed:\n{text[-3000:]}")
 
     def result(self) -> dict:
-        text = Path("/proc/self/status").read_text()
+        """The median after the first steps; ends the process."""
+        self.process.stdin.close()
+        self.process.wait()
+        times = [row["step_s"] for row in self.rows[WARM:]]
         return {
-            "step_s": round(statistics.median(self.times[WARM:]), 3),
-            "peak_mb": round(int(text.split("VmHWM:")[1].split()[0]) / 1024),
-            "first_loss": round(self.losses[0], 5),
+            "step_s": round(statistics.median(times), 3),
+            "step_s_range": [round(min(times), 3), round(max(times), 3)],
+            "first_step_s": round(self.rows[0]["step_s"], 1),
+            "peak_mb": round(self.rows[-1]["peak_mb"]),
+            "first_loss": round(self.rows[0]["loss"], 5),
         }
 
 
-def child(backend: str, arguments: list) -> dict:
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    command = [sys.executable, __file__, "--child", json.dumps(arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{arguments} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def compare(backend: str, arguments: list, rounds: int, compiled: bool) -> dict:
+    """Steps of all systems of a backend in turn; what came of each."""
+    systems = ["kmodels", "keras_hub"]
+    if backend == "torch":
+        systems += ["transformers", *(["transformers_compiled"] if compiled else [])]
+    children = {system: Child(backend, [system, *arguments]) for system in systems}
+    for child in children.values():  # compile one after the other, then take turns
+        for _ in range(WARM):
+            child.step()
+    for turn in range(rounds):
+        order = list(children.values())
+        for child in order[turn % len(order) :] + order[: turn % len(order)]:
+            child.step()
+    return {system: child.result() for system, child in children.items()}
+
+
+def ratios(found: dict, others: dict) -> dict:
+    """Time and peak of kmodels over each peer; of another backend's peers the peak alone."""
+    ours = found["kmodels"]
+    result = {}
+    for system, theirs in {**others, **found}.items():
+        if system == "kmodels":
+            continue
+        result[f"over_{system}"] = {"peak": round(ours["peak_mb"] / theirs["peak_mb"], 3)}
+        if system in found:
+            result[f"over_{system}"]["time"] = round(ours["step_s"] / theirs["step_s"], 3)
+    return result
 
 
 def main() -> None:
@@ -188,39 +265,30 @@ def main() -> None:
     parser.add_argument("weights", type=Path, nargs="?")
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--shapes", default="270m", choices=("270m", "small"))
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--loss-on", default="all", choices=("all", "responses"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--compiled", action="store_true", help="transformers compiled, too")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        system, *rest = json.loads(options.child)
-        if system == "transformers":
-            print(json.dumps(transformers_steps(*rest)))
-        else:
-            print(json.dumps(keras_steps(system, *rest)))
+        serve(*json.loads(options.child))
         return
     if not options.weights.is_dir():
-        make_weights(options.weights)
+        make_weights(options.weights, options.shapes)
     rows = []
     for dtype in options.dtypes.split(","):
+        others: dict = {}
         for backend in options.backends.split(","):
-            systems = ["kmodels", "keras_hub", *(["transformers"] if backend == "torch" else [])]
-            found = {}
-            for system in systems:
-                arguments = [system, str(options.weights), dtype, options.length, options.steps]
-                found[system] = child(backend, arguments)
-            ours = found["kmodels"]
-            ratios = {
-                f"over_{system}": {
-                    "time": round(ours["step_s"] / theirs["step_s"], 3),
-                    "peak": round(ours["peak_mb"] / theirs["peak_mb"], 3),
-                }
-                for system, theirs in found.items()
-                if system != "kmodels"
-            }
+            arguments = [str(options.weights), dtype, options.length, options.loss_on]
+            found = compare(backend, arguments, options.rounds, options.compiled)
+            losses = {system: row["first_loss"] for system, row in found.items()}
             rows.append({"dtype": dtype, "backend": backend, "length": options.length})
-            rows[-1] |= {**found, **ratios}
+            rows[-1] |= {"loss_spread": round(max(losses.values()) - min(losses.values()), 5)}
+            rows[-1] |= {**found, **ratios(found, others)}
+            others |= {name: row for name, row in found.items() if name.startswith("transformers")}
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
         date = time.strftime("%Y-%m-%d")
@@ -231,12 +299,19 @@ def main() -> None:
             "versions": {name: importlib.metadata.version(name) for name in packages},
             "clock": "process CPU",
             "threads": 1,
+            "shapes": options.shapes,
+            "loss_on": options.loss_on,
+            "rounds": options.rounds,
             "date": date,
             "rows": rows,
         }
         RESULTS.mkdir(exist_ok=True)
-        names = options.backends.replace(",", "-")
-        target = RESULTS / f"gemma_lora_{names}_{options.length}_cpu_{date}.json"
+        label = "_".join(
+            [options.shapes, str(options.length), options.dtypes.replace(",", "-")]
+            + (["responses"] if options.loss_on == "responses" else [])
+            + ([options.backends.replace(",", "-")] if options.backends.count(",") < 2 else [])
+        )
+        target = RESULTS / f"gemma_lora_{label}_cpu_{date}.json"
         target.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -46,6 +46,12 @@ def cases() -> list[Case]:
         found.append(
             ("attention", "1x1024x6x64 causal", dtype, [(1, 1024, 6, 64)] * 3, {"causal": True})
         )
+        for length in (256, 512):  # the heads of Gemma 3 270M
+            shapes = [(2, length, 4, 256), *[(2, length, 1, 256)] * 2]
+            label = f"2x{length}x4x256, one key head, causal"
+            found.append(("attention", label, dtype, shapes, {"causal": True}))
+        positions = {"positions": np.arange(256)}
+        found.append(("rotary_embedding", "2x256x4x256", dtype, [(2, 256, 4, 256)], positions))
         found.append(("layer_norm", "8x197x384", dtype, [tokens, (width,), (width,)], {}))
         found.append(("rms_norm", "2x256x640", dtype, [(2, 256, 640), (640,)], {}))
         found.append(("gated_gelu", "2x256x2048", dtype, [(2, 256, 2048)] * 2, {}))
@@ -104,8 +110,9 @@ def jax_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
     weight = jax.numpy.ones_like(function(*tensors))
 
     def step(cotangent: Any, *values: Any) -> Any:
-        output, pull = jax.vjp(lambda *rest: function(*values[:skip], *rest), *values[skip:])
-        return output, pull(cotangent)
+        with keras.StatelessScope():  # for the state of seed generators
+            output, pull = jax.vjp(lambda *rest: function(*values[:skip], *rest), *values[skip:])
+            return output, pull(cotangent)
 
     compiled = jax.jit(step).lower(weight, *tensors).compile()
     memory = compiled.memory_analysis().temp_size_in_bytes / 2**20
@@ -118,14 +125,16 @@ def tensorflow_step(function: Callable[..., Any], arrays: list[Any], skip: int) 
 
     tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
 
+    weight = tf.ones_like(function(*tensors))
+
     @tf.function
-    def step(*values: Any) -> Any:
+    def step(cotangent: Any, *values: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(values[skip:])
             output = function(*values)
-        return tape.gradient(output, values[skip:])
+        return output, *tape.gradient(output, values[skip:], cotangent)
 
-    return lambda: [x.numpy() for x in step(*tensors)], math.nan
+    return lambda: [x.numpy() for x in step(weight, *tensors)], math.nan
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ ROWS = (
     ("data", "distribution", "generation", "lora", "text", "training", "weights"),
     ("callbacks", "task", "presets"),
     ("models",),
-    ("bench", "cli", "doctor", "recipe"),
+    ("bench", "cli", "doctor", "plan", "recipe"),
 )
 # task.py opens presets, and presets finds the family by its name: the one way up, a table look-up.
 UPWARD = {("presets.py", "models.registry")}

@@ -7,6 +7,7 @@ from types import CodeType
 from typing import Any
 
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
@@ -15,6 +16,7 @@ from keras.src.utils import rng_utils
 
 _CONTEXT = "current_call_ctx"
 _CALLBACK_LIST: Any = CallbackList
+_UNINITIALIZED = "uninitialized_variables"
 
 __all__ = [
     "PyDatasetAdapter",
@@ -40,6 +42,21 @@ def random_seed() -> int | None:
 def sublayers(layer: Any) -> list[Any]:
     """The layer itself and all below it, in no order to rely on."""
     return list(layer._flatten_layers())
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Models built in this block have shapes, paths and layers; no numbers are allocated.
+
+    Keras would give what it calls uninitialized variables their values when the next such block
+    ends, so they are taken off its list.
+    """
+    waiting = list(global_state.get_global_attribute(_UNINITIALIZED, [], set_to_default=True))
+    try:
+        with StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        global_state.set_global_attribute(_UNINITIALIZED, waiting)
 
 
 @contextmanager
@@ -95,8 +112,8 @@ def no_autocast() -> AutocastScope:
 
 def autocast(policy: Any) -> AutocastScope:
     """Variables are read in the policy's compute dtype inside the block, as in a layer's call."""
-    mixed = policy.compute_dtype != policy.variable_dtype
-    return AutocastScope(policy.compute_dtype if mixed else None)
+    # Named where it changes nothing too: under AutocastScope(None) a variable's `dtype` is float32.
+    return AutocastScope(policy.compute_dtype)
 
 
 def global_seed() -> Any:

@@ -43,6 +43,28 @@ def list_presets(family: str | None = None) -> list[str]:
     return sorted(name for found in chosen for name in found.presets)
 
 
+def family_of(preset: str | Path) -> Family:
+    """The family of a registered name, or of what lies at a path.
+
+    Raises:
+        InputError: if it is no name, and there is nothing that a family reads.
+    """
+    name, problems = str(preset), []
+    found = registry.families()
+    if named := [family for family in found if name in family.presets]:
+        return named[0]
+    for family in found:
+        try:
+            _open(preset, family, {}, False)
+        except InputError as error:
+            problems.append(error)
+        else:
+            return family
+    if Path(preset).expanduser().exists():
+        raise problems[0]
+    raise _unknown(name, list_presets())
+
+
 def load(
     cls: type, preset: str | Path, dtype: Any = None, load_weights: bool = True, **overrides: Any
 ) -> Any:
@@ -62,6 +84,8 @@ def load(
     family = registry.family(owner.family)
     fields, settings = _split(cls, owner, overrides)
     checkpoint = _open(preset, family, fields, load_weights)
+    if cls is not owner and "preprocessor" not in settings:
+        checkpoint.verify_preprocessor()
     backbone_fields = {**checkpoint.backbone, **fields}
     config = owner.make_config(**backbone_fields)
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
@@ -132,7 +156,7 @@ def _open(preset: str | Path, family: Family, given: dict[str, Any], weights: bo
             preset = _download(scheme, name.removeprefix(scheme))
     path = Path(preset).expanduser()
     if not path.exists():
-        raise _unknown(name, family)
+        raise _unknown(name, sorted(family.presets))
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
         path = path.parent
     description = {}
@@ -158,10 +182,10 @@ def _open_own(path: Path, description: dict[str, Any], family: Family, weights: 
     return replace(checkpoint, fit=lambda tensors, wanted: family.fit(tensors, config, wanted))
 
 
-def _unknown(name: str, family: Family) -> InputError:
+def _unknown(name: str, known: list[str]) -> InputError:
     if "/" in name or "\\" in name or Path(name).suffix in (".safetensors", ".npz", ".gguf"):
         return InputError(f"there is no file or directory {name}")
-    near = difflib.get_close_matches(name, family.presets, 3, 0.5) or sorted(family.presets)
+    near = difflib.get_close_matches(name, known, 3, 0.5) or known
     return InputError(
         f"{name!r} is no preset and no directory; did you mean {', '.join(near[:8])}?"
     )
@@ -189,15 +213,25 @@ def _describe(model: Any) -> dict[str, Any]:
         "class": type(model).__name__,
         "backbone": backbone.config.to_dict(),
         "task": getattr(model, "settings", None),
-        "preprocessor": None if preprocessor is None else preprocessor.to_dict(),
+        "preprocessor": _settings(preprocessor),
         "quantization": quantized.describe(model),
         "lora": lora.describe(model),
     }
 
 
+def _settings(preprocessor: Any) -> dict[str, Any] | None:
+    """What config.json says of a preprocessor; a tokenizer is a file of its own."""
+    if preprocessor is None:
+        return None
+    settings = preprocessor.to_dict()
+    return settings | ({"tokenizer": native.TOKENIZER[0]} if "tokenizer" in settings else {})
+
+
 def save(model: Any, directory: str | Path) -> Path:
-    """Writes config and weights to a directory that `load` reads; see `save_to_preset`."""
-    return native.save(model, Path(directory), _describe(model))
+    """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
+    tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
+    more = None if tokenizer is None else tokenizer.save
+    return native.save(model, Path(directory), _describe(model), more)
 
 
 def export_to_transformers(model: Any, directory: str | Path) -> Path:

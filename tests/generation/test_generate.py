@@ -43,18 +43,24 @@ def test_the_cache_changes_nothing(model, prompts, continued):
         np.testing.assert_array_equal(choice[row, len(prompt) - 1 : -1], ids[row, len(prompt) :])
 
 
+# How often a step was traced; torch's has its own test in test_compiled_torch.py.
+TRACES = {"jax": "_cache_size", "tensorflow": "experimental_get_tracing_count"}
+
+
 def test_lengths_share_compiled_steps(model, prompts, continued):
     loops = model.generator.loops
     assert len(loops) == 1
     loop = next(iter(loops.values()))
-    others = [[*prompt, 4, 5] for prompt in prompts]
-    continue_prompts(model.backbone, others, max_length=24, sampler=GREEDY, loops=loops)
-    assert list(loops.values()) == [loop]
-    for name in ("first", "following"):
-        compiled = getattr(loop, name, None)
-        for count in ("_cache_size", "experimental_get_tracing_count"):
-            if hasattr(compiled, count):
-                assert getattr(compiled, count)() == 1
+    draw = np.random.default_rng(2)
+    for lengths, max_length in (((7, 15, 3), 24), ((1, 2, 16), 31)):
+        others = [draw.integers(3, 320, length).tolist() for length in lengths]
+        continue_prompts(model.backbone, others, max_length=max_length, sampler=GREEDY, loops=loops)
+        assert list(loops.values()) == [loop]
+    if count := TRACES.get(keras.backend.backend()):
+        assert [getattr(step, count)() for step in (loop.first, loop.following)] == [1, 1]
+    # Another bucket is another loop: the counters above can count.
+    continue_prompts(model.backbone, [[3] * 17], max_length=18, sampler=GREEDY, loops=loops)
+    assert len(loops) == 2
 
 
 def test_stop_tokens_end_a_row_and_streaming_tells_each_token(model, prompts, continued):
@@ -110,6 +116,7 @@ def _filtered(sampler, logits, history):
         Sampler(top_k=3),
         Sampler(top_p=0.6),
         Sampler(min_p=0.2),
+        Sampler(repetition_penalty=2.5),
         Sampler(temperature=1.3, top_k=6, top_p=0.9, min_p=0.05, repetition_penalty=1.7),
     ],
 )
@@ -155,6 +162,7 @@ def test_nothing_to_do_and_nothing_to_begin_with(model):
         ({"temperature": -1}, "temperature is -1"),
         ({"top_k": 0}, "top_k is 0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"min_p": 0.0}, "min_p is 0"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
     ],
 )

@@ -1,12 +1,15 @@
 """Text in, text out: the script that Keras' users know, packed rows, and what is saved."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
 
-from kmodels.data import adapters
+from kmodels import InputError
+from kmodels.data import adapters as data_adapters
 from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
-from kmodels.text import TextLoader, demo
+from kmodels.text import TextLoader, Tokenizer, demo
 from kmodels.text.training import train_tokenizer
 
 ROWS = demo.instructions().rows[:9]
@@ -33,14 +36,21 @@ def test_the_script_that_keras_users_know(preset):
 
     gemma_lm = GemmaCausalLM.from_preset(preset)
     gemma_lm.backbone.enable_lora(rank=4)
+    before = values(gemma_lm)
     gemma_lm.preprocessor.sequence_length = 32
     gemma_lm.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         optimizer=keras.optimizers.SGD(learning_rate=5e-5),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
     )
-    logs = gemma_lm.fit(data, epochs=1, batch_size=3, verbose=0).history
+    logs = gemma_lm.fit(data, epochs=1, batch_size=2, verbose=0).history
     assert set(logs) == {"loss", "sparse_categorical_accuracy"}
+    # At this rate the first matrices hardly move: their gradient grows with the second ones.
+    after = values(gemma_lm)
+    moved = {path for path, value in after.items() if not np.array_equal(value, before[path])}
+    seconds = {path for path in after if path.endswith("/lora_b")}
+    assert moved >= seconds and len(seconds) == 2 * 2
+    assert all("/lora_" in path for path in moved)
 
     # keras-hub's loss: a mean over all positions, of which only real targets weigh.
     x, labels, weights = gemma_lm.preprocessor(data)
@@ -65,11 +75,15 @@ def test_fit_takes_records_and_columns_as_well(preset):
     ]
     for given in (ROWS, pairs, columns, chats):
         text.template = "gemma" if given is chats else "instruction"
-        dataset = adapters.as_dataset(given, batch_size=4, preprocess=text)
+        dataset = data_adapters.as_dataset(given, batch_size=4, preprocess=text)
         assert dataset.num_batches == 3
         _, labels, weights = dataset[1]
         _, expected, _ = text((pairs if given is columns else given)[4:8])
         assert np.array_equal(labels, expected) and labels.shape == weights.shape == (4, 200)
+
+
+def values(model):
+    return {v.path: np.array(keras.ops.convert_to_numpy(v.value), "float32") for v in model.weights}
 
 
 def losses(logits, labels):
@@ -120,3 +134,23 @@ def test_what_is_saved_holds_the_preprocessor(preset):
         assert made.preprocessor.template == "instruction"
         assert made.preprocessor.tokenizer.vocabulary_size() == 420
     assert GemmaCausalLM.from_preset(preset, preprocessor=None).preprocessor is None
+    # The vocabulary is a file of its own, which transformers and tokenizers read.
+    assert (preset / "config.json").stat().st_size < 4000
+    assert Tokenizer.from_file(preset).vocabulary_size() == 420
+
+
+@pytest.mark.parametrize("harm", ["missing", "flipped", "cut"])
+def test_a_damaged_tokenizer_file_is_one_line(preset, tmp_path, harm):
+    folder = shutil.copytree(preset, tmp_path / "copy")
+    file = folder / "tokenizer.json"
+    content = bytearray(file.read_bytes())
+    file.unlink()
+    if harm == "flipped":
+        content[len(content) // 2] ^= 1
+    if harm != "missing":
+        file.write_bytes(content[: -100 if harm == "cut" else None])
+    for cls in (GemmaCausalLM, GemmaCausalLMPreprocessor):
+        with pytest.raises(InputError, match=r"copy is damaged: .*tokenizer.json") as error:
+            cls.from_preset(folder)
+        assert "\n" not in str(error.value)
+    assert GemmaCausalLM.from_preset(folder, preprocessor=None).preprocessor is None

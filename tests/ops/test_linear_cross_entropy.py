@@ -12,7 +12,7 @@ from kmodels.dispatch import reset_decisions
 from kmodels.errors import InputError
 from tolerances import tolerance
 
-# More rows than one block of the JAX override, more classes than a tile and a remainder.
+# More classes than a tile and a remainder.
 ROWS, WIDTH, VOCABULARY = 300, 8, 5000
 
 

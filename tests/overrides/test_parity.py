@@ -17,6 +17,8 @@ from tolerances import tolerance
 REPOSITORY = Path(__file__).parents[2]
 OVERRIDES = REPOSITORY / "src" / "kmodels" / "overrides"
 RNG = np.random.default_rng(1)
+TURNS = np.array([[0, 1, 2, 3, 4], [7, 8, 0, 1, 900]])
+ROTARY = {"positions": TURNS, "max_wavelength": 100.0, "scaling": 4.0}
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -41,7 +43,10 @@ def cases() -> list[tuple[str, str, list[np.ndarray], dict[str, Any]]]:
         ("rms_norm", "three axes", [normal(2, 5, 12) * 3, normal(12)], {"epsilon": 0.01}),
         ("gated_gelu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
         ("dense", "three axes", [normal(2, 5, 6), normal(6, 4), normal(4)], {}),
+        ("dense", "one row", [normal(1, 1, 6), normal(6, 4), normal(4)], {}),
         ("dense", "four axes, no bias", [normal(2, 3, 5, 6), normal(6, 4)], {}),
+        ("rotary_embedding", "row of positions", [normal(2, 5, 3, 8)], {"positions": TURNS[0]}),
+        ("rotary_embedding", "two rows", [normal(2, 5, 3, 8)], ROTARY),
         (
             "patch_embedding",
             "with bias",
@@ -69,6 +74,12 @@ def test_parity(name, label, arrays, keywords, dtype) -> None:
         op(*(keras.ops.convert_to_tensor(x) for x in arrays), **keywords)
         assert kmodels.decisions()[name] == {"override": 0, "generic": 1}
         return
+    tensors = [keras.ops.convert_to_tensor(x, dtype) for x in arrays]
+    if reason := op.declines(*tensors, **keywords):
+        dispatch.reset_decisions()
+        op(*tensors, **keywords)
+        assert kmodels.decisions()[name] == {"override": 0, "generic": 0, reason: 1}
+        return
     value, gradients = value_and_grad(lambda *x: op.override(*x, **keywords), *arrays, dtype=dtype)
     expected, expected_gradients = value_and_grad(
         lambda *x: op.generic(*x, **keywords), *arrays, dtype=dtype
@@ -91,10 +102,11 @@ def test_the_op_runs_its_override() -> None:
     ran = {}
     for name, _, arrays, keywords in cases():
         op = getattr(ops, name)
-        tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
-        if op.override is not None and op.declines(*tensors, **keywords) is None:
-            op(*tensors, **keywords)
-            ran[name] = ran.get(name, 0) + 1
+        for dtype in ("float32", "bfloat16"):
+            tensors = [keras.ops.convert_to_tensor(x, dtype) for x in arrays]
+            if op.override is not None and op.declines(*tensors, **keywords) is None:
+                op(*tensors, **keywords)
+                ran[name] = ran.get(name, 0) + 1
     assert set(ran) == {case[0] for case in cases() if getattr(ops, case[0]).override is not None}
     for name, count in ran.items():
         assert kmodels.decisions()[name]["override"] == count

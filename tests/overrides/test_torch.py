@@ -2,13 +2,17 @@
 
 import keras
 import numpy as np
+import pytest
 
 import op_cases
-from gradients import to_numpy
+from gradients import to_numpy, value_and_grad
 from kmodels import ops
+from tolerances import tolerance
 
 if keras.backend.backend() == "torch":
     import torch
+
+    from kmodels.overrides import attention_torch
 
     def _kernels(function) -> set[str]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -20,8 +24,10 @@ if keras.backend.backend() == "torch":
         tensors = [keras.ops.convert_to_tensor(x) for x in op_cases.arrays(case)]
         return tensors, torch.from_numpy(op_cases.mask(case))
 
-    def test_dropout_and_mask_run_the_fused_attention() -> None:
+    def test_dropout_and_mask_run_the_fused_attention(monkeypatch) -> None:
         tensors, mask = _inputs()
+        # As on a GPU; on a CPU products are the faster way to drop attention weights.
+        monkeypatch.setattr(attention_torch, "by_products", lambda *_: False)
 
         def run(seed: int) -> np.ndarray:
             generator = keras.random.SeedGenerator(seed)
@@ -38,16 +44,75 @@ if keras.backend.backend() == "torch":
         open_row = ops.attention.override(*tensors, dropout=0.1, seed=keras.random.SeedGenerator(1))
         assert np.abs(first - to_numpy(open_row)).max() > 1e-3
 
-    def test_inference_runs_the_fused_attention_and_training_says_why_not() -> None:
+    def test_the_kernel_follows_what_was_measured() -> None:
         tensors, mask = _inputs()
-        kernels = _kernels(lambda: ops.attention(*tensors, mask))
-        assert "aten::scaled_dot_product_attention" in kernels
-        seed = keras.random.SeedGenerator(1)
-        reason = ops.attention.declines(*tensors, mask, dropout=0.1, seed=seed)
-        assert reason == "on CPU, matrix products are faster with dropout"
+        fused = "aten::scaled_dot_product_attention"
+        assert fused in _kernels(lambda: ops.attention(*tensors, mask))
         low = [x.to(torch.bfloat16) for x in tensors]
-        assert "in half precision below 1024 keys" in ops.attention.declines(*low)
+        assert fused not in _kernels(lambda: ops.attention(*low, mask))
+        square = [tensors[0], *(x[:, :5] for x in tensors[1:])]
+        assert fused not in _kernels(lambda: ops.attention(*square, causal=True))
+        seed = keras.random.SeedGenerator(1)
+        assert fused not in _kernels(lambda: ops.attention(*tensors, dropout=0.1, seed=seed))
         assert "no soft cap" in ops.attention.declines(*tensors, soft_cap=1.0)
+        assert "no SeedGenerator" in ops.attention.declines(*tensors, dropout=0.1, seed=3)
+
+    LONG_CASES = {
+        "causal": {"causal": True},
+        "causal, more keys": {"causal": True, "queries": 100},
+        "causal window": {"causal": True, "window": 20},
+        "window": {"window": 70},
+        "mask, causal": {"causal": True, "mask": True},
+    }
+
+    @pytest.mark.parametrize("kernel", ["products", "sdpa"])
+    @pytest.mark.parametrize("label", LONG_CASES)
+    def test_attention_over_several_blocks(label, kernel, monkeypatch) -> None:
+        """150 tokens are three blocks of the products; both kernels, whatever is the faster."""
+        keywords = dict(LONG_CASES[label])
+        monkeypatch.setattr(attention_torch, "by_products", lambda *_: kernel == "products")
+        rng = np.random.default_rng(5)
+        queries, keys = keywords.pop("queries", 150), 150
+        arrays = [
+            rng.normal(size=(2, length, heads, 8)).astype("float32")
+            for length, heads in ((queries, 4), (keys, 2), (keys, 2))
+        ]
+        if keywords.pop("mask", False):
+            segments = np.sort(rng.integers(0, 4, (2, keys)), axis=1)
+            keywords["mask"] = segments[:, None, :, None] == segments[:, None, None]
+        value, gradients = value_and_grad(
+            lambda *x: ops.attention.override(*x, **keywords), *arrays, dtype="float32"
+        )
+        expected, wanted = value_and_grad(
+            lambda *x: ops.attention.generic(*x, **keywords), *arrays, dtype="float32"
+        )
+        allowed = tolerance("attention", "float32")
+        pairs = zip([value, *gradients], [expected, *wanted], strict=True)
+        for found, right in pairs:
+            found, right = to_numpy(found), to_numpy(right)
+            assert np.abs(right).max() > 0
+            assert np.abs(found - right).max() <= allowed * max(1.0, np.abs(right).max())
+
+    def test_dropout_of_the_products_drops_and_keeps_the_mean() -> None:
+        rng = np.random.default_rng(6)
+        query, key = (
+            torch.from_numpy(rng.normal(size=(8, 40, 2, 4)).astype("float32")) for _ in range(2)
+        )
+        value = torch.ones(8, 40, 2, 4, requires_grad=True)
+
+        def run(seed: int) -> torch.Tensor:
+            generator = keras.random.SeedGenerator(seed)
+            return ops.attention(query, key, value, dropout=0.25, seed=generator)
+
+        first = run(1)
+        np.testing.assert_array_equal(to_numpy(first.detach()), to_numpy(run(1).detach()))
+        assert (first - run(2)).abs().max() > 1e-3
+        # The rows of weights sum to 1 on average, and each misses something.
+        assert abs(float(first.detach().mean()) - 1) < 0.02
+        assert float(first.detach().std()) > 0.05
+        # Gradients see the same mask: with values of one, y @ 1 = weights @ (values @ 1).
+        first.sum().backward()
+        assert abs(float(value.grad.sum()) - float(first.detach().sum())) < 1e-2
 
     def test_dropout_gradient_uses_the_forward_mask() -> None:
         x = torch.ones(1001, requires_grad=True)

@@ -1,8 +1,10 @@
-"""Keys and values of earlier tokens.
+"""Keys and values of earlier tokens, in rings.
 
-Prompts of unequal length lie in the first slots, padded on the right; token j that is generated
-lies in slot prompt + j of every row, whatever its position, so that all rows write to the same
-slot. Which slots hold something, and at which position, follows from the lengths.
+A ring has as many slots as the texts may take; in a layer with a window, no more than the window.
+Prompts of unequal length end at one place: of a row with n tokens in a batch padded to P, the token
+at position p stands at place P - n + p, in slot `place % slots`. So all rows write a new token to
+the same slot, which held the one that leaves the window, and the position of what a slot holds
+follows from the lengths alone.
 """
 
 from typing import Any, Protocol
@@ -11,21 +13,60 @@ from keras import ops
 
 
 class Store(Protocol):
-    """Where a backend keeps keys and values: (B, slots, K, H) twice per layer."""
+    """Where a backend keeps its rings: of each layer the keys (2 i) and the values (2 i + 1).
 
-    def write(self, layer: int, slot: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        """Writes (B, T, K, H) from `slot` on; returns the whole of that layer."""
+    Behind them stands a ring of the tokens themselves, where the sampler looks at them.
+    """
+
+    def fill(self, ring: int, content: Any) -> None:
+        """Takes the whole of a ring, (B, slots, ...)."""
+        ...
+
+    def write(self, ring: int, slot: Any, new: Any) -> Any:
+        """Writes (B, 1, ...) to a slot, a scalar tensor; returns the whole."""
         ...
 
 
+def ring_size(slots: int, window: int | None) -> int:
+    """Slots of a layer with this window, of texts that take so many."""
+    return slots if window is None else min(slots, window)
+
+
+def ring_shapes(backbone: Any, batch: int, slots: int) -> list[tuple[int, ...]]:
+    """Shapes of all keys and values, in the order of `Store`."""
+    sizes = [ring_size(slots, window) for window in backbone.cache_windows]
+    return [(batch, size, *backbone.cache_shape) for size in sizes for _ in range(2)]
+
+
 class PromptView:
-    """The prompt itself is all there is to see."""
+    """The prompts come in and see themselves; the end of each stays.
 
-    slot = 0
+    Args:
+        lengths: (B,) int32, tokens of each prompt.
+        slots: that the texts may take.
+    """
 
-    def seen(self, key: Any, value: Any, whole: Any, window: int | None) -> tuple[Any, Any, dict]:
-        """Keys, values and what a query may see of them."""
-        if window is not None and key.shape[1] is not None and key.shape[1] <= window:
+    def __init__(self, lengths: Any, slots: int):
+        self.lengths = lengths
+        self.slots = slots
+
+    def keep(self, x: Any, size: int) -> Any:
+        """The ring for (B, P, ...): (B, size, ...). A slot that holds nothing yet has any value."""
+        batch, prompt = x.shape[:2]
+        behind = ops.mod(prompt - 1 - ops.arange(size, dtype="int32"), size)
+        position = ops.maximum(self.lengths[:, None] - 1 - behind, 0)
+        rows = ops.arange(batch, dtype="int32")[:, None] * prompt
+        # One index per token: a gather along the axis would need one per number.
+        return ops.take(ops.reshape(x, (batch * prompt, *x.shape[2:])), rows + position, axis=0)
+
+    def extend(
+        self, store: Store, layer: int, key: Any, value: Any, window: int | None
+    ) -> tuple[Any, Any, dict]:
+        """As `LayerCache.extend`."""
+        size = ring_size(self.slots, window)
+        store.fill(2 * layer, self.keep(key, size))
+        store.fill(2 * layer + 1, self.keep(value, size))
+        if window is not None and key.shape[1] <= window:
             window = None
         return key, value, {"causal": True, "window": window}
 
@@ -35,29 +76,32 @@ class StepView:
 
     Args:
         lengths: (B,) int32, tokens of each prompt.
-        prompt: slots that prompts take.
-        slots: all slots.
+        prompt: P, what the prompts were padded to.
+        slots: that the texts may take.
         step: number of the token that comes in, from 0; a scalar tensor.
     """
 
     def __init__(self, lengths: Any, prompt: int, slots: int, step: Any):
-        self.slot = prompt + step
-        self.position = lengths[:, None] + step  # (B, 1)
-        index = ops.arange(slots, dtype="int32")[None]
-        later = index >= prompt
-        self._positions = ops.where(later, lengths[:, None] + index - prompt, index)  # (B, slots)
-        self.filled = ops.where(later, index <= self.slot, index < lengths[:, None])
-        self._masks: dict[int | None, Any] = {}
+        self.slots = slots
+        self.place = prompt + step
+        self.positions = lengths[:, None] + step  # (B, 1)
+        self._rings: dict[int, tuple[Any, Any]] = {}
 
-    def seen(self, key: Any, value: Any, whole: Any, window: int | None) -> tuple[Any, Any, dict]:
-        """Keys, values and what a query may see of them."""
-        if window not in self._masks:
-            mask = self.filled
-            if window is not None:
-                near = self.position - self._positions < window
-                mask = ops.logical_and(mask, near)
-            self._masks[window] = mask[:, None, None]  # (B, 1, 1, slots)
-        return (*whole, {"mask": self._masks[window]})
+    def ring(self, size: int) -> tuple[Any, Any]:
+        """The slot to write to, and which slots hold a token of the row then: (B, size) bool."""
+        if size not in self._rings:
+            behind = ops.mod(self.place - ops.arange(size, dtype="int32"), size)
+            self._rings[size] = ops.mod(self.place, size), behind <= self.positions
+        return self._rings[size]
+
+    def extend(
+        self, store: Store, layer: int, key: Any, value: Any, window: int | None
+    ) -> tuple[Any, Any, dict]:
+        """As `LayerCache.extend`."""
+        slot, filled = self.ring(ring_size(self.slots, window))
+        key = store.write(2 * layer, slot, key)
+        value = store.write(2 * layer + 1, slot, value)
+        return key, value, {"mask": filled[:, None, None]}  # (B, 1, 1, size)
 
 
 class LayerCache:
@@ -70,5 +114,4 @@ class LayerCache:
 
     def extend(self, key: Any, value: Any, window: int | None) -> tuple[Any, Any, dict]:
         """Keeps the new keys and values; returns all that queries see, and how."""
-        whole = self.store.write(self.layer, self.view.slot, key, value)
-        return self.view.seen(key, value, whole, window)
+        return self.view.extend(self.store, self.layer, key, value, window)

@@ -30,6 +30,7 @@ def continue_prompts(
     sampler: Sampler,
     stop: Collection[int] = (),
     on_token: Callable[[int, int], None] | None = None,
+    jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
 ) -> list[list[int]]:
     """Continues prompts of any lengths in one batch.
@@ -41,6 +42,7 @@ def continue_prompts(
         sampler: chooses the tokens.
         stop: ids that end a row; they are part of it.
         on_token: called with (row, token id) as tokens come.
+        jit_compile: as in `Generates.use_sampler`.
         loops: keeps compiled steps from call to call.
 
     Returns:
@@ -60,7 +62,8 @@ def continue_prompts(
     token_ids = np.zeros((len(rows), prompt), "int32")
     for held, row in zip(token_ids, rows, strict=True):
         held[: len(row)] = row
-    loop = _loop(backbone, sampler, len(rows), prompt, prompt + bucket(steps), loops)
+    slots = prompt + bucket(steps)
+    loop = _loop(backbone, (sampler, len(rows), prompt, slots, jit_compile), loops)
     stream = sampler.stream()
     open_rows = {row for row in range(len(rows)) if len(rows[row]) < max_length}
     try:
@@ -90,24 +93,17 @@ def _draws(stream: np.random.Generator, rows: int) -> np.ndarray:
     return stream.random(rows, "float32")
 
 
-def _loop(
-    backbone: Any,
-    sampler: Sampler,
-    batch: int,
-    prompt: int,
-    slots: int,
-    loops: MutableMapping[Any, Any] | None,
-) -> Any:
+def _loop(backbone: Any, settings: tuple[Any, ...], loops: MutableMapping[Any, Any] | None) -> Any:
     engine = backend_module("kmodels.generation.loop")
     if engine is None:
         raise InputError("this backend has no generation; use jax, torch or tensorflow")
     if loops is None:
-        return engine.Loop(backbone, sampler, batch, prompt, slots)
+        return engine.Loop(backbone, *settings)
     # Weights that came or went, such as an adapter's, are not in a graph traced before.
     weights = tuple(id(variable) for variable in backbone.variables)
-    key = (sampler, batch, prompt, slots, weights)
+    key = (*settings, weights)
     if key not in loops:
         while len(loops) >= KEPT:
             del loops[next(iter(loops))]
-        loops[key] = engine.Loop(backbone, sampler, batch, prompt, slots)
+        loops[key] = engine.Loop(backbone, *settings)
     return loops[key]

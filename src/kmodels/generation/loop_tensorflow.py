@@ -6,54 +6,53 @@ import numpy as np
 import tensorflow as tf
 
 from kmodels.generation import steps
+from kmodels.generation.cache import ring_shapes
 from kmodels.generation.sampler import Sampler
 
 
 class Store:
     """Variables that are assigned in place."""
 
-    def __init__(self, keys: list[tf.Variable], values: list[tf.Variable]):
-        self.keys = keys
-        self.values = values
+    def __init__(self, rings: list[tf.Variable]):
+        self.rings = rings
 
-    def write(self, layer: int, slot: Any, key: Any, value: Any) -> tuple[Any, Any]:
+    def fill(self, ring: int, content: Any) -> None:
         """See `kmodels.generation.cache.Store`."""
-        whole = []
-        for held, new in ((self.keys[layer], key), (self.values[layer], value)):
-            held[:, slot : slot + new.shape[1]].assign(new)
-            whole.append(held.value())
-        return whole[0], whole[1]
+        self.rings[ring].assign(content)
+
+    def write(self, ring: int, slot: Any, new: Any) -> Any:
+        """See `kmodels.generation.cache.Store`."""
+        held = self.rings[ring]
+        held[:, slot : slot + 1].assign(new)
+        return held.value()
 
 
 class Loop:
     """The graphs of one batch shape; XLA off, since it copies the cache in every step."""
 
-    def __init__(self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int):
-        shape = (batch, slots, *backbone.cache_shape)
+    def __init__(
+        self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int, *_: Any
+    ):
         dtype = backbone.dtype_policy.compute_dtype
-        keys, values = (
-            [tf.Variable(tf.zeros(shape, dtype), trainable=False) for _ in backbone.blocks]
-            for _ in range(2)
-        )
-        store = Store(keys, values)
-        history = tf.Variable(tf.zeros((batch, slots), "int32"), trainable=False)
+        contents = [tf.zeros(shape, dtype) for shape in ring_shapes(backbone, batch, slots)]
+        if sampler.looks_back:
+            contents.append(tf.zeros((batch, slots), "int32"))
+        self.rings = [tf.Variable(content, trainable=False) for content in contents]
+        store = Store(self.rings)
         ints, floats = tf.TensorSpec((batch,), "int32"), tf.TensorSpec((batch,), "float32")
 
         @tf.function(
             input_signature=[tf.TensorSpec((batch, prompt), "int32"), ints, floats], autograph=False
         )
         def first(ids: Any, lengths: Any, draws: Any) -> Any:
-            history[:, :prompt].assign(ids)
-            return steps.first_token(backbone, sampler, store, ids, lengths, history.value(), draws)
+            return steps.first_token(backbone, sampler, store, ids, lengths, slots, draws)
 
         @tf.function(
             input_signature=[ints, tf.TensorSpec((), "int32"), ints, floats], autograph=False
         )
         def following(tokens: Any, step: Any, lengths: Any, draws: Any) -> Any:
-            slot = prompt + step
-            history[:, slot : slot + 1].assign(tokens[:, None])
             return steps.next_token(
-                backbone, sampler, store, tokens, step, lengths, history.value(), prompt, draws
+                backbone, sampler, store, tokens, step, lengths, prompt, slots, draws
             )
 
         self.first = first

@@ -60,6 +60,11 @@ class Sampler:
         """Whether nothing is drawn."""
         return self.temperature == 0
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether the choice depends on the tokens that a row holds."""
+        return self.repetition_penalty not in (None, 1.0)
+
     def stream(self) -> np.random.Generator:
         """The numbers of one call of `generate`."""
         seed = compat.random_seed() if self.seed is None else self.seed
@@ -70,13 +75,14 @@ class Sampler:
 
         Args:
             logits: (B, V) float32.
-            history: (B, S) int, the tokens each row holds, repeats allowed.
+            history: (B, S) int, the tokens each row holds, repeats allowed; None unless the
+                sampler `looks_back`.
             draws: (B,) float32 in [0, 1).
 
         Returns:
             (B,) int32.
         """
-        if self.repetition_penalty not in (None, 1.0):
+        if self.looks_back:
             logits = _penalise(logits, history, self.repetition_penalty)
         if self.greedy:
             return ops.cast(ops.argmax(logits, axis=-1), "int32")

@@ -14,7 +14,7 @@ def first_token(
     store: Store,
     token_ids: Any,
     lengths: Any,
-    history: Any,
+    slots: int,
     draws: Any,
 ) -> Any:
     """Runs the prompts through the model in one pass and chooses the token behind each.
@@ -25,18 +25,22 @@ def first_token(
         store: the cache to fill.
         token_ids: (B, P) int32, padded on the right.
         lengths: (B,) int32.
-        history: (B, slots) int32.
+        slots: that prompt and continuation may take.
         draws: (B,) float32 in [0, 1).
 
     Returns:
         (B,) int32.
     """
-    view = PromptView()
-    caches = [LayerCache(store, layer, view) for layer in range(len(backbone.blocks))]
-    hidden = backbone.extend(token_ids, None, caches)
+    view = PromptView(lengths, slots)
+    hidden = backbone.extend(token_ids, None, _caches(backbone, store, view))
     last = ops.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
-    filled = ops.arange(history.shape[1], dtype="int32")[None] < lengths[:, None]
-    return _choose(backbone, sampler, last, history, filled, draws)
+    history = None
+    if sampler.looks_back:
+        store.fill(2 * len(backbone.blocks), view.keep(token_ids, slots))
+        # Padding stands for the first token, which the row holds anyway.
+        is_token = ops.arange(token_ids.shape[1], dtype="int32")[None] < lengths[:, None]
+        history = ops.where(is_token, token_ids, token_ids[:, :1])
+    return sampler.choose(backbone.token_embedding.logits(last), history, draws)
 
 
 def next_token(
@@ -46,8 +50,8 @@ def next_token(
     tokens: Any,
     step: Any,
     lengths: Any,
-    history: Any,
     prompt: int,
+    slots: int,
     draws: Any,
 ) -> Any:
     """Runs one new token per row through the model and chooses the one behind it.
@@ -59,22 +63,23 @@ def next_token(
         tokens: (B,) int32, generated last.
         step: their number, from 0; a scalar int32 tensor.
         lengths: (B,) int32, of the prompts.
-        history: (B, slots) int32, `tokens` in it already.
-        prompt: slots of the prompts.
+        prompt: P, what the prompts were padded to.
+        slots: that prompt and continuation may take.
         draws: (B,) float32 in [0, 1).
 
     Returns:
         (B,) int32.
     """
-    view = StepView(lengths, prompt, history.shape[1], step)
-    caches = [LayerCache(store, layer, view) for layer in range(len(backbone.blocks))]
-    hidden = backbone.extend(tokens[:, None], view.position, caches)
-    return _choose(backbone, sampler, hidden[:, 0], history, view.filled, draws)
+    view = StepView(lengths, prompt, slots, step)
+    tokens = tokens[:, None]
+    hidden = backbone.extend(tokens, view.positions, _caches(backbone, store, view))
+    history = None
+    if sampler.looks_back:
+        slot, filled = view.ring(slots)
+        history = store.write(2 * len(backbone.blocks), slot, tokens)
+        history = ops.where(filled, history, tokens)
+    return sampler.choose(backbone.token_embedding.logits(hidden[:, 0]), history, draws)
 
 
-def _choose(
-    backbone: Any, sampler: Sampler, hidden: Any, history: Any, filled: Any, draws: Any
-) -> Any:
-    logits = backbone.token_embedding.logits(hidden)
-    # Empty slots stand for the first token, which every row holds anyway.
-    return sampler.choose(logits, ops.where(filled, history, history[:, :1]), draws)
+def _caches(backbone: Any, store: Store, view: PromptView | StepView) -> list[LayerCache]:
+    return [LayerCache(store, layer, view) for layer in range(len(backbone.blocks))]

@@ -17,16 +17,18 @@ class Generates:
     backbone: Any
     preprocessor: Any
 
-    def use_sampler(self, sampler: str | Sampler) -> None:
+    def use_sampler(self, sampler: str | Sampler, jit_compile: bool | str = "auto") -> None:
         """Draws tokens this way from now on.
 
         Args:
             sampler: "greedy", "random", "top_k", "top_p", or a `kmodels.generation.Sampler`.
+            jit_compile: whether torch compiles the token step; "auto" for on accelerators only. The
+                other backends always compile it.
 
         Raises:
             InputError: for an unknown name.
         """
-        self.generator = _Generator(get(sampler))
+        self.generator = _Generator(get(sampler), jit_compile)
 
     def generate(
         self,
@@ -80,6 +82,7 @@ class Generates:
             sampler=self.generator.sampler,
             stop=self._stop_tokens(stop_token_ids),
             on_token=self._streamer(stream, len(prompts), is_raw),
+            jit_compile=self.generator.jit_compile,
             loops=self.generator.loops,
         )
         if strip_prompt:
@@ -122,8 +125,9 @@ class Generates:
 class _Generator:
     """Keeps sampler and compiled steps out of Keras' tracking of attributes."""
 
-    def __init__(self, sampler: Sampler):
+    def __init__(self, sampler: Sampler, jit_compile: bool | str):
         self.sampler = sampler
+        self.jit_compile = jit_compile
         self.loops: dict[Any, Any] = {}
 
 

@@ -1,8 +1,8 @@
 """The base of every layer: weights that are keyed by their path."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -14,7 +14,13 @@ from kmodels.layers import remat
 Shape = tuple[Any, ...]
 
 
-_direct: ContextVar[bool] = ContextVar("kmodels_direct_calls", default=False)
+class _Calls(threading.local):
+    """Whether layers of this thread are called directly; torch.compile cannot read a ContextVar."""
+
+    direct = False
+
+
+_calls = _Calls()
 
 
 @contextmanager
@@ -24,12 +30,12 @@ def direct_calls(policy: Any) -> Iterator[None]:
     That costs more than the arithmetic when one token at a time goes through a model. For built
     layers of one policy, outside training.
     """
-    token = _direct.set(True)
+    before, _calls.direct = _calls.direct, True
     try:
         with compat.autocast(policy):
             yield
     finally:
-        _direct.reset(token)
+        _calls.direct = before
 
 
 class Layer(keras.layers.Layer):
@@ -37,7 +43,7 @@ class Layer(keras.layers.Layer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Keras' call, or inside `direct_calls` the layer's own."""
-        if _direct.get():
+        if _calls.direct:
             return self.call(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 

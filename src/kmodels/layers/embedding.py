@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kmodels import initializers
+from kmodels import initializers, ops
 from kmodels.layers.base import Layer
 
 
@@ -50,8 +50,10 @@ class Embedding(Layer):
 
     def logits(self, hidden: Any) -> Any:
         """(..., D) -> (..., V), float32, soft-capped."""
-        table = keras.ops.cast(self.embeddings, hidden.dtype)
-        logits = keras.ops.cast(keras.ops.matmul(hidden, keras.ops.transpose(table)), "float32")
+        table = keras.ops.transpose(keras.ops.cast(self.embeddings, hidden.dtype))
+        # One row is left to the backend: it walks the table as it lies, which `dense` cannot know.
+        product = keras.ops.matmul if hidden.shape[:-1] == (1,) else ops.dense
+        logits = keras.ops.cast(product(hidden, table), "float32")
         if self.soft_cap is None:
             return logits
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)

@@ -51,16 +51,21 @@ def check_mode(mode: Any) -> str:
     return mode
 
 
-def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
-    """The variables of a quantized kernel, filled with zeros."""
+def shapes(mode: str, rows: int, units: int) -> dict[str, tuple[tuple[int, int], str]]:
+    """Name, shape and dtype of the variables that stand for a kernel (rows, units)."""
     groups = rows // next((size for size in GROUPS if rows % size == 0), rows)
     four = mode == "int4"
-    parts = {
+    found = {
         f"kernel_{mode}": ((-(-rows // 2) if four else rows, units), "int8"),
         "kernel_scale": ((groups if four else 1, units), "float32"),
     }
     if four:
-        parts["kernel_zero"] = ((groups, units), "int8")
+        found["kernel_zero"] = ((groups, units), "int8")
+    return found
+
+
+def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
+    """The variables of a quantized kernel, filled with zeros."""
     with compat.changing(layer):
         made = [
             layer.add_weight(
@@ -71,7 +76,7 @@ def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
                 autocast=False,
                 name=name,
             )
-            for name, (shape, dtype) in parts.items()
+            for name, (shape, dtype) in shapes(mode, rows, units).items()
         ]
     return QuantizedKernel(mode, rows, *made)
 

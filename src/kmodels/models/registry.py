@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from kmodels.training.footprint import Sizes
 from kmodels.weights import Checkpoint
 
 FAMILIES = {
@@ -42,6 +43,7 @@ class Family:
         defaults: (config, given settings of the task) to all settings.
         fit_preprocessor: (arguments of the preprocessor, config) to arguments that suit the config.
         fit: (tensors by variable path, their config, wanted config) to tensors for that config.
+        sizes: config to what decides the memory of a step.
         transformers_form: model to config.json, preprocessor_config.json, table and extra tensors.
     """
 
@@ -54,6 +56,7 @@ class Family:
     defaults: Callable[[Any, dict[str, Any]], dict[str, Any]]
     fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]]
     fit: Callable[[Any, Any, Any], Any]
+    sizes: Callable[[Any], Sizes]
     transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
 
 

@@ -32,10 +32,9 @@ def rotary_embedding(
     Parity: Transformers' `apply_rotary_pos_emb` with `rope_type` "default" or "linear".
     Source: https://arxiv.org/abs/2104.09864, https://arxiv.org/abs/2306.15595 (scaling)
     """
-    if x.shape[-1] % 2:
-        raise InputError(f"rotary_embedding got heads of width {x.shape[-1]}; it must be even.")
+    check_rotary_embedding(x)
     dtype = "float64" if ops.dtype(x) == "float64" else "float32"
-    frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling).astype(dtype)
+    frequencies = ops.convert_to_tensor(_frequencies(x.shape[-1], max_wavelength, scaling), dtype)
     angles = ops.multiply(ops.expand_dims(ops.cast(positions, dtype), -1), frequencies)
     angles = ops.expand_dims(angles, -2)  # (T, 1, H/2) or (B, T, 1, H/2)
     cosine, sine = ops.cos(angles), ops.sin(angles)
@@ -46,7 +45,21 @@ def rotary_embedding(
     return ops.cast(y, ops.dtype(x))
 
 
+def check_rotary_embedding(x: Tensor) -> None:
+    """Checks the arguments of `rotary_embedding`.
+
+    Raises:
+        InputError: if H is odd.
+    """
+    if x.shape[-1] % 2:
+        raise InputError(f"rotary_embedding got heads of width {x.shape[-1]}; it must be even.")
+
+
 def rotary_frequencies(head_dim: int, max_wavelength: float, scaling: float) -> np.ndarray:
     """Radians per position of each pair of channels: (H / 2,), float64."""
-    exponents = np.arange(0, head_dim, 2, dtype="float64") / head_dim
-    return 1.0 / (max_wavelength**exponents * scaling)
+    return np.array(_frequencies(head_dim, max_wavelength, scaling))
+
+
+def _frequencies(head_dim: int, max_wavelength: float, scaling: float) -> list[float]:
+    # Plain numbers: torch.compile takes them as constants, and NumPy's arrays it does not trace.
+    return [1.0 / (max_wavelength ** (i / head_dim) * scaling) for i in range(0, head_dim, 2)]

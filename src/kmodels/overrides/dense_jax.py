@@ -1,5 +1,7 @@
 """Affine map for JAX on CPU: one flat product, and for bfloat16 one with float32 results."""
 
+import math
+
 import jax
 import keras
 from jax import numpy as jnp
@@ -29,7 +31,7 @@ def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     x, kernel = jnp.asarray(x), jnp.asarray(kernel)
     check_width(x, kernel)
     if _narrow(x, kernel):
-        y = _product(x, kernel)
+        y = _single(x, kernel) if math.prod(x.shape[:-1]) == 1 else _product(x, kernel)
         return y if bias is None else y + jnp.asarray(bias)
     y = x.reshape(-1, x.shape[-1]) @ kernel
     y = y if bias is None else y + jnp.asarray(bias)
@@ -38,6 +40,12 @@ def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _narrow(*arrays: Tensor) -> bool:
     return all(keras.backend.standardize_dtype(a.dtype) == "bfloat16" for a in arrays)
+
+
+def _single(x: Tensor, kernel: Tensor) -> Tensor:
+    """One row, as in generation: as a product it would have XLA widen the kernel in memory."""
+    y = jnp.sum(x.reshape(-1, 1).astype("float32") * kernel.astype("float32"), axis=0)
+    return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
 @jax.custom_vjp

@@ -37,8 +37,17 @@ def supports(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) 
 def dropout_torch(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> Tensor:
     """Drops `round(rate * 65536)` of 65,536 draws; scales by exactly the share that stays."""
     check_rate(rate)
-    bits = _bits if torch.compiler.is_compiling() else _draw
-    return _Dropout.apply(x, bits(_next(seed), x.numel()), _lanes(rate))
+    kept, scale = keep(seed, x.numel(), rate)
+    return _Dropout.apply(x, kept.view(x.shape), scale)
+
+
+def keep(seed: keras.random.SeedGenerator, count: int, rate: float) -> tuple[torch.Tensor, float]:
+    """What stays, (count,) uint8 of 0 and 1, and what it is multiplied by.
+
+    Bytes, not bools: torch's CPU kernels are six times as fast with them.
+    """
+    draw = _kept if torch.compiler.is_compiling() else _draw
+    return draw(_next(seed), count, _lanes(rate)), LANE / (LANE - _lanes(rate))
 
 
 def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
@@ -48,35 +57,40 @@ def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
     return state
 
 
-def _draw(state: torch.Tensor, count: int) -> torch.Tensor:
+def _draw(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
     # The two words of a SeedGenerator's state, seed and call number, key a stream of their own.
     stream = np.random.SFC64([word & 0xFFFFFFFF for word in state.tolist()])
-    words = stream.random_raw(-(-count // 4)).view(np.int16)
-    return torch.from_numpy(words)[:count]
+    words = stream.random_raw(-(-count // 4)).view(np.int16)[:count]
+    # NumPy compares 16-bit numbers six times as fast as torch.
+    return torch.from_numpy((words >= np.int16(dropped - LANE // 2)).view(np.uint8))
 
 
-@torch.library.custom_op("kmodels::random_bits", mutates_args=())
-def _bits(state: torch.Tensor, count: int) -> torch.Tensor:
+@torch.library.custom_op("kmodels::kept", mutates_args=())
+def _kept(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
     """The draw as one opaque node, because torch.compile can trace no generator."""
-    return _draw(state, count).clone()
+    return _draw(state, count, dropped)
 
 
-@_bits.register_fake
-def _(state: torch.Tensor, count: int) -> torch.Tensor:
-    return state.new_empty((count,), dtype=torch.int16)
+@_kept.register_fake
+def _(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
+    return state.new_empty((count,), dtype=torch.uint8)
 
 
 class _Dropout(torch.autograd.Function):
     """Keeps one byte per element for the gradient, not a copy in the input's dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bits: torch.Tensor, dropped: int) -> torch.Tensor:
-        keep = (bits >= dropped - LANE // 2).view(x.shape)
-        ctx.save_for_backward(keep)
-        ctx.scale = LANE / (LANE - dropped)
-        return (x * ctx.scale).mul_(keep)
+    def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        return _scaled(x, kept, scale)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        (keep,) = ctx.saved_tensors
-        return (gradient * ctx.scale).mul_(keep), None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        return _scaled(gradients[0], kept, ctx.scale), None, None
+
+
+def _scaled(x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+    """The product of all three in one pass, rounded once."""
+    return torch.addcmul(x.new_zeros(()), x, kept, value=scale)

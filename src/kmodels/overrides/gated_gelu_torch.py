@@ -16,12 +16,12 @@ class _GatedGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return functional.gelu(gate, approximate="tanh") * up
+        return functional.gelu(gate, approximate="tanh").mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         gate, up = ctx.saved_tensors
-        for_up = gradients[0] * functional.gelu(gate, approximate="tanh")
+        for_up = functional.gelu(gate, approximate="tanh").mul_(gradients[0])
         for_gate = torch.ops.aten.gelu_backward(gradients[0] * up, gate, approximate="tanh")
         return for_gate, for_up
 

@@ -16,8 +16,9 @@ from kmodels.ops.linear_cross_entropy import (
     tile_of,
 )
 
-# Positions of weight 0 are skipped in whole blocks of at least so many.
-BLOCK = 256
+# Positions that walk over the vocabulary together, and how many sizes the last of them may have:
+# those of weight 0 come last, and are left out as far as the sizes allow.
+BLOCK, SIZES, SMALLEST = 1024, 8, 64
 
 
 def _supports(
@@ -127,21 +128,27 @@ def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) 
     """State = step(tile, its first row, state), over the whole table."""
     size = tile_of(table.shape[0])
     whole = table.shape[0] // size
-    raw = table
-    if table.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
-        # XLA on a CPU would widen all of a bfloat16 table before the loop, but not integers.
-        raw = lax.bitcast_convert_type(table, jnp.uint16)
 
     def read(start: Tensor | int, rows: int) -> Tensor:
-        tile = lax.dynamic_slice_in_dim(raw, start, rows)
-        if raw is not table:
-            tile = lax.bitcast_convert_type(tile, jnp.bfloat16)
-        return tile.astype(dtype)
+        return _part(table, start, lambda x, i: lax.dynamic_slice_in_dim(x, i, rows)).astype(dtype)
 
     state = lax.fori_loop(0, whole, lambda i, s: step(read(i * size, size), i * size, s), state)
     if rest := table.shape[0] - whole * size:
         state = step(read(whole * size, rest), whole * size, state)
     return state
+
+
+def _part(table: Tensor, index: Tensor | int, pick: Callable[[Tensor, Any], Tensor]) -> Tensor:
+    """Some rows of the table, and nothing of its size beside it.
+
+    Inside a loop, XLA on a CPU would widen all of a bfloat16 table, but not integers; and it would
+    copy all of it as integers, did the index not pass through the barrier with it.
+    """
+    if table.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
+        return pick(table, index)
+    table, index = lax.optimization_barrier((table, index))
+    rows = pick(lax.bitcast_convert_type(table, jnp.uint16), index)
+    return lax.bitcast_convert_type(rows, jnp.bfloat16)
 
 
 def _scores(
@@ -203,7 +210,7 @@ def _walk(
     total = jnp.log(state["total"]) + state["top"]
     if not gradient:
         return total, state["right"], state["top"]
-    own = table[labels].astype(dtype) * state["slope_right"][:, None]
+    own = _part(table, labels, lambda x, i: x[i]).astype(dtype) * state["slope_right"][:, None]
     return total, state["right"], state["top"], state["mean"] / state["total"][:, None] - own
 
 
@@ -219,36 +226,45 @@ def _walk_counted(
     soft_cap: float | None,
     gradient: bool,
 ) -> tuple[Tensor, ...]:
-    """`_walk` without the positions of weight 0, in blocks: their number is known when it runs.
+    """`_walk` without the positions of weight 0, whose number is known when it runs.
 
-    Those positions get zeros.
+    Those positions get zeros, or what comes out of a block that they share with others.
     """
-    rows = hidden.shape[0]
-    block = max(BLOCK, -(-rows // 4 // 64) * 64)
-    counted = weights != 0
+    rows, counted = hidden.shape[0], weights != 0
     # Sorting would move positions between the devices of a data-parallel run.
-    if rows <= block or keras.distribution.distribution() is not None:
-        found = _walk(hidden, table, labels, soft_cap, gradient)
-        return tuple(jnp.where(counted.reshape(-1, *[1] * (x.ndim - 1)), x, 0) for x in found)
+    if keras.distribution.distribution() is not None:
+        return _walk(hidden, table, labels, soft_cap, gradient)
     order = jnp.argsort(~counted)
-    padded = jnp.pad(order, (0, -rows % block))
-    sorted_hidden, sorted_labels = hidden[padded], labels[padded]
-    last = jnp.sum(counted)
-
-    def body(state: tuple[Tensor, tuple[Tensor, ...]]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        start, done = state
-        chosen = lax.dynamic_slice_in_dim(sorted_hidden, start, block)
-        theirs = lax.dynamic_slice_in_dim(sorted_labels, start, block)
-        found = _walk(chosen, table, theirs, soft_cap, gradient)
-        done = tuple(
-            lax.dynamic_update_slice_in_dim(old, new, start, 0)
-            for old, new in zip(done, found, strict=True)
-        )
-        return start + block, done
-
+    hidden, labels = hidden[order], labels[order]
+    last, block = jnp.sum(counted, dtype="int32"), min(rows, BLOCK)
     dtype = weights.dtype
-    blank = (jnp.zeros(padded.shape, dtype),) * 3
-    blank += (jnp.zeros(sorted_hidden.shape, dtype),) * gradient
-    found = lax.while_loop(lambda s: s[0] < last, body, (jnp.zeros((), last.dtype), blank))[1]
+    found = (jnp.zeros(rows, dtype),) * 3 + (jnp.zeros(hidden.shape, dtype),) * gradient
+
+    def walk(found: tuple[Tensor, ...], start: Tensor, size: int) -> tuple[Tensor, ...]:
+        # The last block may reach back into the one before: slices do not pass the end.
+        chosen = lax.dynamic_slice_in_dim(hidden, start, size)
+        theirs = lax.dynamic_slice_in_dim(labels, start, size)
+        new = _walk(chosen, table, theirs, soft_cap, gradient)
+        return tuple(
+            lax.dynamic_update_slice_in_dim(old, part, start, 0)
+            for old, part in zip(found, new, strict=True)
+        )
+
+    full = jnp.zeros((), "int32")
+    if rows > block:
+        full = last // block
+        found = lax.fori_loop(0, full, lambda i, done: walk(done, i * block, block), found)
+    step = max(-(-block // SIZES), SMALLEST)
+    sizes = [*range(0, block, step), block]
+    left = last - full * block
+    found = lax.switch(
+        jnp.searchsorted(jnp.asarray(sizes), left),
+        [
+            lambda done, start, size=size: walk(done, start, size) if size else done
+            for size in sizes
+        ],
+        found,
+        full * block,
+    )
     back = jnp.argsort(order)
-    return tuple(jnp.where(counted.reshape(-1, *[1] * (x.ndim - 1)), x[back], 0) for x in found)
+    return tuple(x[back] for x in found)

@@ -80,22 +80,54 @@ class _Losses(torch.autograd.Function):
         return *found, None, None, None, None
 
 
-def _scores(
-    hidden: Tensor, tile: Tensor, soft_cap: float | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """Logits of one tile, and their derivative by the uncapped ones."""
-    score = _product(hidden, tile.T, dtype)
-    if soft_cap is None:
-        return score, None
-    score = score.div_(soft_cap).tanh_()
-    slope = 1 - score.square()
-    return score.mul_(soft_cap), slope
+class _Room:
+    """Memory that each tile uses again: asking for it anew costs a CPU page faults.
+
+    Args:
+        rows: positions.
+        columns: largest tile.
+        like: has the dtype and the device of the operands.
+        dtype: of the scores, float32 or wider.
+    """
+
+    def __init__(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype):
+        self.rows, self.same = rows, like.dtype == dtype
+        self.wide = like.new_empty(rows * columns, dtype=dtype)
+        self.narrow = self.wide if self.same else like.new_empty(rows * columns)
+
+    def scores(
+        self, hidden: Tensor, tile: Tensor, soft_cap: float | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits of one tile, and their derivative by the uncapped ones."""
+        score = self._view(self.wide, tile.shape[0])
+        if self.same:
+            torch.mm(hidden, tile.T, out=score)
+        elif hidden.is_cuda:
+            score = torch.mm(hidden, tile.T, out_dtype=score.dtype)
+        else:
+            score.copy_(torch.mm(hidden, tile.T, out=self._view(self.narrow, tile.shape[0])))
+        if soft_cap is None:
+            return score, None
+        score = score.div_(soft_cap).tanh_()
+        slope = 1 - score.square()
+        return score.mul_(soft_cap), slope
+
+    def operand(self, score: Tensor) -> Tensor:
+        """Scores in the dtype of the operands."""
+        return score if self.same else self._view(self.narrow, score.shape[1]).copy_(score)
+
+    def _view(self, memory: Tensor, columns: int) -> Tensor:
+        return memory[: self.rows * columns].view(self.rows, columns)
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    if a.is_cuda and a.dtype != dtype:
-        return torch.mm(a, b, out_dtype=dtype)
-    return torch.mm(a, b).to(dtype)
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Total += a @ b, summed in the dtype of `total`."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        total.add_(torch.mm(a, b, out_dtype=total.dtype))
+    else:
+        total.add_(torch.mm(a, b))
 
 
 def _place(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
@@ -115,6 +147,7 @@ def _walk(
     """
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     rows, step = hidden.shape[0], tile_of(table.shape[0])
+    room = _Room(rows, step, hidden, dtype)
     top = torch.full((rows,), -torch.inf, dtype=dtype, device=hidden.device)
     total, right = torch.zeros_like(top), torch.zeros_like(top)
     slope_right, mean = torch.ones_like(top), None
@@ -122,7 +155,7 @@ def _walk(
         mean = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     for start in range(0, table.shape[0], step):
         tile = table[start : start + step].to(hidden.dtype)
-        score, slope = _scores(hidden, tile, soft_cap, dtype)
+        score, slope = room.scores(hidden, tile, soft_cap)
         column, here = _place(labels, start, tile.shape[0])
         right = torch.where(here, score.gather(1, column).squeeze(1), right)
         new = torch.maximum(top, score.amax(1))
@@ -133,11 +166,7 @@ def _walk(
             if slope is not None:
                 slope_right = torch.where(here, slope.gather(1, column).squeeze(1), slope_right)
                 score = score.mul_(slope)
-            mean.mul_(decay[:, None])
-            if score.dtype == hidden.dtype:
-                mean.addmm_(score, tile)
-            else:
-                mean.add_(_product(score.to(hidden.dtype), tile, dtype))
+            _add_product(mean.mul_(decay[:, None]), room.operand(score), tile)
         top = new
     if mean is not None:
         mean.div_(total[:, None])
@@ -157,18 +186,19 @@ def _gradients(
     """Gradients of `hidden` and `table`; the logits of each tile are made again."""
     dtype = weights.dtype
     for_hidden = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    for_table = torch.empty_like(table)
+    for_table = torch.zeros_like(table)
     step = tile_of(table.shape[0])
+    room = _Room(hidden.shape[0], step, hidden, dtype)
     for start in range(0, table.shape[0], step):
         tile = table[start : start + step].to(hidden.dtype)
-        score, slope = _scores(hidden, tile, soft_cap, dtype)
+        score, slope = room.scores(hidden, tile, soft_cap)
         column, here = _place(labels, start, tile.shape[0])
         score = score.sub_(total[:, None]).exp_()
         score.scatter_add_(1, column, -here.to(dtype)[:, None])
         score.mul_(weights[:, None])
         if slope is not None:
             score.mul_(slope)
-        score = score.to(hidden.dtype)
-        for_hidden.add_(_product(score, tile, dtype))
-        for_table[start : start + step] = _product(score.T, hidden, dtype).to(table.dtype)
+        score = room.operand(score)
+        _add_product(for_hidden, score, tile)
+        _add_product(for_table[start : start + step], score.T, hidden)
     return for_hidden.to(hidden.dtype), for_table

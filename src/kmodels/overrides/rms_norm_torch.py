@@ -21,24 +21,26 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, scale, inverse = ctx.saved_tensors
-        gradient = gradients[0].to(inverse.dtype)
-        y = x.to(inverse.dtype) * inverse
+        wide = inverse.dtype
+        y = x.to(wide, copy=True).mul_(inverse)
         for_x = for_scale = None
         if ctx.needs_input_grad[1]:
-            for_scale = (gradient * y).flatten(0, -2).sum(0).to(scale.dtype)
+            for_scale = (gradients[0] * y).flatten(0, -2).sum(0).to(scale.dtype)
         if ctx.needs_input_grad[0]:
-            gradient = gradient * (1.0 + scale.to(inverse.dtype))
-            inner = (gradient * y).mean(-1, keepdim=True)
-            for_x = (inverse * (gradient - y * inner)).to(x.dtype)
+            slope = gradients[0].to(wide, copy=True).mul_(1.0 + scale.to(wide))
+            inner = torch.linalg.vecdot(slope, y).unsqueeze(-1).div_(x.shape[-1])
+            for_x = slope.sub_(y.mul_(inner)).mul_(inverse).to(x.dtype)
         return for_x, for_scale, None
 
 
 def _normalise(x: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The result, and what each row was multiplied by."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    y = x.to(wide)
-    inverse = torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon)
-    return (y * inverse * (1.0 + scale.to(wide))).to(x.dtype), inverse
+    # In place where it can be: on a CPU each new array of this size costs as much as the sum.
+    y = x.to(wide, copy=True)
+    squares = torch.linalg.vecdot(y, y).unsqueeze(-1)
+    inverse = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return y.mul_(inverse).mul_(1.0 + scale.to(wide)).to(x.dtype), inverse
 
 
 @override(rms_norm)

@@ -135,7 +135,10 @@ def put(variable: Any, values: np.ndarray) -> None:
     """Assigns values from the host; integers may be wider on another backend."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     array = np.ascontiguousarray(values, dtype=dtype).reshape(variable.shape)
-    variable.assign(array if _host is None else _host.tensor(array))
+    if _host is None:
+        variable.assign(array)
+    else:
+        _host.fill(variable, array)
 
 
 def _misfits(found: Mapping[str, LazyArray], wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -24,6 +24,7 @@ class Checkpoint:
         tensors: name to tensor.
         rules: what each tensor is in the model of this config.
         fit: changes the tensors to suit another config, such as another image size.
+        verify_preprocessor: raises `InputError` where files of the preprocessor are damaged.
         changes: what was done to the model before it was saved: `quantization` and `lora`.
     """
 
@@ -35,4 +36,5 @@ class Checkpoint:
     tensors: Tensors
     rules: Sequence[Rule]
     fit: Callable[[Tensors, Any], Tensors] = field(default=lambda tensors, config: tensors)
+    verify_preprocessor: Callable[[], None] = field(default=lambda: None)
     changes: Mapping[str, Any] = field(default_factory=dict)

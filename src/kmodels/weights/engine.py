@@ -122,10 +122,12 @@ def _assign(rule: Bound, targets: Sequence[Any], array: np.ndarray) -> None:
     if len(targets) > 1:
         parts = np.split(array, split_points(shapes, rule.transform, rule.axis), axis=rule.axis)
     for variable, part in zip(targets, parts, strict=True):
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        value = np.ascontiguousarray(rule.transform.forward(part), dtype=np.dtype(dtype))
-        value = value.reshape(variable.shape)
-        variable.assign(value if _host is None else _host.tensor(value))
+        value = np.ascontiguousarray(rule.transform.forward(part)).reshape(variable.shape)
+        if _host is not None:
+            _host.fill(variable, value)
+        else:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            variable.assign(np.asarray(value, dtype=np.dtype(dtype)))
 
 
 def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:

@@ -1,4 +1,4 @@
-"""Host arrays to torch tensors."""
+"""Host arrays into torch variables."""
 
 from typing import Any
 
@@ -7,17 +7,20 @@ import numpy as np
 import torch
 
 
-def tensor(array: np.ndarray) -> Any:
-    """The array as a tensor that shares its memory, bfloat16 included.
+def fill(variable: Any, array: np.ndarray) -> None:
+    """Copies the array into the variable's own memory, cast on the way.
 
     Keras widens a bfloat16 array to float32 on its way: for the table of a large vocabulary that is
     the peak of the whole load.
     """
-    if array.dtype.name != "bfloat16":
-        return array
     if not array.flags.writeable:
-        array = array.copy()
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        array = array.copy()  # torch warns of memory that it may not write
+    if array.dtype.name == "bfloat16":
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    with torch.no_grad():
+        variable.value.copy_(tensor)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

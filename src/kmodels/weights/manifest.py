@@ -23,12 +23,19 @@ def write_manifest(directory: Path) -> None:
     (directory / NAME).write_text(json.dumps({"files": entries}, indent=2) + "\n")
 
 
-def verify_manifest(directory: Path, needed: Sequence[str] = ()) -> None:
+def verify_manifest(
+    directory: Path,
+    needed: Sequence[str] = (),
+    only: Sequence[str] | None = None,
+    leave_out: Sequence[str] = (),
+) -> None:
     """Compares each file with its hash.
 
     Args:
         directory: with a manifest.
         needed: files that it must list.
+        only: files to compare; all by default.
+        leave_out: files not to compare.
 
     Raises:
         InputError: names every file that is missing or was changed.
@@ -40,6 +47,8 @@ def verify_manifest(directory: Path, needed: Sequence[str] = ()) -> None:
         raise InputError(f"{directory / NAME} lists no files; copy the directory again")
     problems = [f"{name} is not in {NAME}" for name in needed if name not in entries]
     for name, entry in entries.items():
+        if name in leave_out or (only is not None and name not in only):
+            continue
         file = directory / Path(name).name
         entry = entry if isinstance(entry, dict) else {}
         if not file.is_file():

@@ -4,7 +4,7 @@ Tensors are called as the variables are, so a file does not depend on the backen
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kmodels.weights.writer import write_safetensors
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # Of the description: what gives a model other variables than its config says.
 CHANGES = ("quantization", "lora")
 
@@ -42,19 +43,27 @@ def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
         )
 
 
-def save(model: Any, directory: Path, description: dict[str, Any]) -> Path:
+def save(
+    model: Any,
+    directory: Path,
+    description: dict[str, Any],
+    write_more: Callable[[Path], None] | None = None,
+) -> Path:
     """Writes a model's weights with a description; the directory appears whole or not at all.
 
     Args:
         model: a built Keras model.
         directory: to make or replace.
         description: becomes config.json.
+        write_more: puts the tokenizer's files into the directory.
     """
-    refuse_to_replace(directory, (CONFIG, WEIGHTS, NAME))
+    refuse_to_replace(directory, (CONFIG, WEIGHTS, NAME, *TOKENIZER))
     tensors = export(model, paths_as_names(variables(model)))
     with atomic_directory(directory) as folder:
         (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         write_safetensors(folder / WEIGHTS, tensors, {"format": "kmodels"})
+        if write_more is not None:
+            write_more(folder)
         write_manifest(folder)
     return directory
 
@@ -75,7 +84,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
     Raises:
         InputError: for files that were changed or come from a later version.
     """
-    verify_manifest(path, (CONFIG, WEIGHTS))
+    verify_manifest(path, (CONFIG, WEIGHTS), leave_out=TOKENIZER)
     if (number := description["kmodels"].get("format")) != FORMAT:
         raise InputError(
             f"{path} has format {number}; this version reads format {FORMAT}: install a newer one"
@@ -86,8 +95,29 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
         kind="kmodels",
         backbone=description["backbone"],
         task=description.get("task") or {},
-        preprocessor=description.get("preprocessor"),
+        preprocessor=_preprocessor(path, description.get("preprocessor")),
         tensors=tensors,
         rules=paths_as_names(tensors),
+        verify_preprocessor=lambda: verify_tokenizer(path, description.get("preprocessor")),
         changes={key: description[key] for key in CHANGES if weights and description.get(key)},
     )
+
+
+def _preprocessor(path: Path, settings: dict[str, Any] | None) -> dict[str, Any] | None:
+    if settings and settings.get("tokenizer"):
+        return {**settings, "tokenizer": str(path / settings["tokenizer"])}
+    return settings
+
+
+def verify_tokenizer(path: Path, settings: dict[str, Any] | None) -> None:
+    """Compares the tokenizer's files with their hashes, where a directory has them.
+
+    Args:
+        path: of the directory.
+        settings: of the preprocessor in its config.json.
+
+    Raises:
+        InputError: for files that are missing or were changed.
+    """
+    if settings and settings.get("tokenizer"):
+        verify_manifest(path, TOKENIZER, only=TOKENIZER)

@@ -65,6 +65,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         metrics: Any = None,
         weighted_metrics: Any = "auto",
         sampler: Any = "greedy",
+        jit_compile: bool | str = "auto",
         **kwargs: Any,
     ) -> None:
         """Keras' `compile`, with a loss that never holds logits where it can.
@@ -81,6 +82,8 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             weighted_metrics: `[SparseCategoricalAccuracy()]` by default.
             sampler: for `generate`: "greedy", "random", "top_k", "top_p", or a
                 `kmodels.generation.Sampler`.
+            jit_compile: as in Keras; the token step of `generate` on torch follows it too, where
+                "auto" means compiled on accelerators and eager on CPUs.
             **kwargs: as in Keras.
         """
         if optimizer == "auto":
@@ -91,13 +94,14 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             weighted_metrics = ["sparse_categorical_accuracy"]
         if isinstance(weighted_metrics, list | tuple):
             weighted_metrics = [_accuracy(metric) for metric in weighted_metrics]
-        self.use_sampler(sampler)
+        self.use_sampler(sampler, jit_compile)
         self.head.choose(loss, metrics, weighted_metrics)
         super().compile(
             optimizer=optimizer,
             loss=loss,
             metrics=metrics,
             weighted_metrics=weighted_metrics,
+            jit_compile=jit_compile,
             **kwargs,
         )
 

@@ -8,6 +8,7 @@ from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.registry import Family
+from kmodels.training.footprint import Sizes
 from kmodels.weights import Rule
 
 NAMES = {
@@ -110,6 +111,30 @@ def _tokens(model: Any) -> dict[str, Any]:
     }
 
 
+def sizes(config: Any) -> Sizes:
+    """What decides the memory of a step."""
+    return Sizes(
+        layers=config.num_layers,
+        width=config.hidden_dim,
+        heads=config.num_query_heads,
+        groups=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        mlp_dim=config.mlp_dim,
+        vocabulary=config.vocabulary_size,
+        gated=True,
+        post_norms=config.use_post_attention_norm or config.use_post_ffw_norm,
+        head_norms=config.use_query_key_norm,
+        causal=True,
+        windows=tuple(
+            config.sliding_window_size if config.is_local(i) else None
+            for i in range(config.num_layers)
+        ),
+        soft_cap=config.attention_logit_soft_cap,
+        dropout=config.dropout,
+        attention_dropout=config.dropout,
+    )
+
+
 FAMILY = Family(
     name="gemma",
     backbone=GemmaBackbone,
@@ -120,5 +145,6 @@ FAMILY = Family(
     defaults=lambda config, task: task,
     fit_preprocessor=lambda settings, config: settings,
     fit=lambda tensors, held, wanted: tensors,
+    sizes=sizes,
     transformers_form=transformers_form,
 )

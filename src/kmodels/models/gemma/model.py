@@ -153,6 +153,11 @@ class GemmaBackbone(OptionalInputs, Backbone):
         """Heads and width of a token's key, and of its value."""
         return (self.config.num_key_value_heads, self.config.head_dim)
 
+    @property
+    def cache_windows(self) -> list[int | None]:
+        """How many tokens each block sees at most, the new one included; None for all."""
+        return [block.attention.window for block in self.blocks]
+
     def extend(self, token_ids: Any, positions: Any, caches: list[Any]) -> Any:
         """Hidden states of new tokens behind those that the caches hold.
 

@@ -10,6 +10,7 @@ import numpy as np
 from kmodels.errors import InputError
 from kmodels.files import atomic_write
 from kmodels.text import Cut, Example, Template, Tokenizer, Turns, encode, pack, pad
+from kmodels.weights import native
 
 # As in the chat template of the instruction-tuned checkpoints.
 CHATS = {
@@ -233,10 +234,14 @@ class GemmaCausalLMPreprocessor:
 
         Returns:
             A preprocessor with that tokenizer.
+
+        Raises:
+            InputError: for files that are missing, damaged, or no tokenizer.
         """
         own = _json(Path(preset) / "config.json").get("preprocessor")
         if isinstance(own, dict) and "tokenizer" in own:
-            return cls(**{**own, **settings})
+            native.verify_tokenizer(Path(preset), own)
+            return cls(**{**own, "tokenizer": Path(preset) / own["tokenizer"], **settings})
         settings = {**_json(Path(preset) / SETTINGS_FILE), **settings}
         return cls(Tokenizer.from_file(preset), **settings)
 

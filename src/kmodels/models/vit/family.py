@@ -6,8 +6,10 @@ from kmodels.errors import InputError
 from kmodels.models.registry import Family
 from kmodels.models.vit import weights_augreg, weights_huggingface, weights_timm
 from kmodels.models.vit.classifier import ViTImageClassifier
+from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
+from kmodels.training.footprint import Sizes
 from kmodels.weights import Rule, constant, prepend_zeros
 from kmodels.weights.positions import fit_positions
 
@@ -128,6 +130,23 @@ def _zeros(config: Any, table: list[Rule]) -> dict[str, Any]:
     return found
 
 
+def sizes(config: ViTConfig) -> Sizes:
+    """What decides the memory of a step."""
+    height, width = config.grid
+    return Sizes(
+        layers=config.num_layers,
+        width=config.hidden_dim,
+        heads=config.num_heads,
+        groups=config.num_heads,
+        head_dim=config.hidden_dim // config.num_heads,
+        mlp_dim=config.mlp_dim,
+        tokens=height * width + config.num_prefix_tokens,
+        head_norms=config.qk_norm,
+        dropout=config.dropout_rate,
+        attention_dropout=config.attention_dropout,
+    )
+
+
 FAMILY = Family(
     name="vit",
     backbone=ViTBackbone,
@@ -144,5 +163,6 @@ FAMILY = Family(
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,
     fit=_fit,
+    sizes=sizes,
     transformers_form=transformers_form,
 )

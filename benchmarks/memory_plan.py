@@ -1,0 +1,187 @@
+"""How near is the memory that `kmodels plan` foretells to the peak of a step?
+
+    python benchmarks/memory_plan.py [--backends torch,jax,tensorflow] [--cases lora,full] [--write]
+
+Each case is a process of its own that plans, builds the model, trains three steps through `fit` and
+reads its peak (VmHWM). Both figures are in MiB and count from what the process held before the
+model was built; `ratio` is planned over measured. Use environments with one backend only.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+GEMMA = {
+    "preset": "gemma3_debug",
+    "num_layers": 8,
+    "hidden_dim": 256,
+    "intermediate_dim": 1024,
+    "head_dim": 64,
+    "vocabulary_size": 32768,
+    "sliding_window_size": 128,
+}
+VIT = {
+    "preset": "vit_debug",
+    "image_shape": [112, 112, 3],
+    "patch_size": 8,
+    "num_layers": 8,
+    "num_heads": 4,
+    "hidden_dim": 256,
+    "mlp_dim": 1024,
+}
+# name -> (model, setup of the step)
+CASES = {
+    "lora": (GEMMA, {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}}),
+    "lora_bfloat16": (
+        GEMMA,
+        {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}, "precision": "bfloat16"},
+    ),
+    "lora_block": (
+        GEMMA,
+        {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}, "remat": "block"},
+    ),
+    "lora_attention": (
+        GEMMA,
+        {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}, "remat": "attention"},
+    ),
+    "lora_int8": (
+        GEMMA,
+        {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}, "quantize": "int8"},
+    ),
+    "lora_all_linear": (
+        GEMMA,
+        {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4, "targets": ["all-linear"]}},
+    ),
+    "lora_large_table": (
+        {**GEMMA, "vocabulary_size": 262144},
+        {"batch_size": 2, "sequence_length": 256, "lora": {"rank": 4}, "precision": "bfloat16"},
+    ),
+    "full": (GEMMA, {"batch_size": 4, "sequence_length": 256}),
+    "small": (GEMMA, {"batch_size": 2, "sequence_length": 512, "lora": {"rank": 4}}),
+    "vit": (VIT, {"batch_size": 32}),
+    "vit_mixed": (VIT, {"batch_size": 32, "precision": "mixed_bfloat16"}),
+    "vit_dropout": ({**VIT, "dropout_rate": 0.1}, {"batch_size": 32}),
+}
+
+
+def status(name: str) -> int:
+    """A figure of this process in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{name}:")[1].split()[0]) * 1024
+
+
+def measure(model: dict, setup: dict) -> dict:
+    """Plan, then train."""
+    import keras
+    import numpy as np
+
+    from kmodels import initializers, training
+    from kmodels.layers import remat
+    from kmodels.lora import LoraSettings
+    from kmodels.models import GemmaCausalLM, ViTImageClassifier
+    from kmodels.plan import Plan, Setup
+
+    preset = model.pop("preset")
+    text = preset.startswith("gemma")
+    if "lora" in setup:
+        setup["lora"] = LoraSettings(**setup["lora"])
+    chosen = Setup(**setup)
+    found = Plan(preset, chosen, overrides=model).estimate
+    base = status("VmRSS")
+
+    with initializers.blank():
+        cls = GemmaCausalLM if text else ViTImageClassifier
+        task = cls.from_preset(preset, dtype=chosen.precision, **model)
+    # Zeros of the system are not in memory before they are written.
+    rng = np.random.default_rng(0)
+    for variable in task.weights:
+        variable.assign(np.full(variable.shape, rng.random() * 0.02, "float32"))
+    if chosen.quantize:
+        task.quantize(chosen.quantize)
+    if chosen.lora:
+        task.enable_lora(chosen.lora.rank, targets=chosen.lora.targets)
+    remat.rematerialize(task.backbone, chosen.remat)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    task.compile(training.AdamW(1e-4), loss)
+    if text:
+        shape = (3 * chosen.batch_size, chosen.sequence_length)
+        ids = rng.integers(3, model["vocabulary_size"], shape).astype("int32")
+        x, y = {"token_ids": ids, "padding_mask": np.ones_like(ids)}, ids
+    else:
+        x = rng.random((3 * chosen.batch_size, *task.backbone.config.image_shape), "float32")
+        y = rng.integers(0, 1000, len(x)).astype("int32")
+    built = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    task.fit(x, y, batch_size=chosen.batch_size, verbose=0)
+    peak = status("VmHWM")
+    mib = 2**20
+    return {
+        "planned": round(found.bytes / mib),
+        "measured": round((peak - base) / mib),
+        "ratio": round(found.bytes / (peak - base), 2),
+        "base": round(base / mib),
+        "built": round((built - base) / mib),
+        "parts": {name: round(size / mib, 1) for name, size in found.parts.items()},
+    }
+
+
+def child(backend: str, case: str) -> dict:
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    command = [sys.executable, __file__, "--child", case]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{backend} {case} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", default="torch,jax,tensorflow")
+    parser.add_argument("--cases", default=",".join(case for case in CASES if case != "small"))
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        model, setup = CASES[options.child]
+        print(json.dumps(measure(dict(model), dict(setup))))
+        return
+    rows = []
+    for case in options.cases.split(","):
+        for backend in options.backends.split(","):
+            rows.append({"case": case, "backend": backend, **child(backend, case)})
+            print(json.dumps(rows[-1]), flush=True)
+    if options.write:
+        date = time.strftime("%Y-%m-%d")
+        content = {
+            "question": __doc__.splitlines()[0],
+            "device": platform.processor() or platform.machine(),
+            "versions": {
+                name: importlib.metadata.version(name)
+                for name in ("keras", *options.backends.split(","))
+            },
+            "threads": 1,
+            "date": date,
+            "rows": rows,
+        }
+        RESULTS.mkdir(exist_ok=True)
+        names = options.backends.replace(",", "-")
+        target = RESULTS / f"memory_plan_{names}_cpu_{date}.json"
+        target.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Attention for JAX on CPU: products with float32 results, a block of queries after the other.
+
+XLA takes a slow path for bfloat16 results, copies the operands of grouped heads, and computes what
+a causal mask hides; `jax.nn.dot_product_attention` shares that. On accelerators the op stays as it
+is: nothing was measured there.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import keras
+from jax import lax
+from jax import numpy as jnp
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.overrides.blocks import blocks
+
+# Queries of a block: measured between 32 and 256.
+SIZE = 64
+LANE = 1 << 16
+
+
+def supports(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> str | None:
+    """Everything on CPU but soft caps, seeds that are no generator, and model parallelism."""
+    if jax.default_backend() != "cpu":
+        return "only on CPU were products by blocks measured to be faster"
+    if soft_cap is not None:
+        return "the backward pass by blocks has no soft cap"
+    if dropout and seed is not None and not isinstance(seed, keras.random.SeedGenerator):
+        return "the seed is no SeedGenerator"
+    if isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
+        return "under ModelParallel heads may lie on several devices"
+    if None in (*query.shape, *key.shape):
+        return "lengths are not known"
+    return None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is known when the step is traced."""
+
+    blocks: tuple[tuple[int, int, int, int], ...]  # queries from and to, keys from and to
+    shared: int  # queries at a position that share a key head, G
+    offset: int  # position of the first query
+    causal: bool
+    window: int | None
+    scale: float
+    share: float  # what stays after dropout is multiplied by this
+
+
+@override(attention, supports)
+def attention_jax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> Tensor:
+    """Keeps the attention weights for the way back, and nothing else of their size."""
+    check_attention(query, key, value, causal, window, soft_cap, dropout)
+    query, key, value = (jnp.asarray(x) for x in (query, key, value))
+    batch, length, heads, head_dim = query.shape
+    keys, groups = key.shape[1:3]
+    shared = heads // groups
+    pairs = allowed_pairs(query, key, mask, False, None)
+    if pairs is not None:
+        # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, T or 1, G or 1, S or 1)
+        split = (groups, shared) if pairs.shape[1] > 1 else (1, 1)
+        pairs = pairs.reshape(pairs.shape[0], *split, *pairs.shape[2:]).swapaxes(2, 3)
+    kept, share = None, 1.0
+    if dropout and seed is not None:
+        dropped = round(dropout * LANE)
+        shape = (batch, groups, length * shared, keys)
+        bits: Any = jax.random.bits(seed.next(), shape, "uint16")  # type: ignore[union-attr]
+        kept, share = bits >= dropped, LANE / (LANE - dropped)
+    plan = _Plan(
+        blocks=tuple(
+            (queries.start, queries.stop, seen.start, seen.stop)
+            for queries, seen in blocks(length, keys, causal, window, SIZE)
+        ),
+        shared=shared,
+        offset=keys - length,
+        causal=causal,
+        window=window,
+        scale=head_dim**-0.5 if scale is None else scale,
+        share=share,
+    )
+    rows = query.reshape(batch, length, groups, shared, head_dim).transpose(0, 2, 1, 3, 4)
+    rows = rows.reshape(batch, groups, length * shared, head_dim)
+    output: Any = _products(rows, key.swapaxes(1, 2), value.swapaxes(1, 2), pairs, kept, plan)
+    output = output.reshape(batch, groups, length, shared, -1).transpose(0, 2, 1, 3, 4)
+    return output.reshape(batch, length, heads, -1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _products(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor | None, plan: _Plan
+) -> Tensor:
+    """(B, K, T * G, H), (B, K, S, H) twice -> (B, K, T * G, H); a key's G queries lie together."""
+    return _forward(query, key, value, mask, kept, plan)[0]
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor | None, plan: _Plan
+) -> tuple[Tensor, Any]:
+    outputs, saved = [], []
+    for block in plan.blocks:
+        rows, seen = _places(block, plan)
+        scores = _dot(query[:, :, rows], 3, key[:, :, seen], 3) * plan.scale
+        weights = _softmax(scores, mask, block, plan).astype(query.dtype)
+        saved.append(weights)
+        if kept is not None:
+            weights = weights * kept[:, :, rows, seen].astype(weights.dtype)
+        outputs.append((_dot(weights, 3, value[:, :, seen], 2) * plan.share).astype(query.dtype))
+    return jnp.concatenate(outputs, axis=2), (query, key, value, kept, saved)
+
+
+def _backward(plan: _Plan, residuals: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, kept, saved = residuals
+    dtype, for_query = query.dtype, []
+    for_key, for_value = (jnp.zeros(x.shape, _wide(x)) for x in (key, value))
+    for block, weights in zip(plan.blocks, saved, strict=True):
+        rows, seen = _places(block, plan)
+        part, left = gradient[:, :, rows], weights
+        slope = _dot(part, 3, value[:, :, seen], 3) * plan.share
+        if kept is not None:
+            left = weights * kept[:, :, rows, seen].astype(dtype)
+            slope = slope * kept[:, :, rows, seen]
+        for_value = for_value.at[:, :, seen].add(_dot(left, 2, part, 2) * plan.share)
+        wide = weights.astype(slope.dtype)
+        slope = wide * (slope - jnp.sum(slope * wide, axis=-1, keepdims=True))
+        slope = (slope * plan.scale).astype(dtype)
+        for_query.append(_dot(slope, 3, key[:, :, seen], 2).astype(dtype))
+        for_key = for_key.at[:, :, seen].add(_dot(slope, 2, query[:, :, rows], 2))
+    found = (jnp.concatenate(for_query, axis=2), for_key.astype(dtype), for_value.astype(dtype))
+    return (*found, None, None)
+
+
+_products.defvjp(_forward, _backward)
+
+
+def _places(block: tuple[int, int, int, int], plan: _Plan) -> tuple[slice, slice]:
+    """Rows of the queries and of the keys."""
+    start, stop, low, high = block
+    return slice(start * plan.shared, stop * plan.shared), slice(low, high)
+
+
+def _softmax(
+    scores: Tensor, mask: Tensor | None, block: tuple[int, int, int, int], plan: _Plan
+) -> Tensor:
+    """Attention weights of a block of scores (B, K, t * G, s)."""
+    start, stop, low, high = block
+    split = scores.reshape(*scores.shape[:2], stop - start, plan.shared, high - low)
+    allowed = _near(block, plan)
+    if mask is not None:
+        part = mask[:, :, slice(start, stop) if mask.shape[2] > 1 else slice(None)]
+        part = part[..., slice(low, high) if mask.shape[4] > 1 else slice(None)]
+        allowed = part if allowed is None else part & allowed
+    if allowed is None:
+        return jax.nn.softmax(scores, axis=-1)
+    weights = jax.nn.softmax(jnp.where(allowed, split, MASKED), axis=-1)
+    if mask is not None:
+        # A query that sees nothing has even weights by now; it gets none.
+        weights = weights * jnp.any(allowed, axis=-1, keepdims=True)
+    return weights.reshape(scores.shape)
+
+
+def _near(block: tuple[int, int, int, int], plan: _Plan) -> Tensor | None:
+    """Which keys of a block lie where its queries may look, (t, 1, s)."""
+    if not plan.causal and plan.window is None:
+        return None
+    start, stop, low, high = block
+    behind = jnp.arange(start, stop)[:, None, None] + plan.offset - jnp.arange(low, high)
+    near = behind >= 0 if plan.causal else jnp.ones_like(behind, dtype=bool)
+    if plan.window is not None:
+        near &= (behind if plan.causal else jnp.abs(behind)) < plan.window
+    return near
+
+
+def _wide(x: Tensor) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _dot(a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> Tensor:
+    """Product over these axes for each text and key head, in float32."""
+    axes = (((a_axis,), (b_axis,)), ((0, 1), (0, 1)))
+    return lax.dot_general(a, b, axes, preferred_element_type=_wide(a))

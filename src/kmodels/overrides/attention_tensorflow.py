@@ -1,0 +1,173 @@
+"""Attention for TensorFlow under a causal mask: a block of queries after the other.
+
+What the mask hides from a whole block is not computed, forward or backward, and the products of
+grouped heads are plain ones.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.overrides.blocks import Block, blocks
+
+# Queries of a block: measured between 64 and 256.
+SIZE = 128
+
+
+def supports(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> str | None:
+    """Causal attention without a soft cap and dropout, on CPU."""
+    if not causal:
+        return "only under a causal mask were blocks measured to be faster"
+    if soft_cap is not None:
+        return "the backward pass by blocks has no soft cap"
+    if dropout and seed is not None:
+        return "the backward pass by blocks has no dropout"
+    if None in (*query.shape[1:], *key.shape[1:]):
+        return "lengths are not known"
+    if tf.config.list_physical_devices("GPU"):
+        return "only on CPU were blocks measured to be faster"
+    return None
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What is known when the graph is made."""
+
+    length: int  # T
+    keys: int  # S
+    groups: int  # K
+    shared: int  # queries at a position that share a key head, G
+    causal: bool
+    window: int | None
+    scale: float
+
+
+@override(attention, supports)
+def attention_tensorflow(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> Tensor:
+    """Keeps the attention weights for the way back, and nothing else of their size."""
+    check_attention(query, key, value, causal, window, soft_cap, dropout)
+    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    length, heads, head_dim = query.shape[1:]
+    keys, groups = key.shape[1:3]
+    factor = head_dim**-0.5 if scale is None else scale
+    sizes = _Sizes(length, keys, groups, heads // groups, causal, window, factor)
+    pairs = allowed_pairs(query, key, mask, False, None)
+    cut = blocks(length, keys, causal, window, SIZE)
+
+    @tf.custom_gradient
+    def products(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        query, key, value = _rows(query, sizes), _heads_first(key), _heads_first(value)
+        saved, outputs = [], []
+        for block in cut:
+            rows, seen = _places(block, sizes)
+            scores = tf.matmul(query[:, :, rows], key[:, :, seen], transpose_b=True)
+            saved.append(_softmax(scores, pairs, block, sizes))
+            outputs.append(tf.matmul(saved[-1], value[:, :, seen]))
+
+        def backward(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            gradient = _rows(gradient, sizes)
+            for_query, for_key, for_value = [], [], []
+            for block, weights in zip(cut, saved, strict=True):
+                rows, seen = _places(block, sizes)
+                part = gradient[:, :, rows]
+                rest = [[0, 0], [0, 0], [seen.start, keys - seen.stop], [0, 0]]
+                for_value.append(tf.pad(tf.matmul(weights, part, transpose_a=True), rest))
+                slope = _wide(tf.matmul(part, value[:, :, seen], transpose_b=True))
+                wide = _wide(weights)
+                slope = wide * (slope - tf.reduce_sum(slope * wide, axis=-1, keepdims=True))
+                slope = tf.cast(slope * factor, weights.dtype)
+                for_query.append(tf.matmul(slope, key[:, :, seen]))
+                own = tf.matmul(slope, query[:, :, rows], transpose_a=True)
+                for_key.append(tf.pad(own, rest))
+            keys_slope, values_slope = (_heads_first(tf.add_n(x)) for x in (for_key, for_value))
+            return _back(tf.concat(for_query, axis=2), sizes), keys_slope, values_slope
+
+        return _back(tf.concat(outputs, axis=2), sizes), backward
+
+    return products(query, key, value)
+
+
+def _rows(x: Tensor, sizes: _Sizes) -> Tensor:
+    """(B, T, K * G, H) -> (B, K, T * G, H): the queries that share a key lie together."""
+    split = tf.reshape(x, (-1, sizes.length, sizes.groups, sizes.shared, x.shape[-1]))
+    rows = sizes.length * sizes.shared
+    return tf.reshape(tf.transpose(split, (0, 2, 1, 3, 4)), (-1, sizes.groups, rows, x.shape[-1]))
+
+
+def _back(x: Tensor, sizes: _Sizes) -> Tensor:
+    """(B, K, T * G, H) -> (B, T, K * G, H)."""
+    split = tf.reshape(x, (-1, sizes.groups, sizes.length, sizes.shared, x.shape[-1]))
+    heads = sizes.groups * sizes.shared
+    return tf.reshape(tf.transpose(split, (0, 2, 1, 3, 4)), (-1, sizes.length, heads, x.shape[-1]))
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    return tf.transpose(x, (0, 2, 1, 3))
+
+
+def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
+    """Rows of the queries and of the keys."""
+    queries, seen = block
+    return slice(queries.start * sizes.shared, queries.stop * sizes.shared), seen
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+
+
+def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) -> Tensor:
+    """Attention weights of a block of scores (B, K, t * G, s), in their dtype."""
+    queries, seen = block
+    place = np.arange(queries.start, queries.stop)[:, None] + sizes.keys - sizes.length
+    behind = place - np.arange(seen.start, seen.stop)
+    near = behind >= 0 if sizes.causal else np.full(behind.shape, True)
+    if sizes.window is not None:
+        near &= (behind if sizes.causal else np.abs(behind)) < sizes.window
+    # A number that is added: TensorFlow selects slowly on a CPU.
+    hidden = np.repeat(np.where(near, 0.0, MASKED), sizes.shared, axis=0)
+    wide = _wide(scores) * sizes.scale
+    wide += tf.constant(hidden, wide.dtype)
+    if pairs is None:
+        return tf.cast(tf.nn.softmax(wide), scores.dtype)
+    # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, t, G, s), then as the scores lie
+    split = (sizes.groups, sizes.shared) if pairs.shape[1] > 1 else (1, 1)
+    whole = tf.broadcast_to(pairs, (tf.shape(pairs)[0], pairs.shape[1], sizes.length, sizes.keys))
+    part = whole[:, :, queries.start : queries.stop, seen.start : seen.stop] & near
+    here, there = queries.stop - queries.start, seen.stop - seen.start
+    part = tf.reshape(part, (-1, *split, here, there))
+    part = tf.repeat(tf.transpose(part, (0, 1, 3, 2, 4)), sizes.shared // split[1], axis=3)
+    part = tf.reshape(part, (-1, split[0], here * sizes.shared, there))
+    weights = tf.nn.softmax(tf.where(part, wide, tf.constant(MASKED, wide.dtype)))
+    # A query that sees nothing has even weights by now; it gets none.
+    weights *= tf.cast(tf.reduce_any(part, axis=-1, keepdims=True), wide.dtype)
+    return tf.cast(weights, scores.dtype)

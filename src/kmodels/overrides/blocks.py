@@ -1,0 +1,28 @@
+"""Blocks of queries and the keys that each can see, for attention that goes block by block."""
+
+Block = tuple[slice, slice]
+
+
+def blocks(length: int, keys: int, causal: bool, window: int | None, size: int) -> list[Block]:
+    """Cuts the queries so that keys no query of a block can see are left out.
+
+    Args:
+        length: queries T.
+        keys: keys S.
+        causal: as in `ops.attention`.
+        window: as in `ops.attention`.
+        size: queries of a block, where cutting pays at all.
+
+    Returns:
+        (queries, keys) of each block, in order.
+    """
+    if not causal and window is None:
+        return [(slice(0, length), slice(0, keys))]
+    found = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        first, last = start + keys - length, stop - 1 + keys - length
+        low = 0 if window is None else max(first - window + 1, 0)
+        high = last + 1 if causal or window is None else min(last + window, keys)
+        found.append((slice(start, stop), slice(low, high)))
+    return found

@@ -1,0 +1,230 @@
+"""What a training step holds besides weights: in the blocks, in the head, and for a moment."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from kmodels import ops
+from kmodels.dispatch import backend_module
+from kmodels.ops.linear_cross_entropy import tile_of
+from kmodels.overrides.blocks import blocks
+from kmodels.training.footprint import ACTIVATIONS, HEAD, SCRATCH, TRAINED, Held, Setup, Sizes
+
+# Queries that attention by blocks takes at a time, about.
+BLOCK = 128
+# Which linear layers read the same array.
+READERS = {
+    "attention_input": ("attention/query", "attention/key", "attention/value"),
+    "attention_output": ("attention/output",),
+    "mlp_input": ("mlp/gate", "mlp/up"),
+    "mlp_hidden": ("mlp/down",),
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a backend does that arithmetic does not tell, measured (docs/measured.md).
+
+    Args:
+        norm: float32 arrays that the plain RMS norm keeps besides its input.
+        gelu: arrays that the plain GELU keeps besides its input, its result included.
+        moments: arrays of the size of a block's largest that live at the same time.
+        table: copies of the embedding table in the compute dtype that the head makes.
+        slack: share that allocator and scheduler add to what comes and goes within a step.
+        remat: whether computing again in place of keeping lowers the peak.
+        compiler: bytes for compiling and running the first step.
+    """
+
+    norm: int
+    gelu: int
+    moments: int
+    table: int
+    slack: float
+    remat: bool
+    compiler: int
+
+
+def facts() -> Facts:
+    """Those of the backend in use."""
+    engine: Any = backend_module("kmodels.training.memory")
+    return engine.FACTS
+
+
+def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Held]:
+    """The arrays of one step.
+
+    Args:
+        weights: of the model.
+        sizes: of its blocks.
+        setup: the step.
+    """
+    trained = {held.name.rpartition("/")[0] for held in weights if held.part == TRAINED}
+    step = _Step(sizes, setup)
+    mode = setup.remat if facts().remat else "none"
+    first = 0
+    if setup.lora is not None:
+        # Below the first adapter nothing needs a gradient.
+        blocks = (i for i in range(sizes.layers) if step.learns(i, trained))
+        first = next(blocks, sizes.layers)
+    largest: list[Held] = []
+    for index in range(first, sizes.layers):
+        block = list(step.block(index, trained))
+        again: list[Held] = []
+        if mode == "block":
+            again = [held for held in block if held.name != f"block_{index}/input"]
+        elif mode == "attention":
+            again = [held for held in block if "/attention/" in held.name]
+            yield step.wide(f"block_{index}/normed", sizes.width)
+        yield from (held for held in block if held not in again)
+        largest = max(largest, again, key=lambda arrays: sum(held.bytes for held in arrays))
+    # One block at a time is computed again.
+    yield from (replace(held, part=SCRATCH) for held in largest)
+    yield from step.head(weights)
+    yield from step.moments(weights)
+
+
+class _Step:
+    """Shapes and dtypes of one step."""
+
+    def __init__(self, sizes: Sizes, setup: Setup):
+        self.sizes, self.setup, self.facts = sizes, setup, facts()
+        self.dtype = keras.dtype_policies.get(setup.precision).compute_dtype
+        self.tokens = sizes.tokens or setup.sequence_length
+        self.way = _way_of_attention(sizes, self.tokens, self.dtype)
+        x = keras.ops.zeros((1, 8), self.dtype)
+        self.norms = self.facts.norm if ops.rms_norm.declines(x, x[0]) else 0
+        plain = ops.gated_gelu.declines(x, x) if sizes.gated else "no override of GELU"
+        self.gelu = self.facts.gelu if plain else 0
+
+    def wide(
+        self, name: str, width: int, dtype: str | None = None, part: str = ACTIVATIONS
+    ) -> Held:
+        """A number per token and channel."""
+        shape = (self.setup.batch_size, self.tokens, width)
+        return Held(part, name, shape, dtype or self.dtype)
+
+    def learns(self, index: int, trained: Collection[str]) -> bool:
+        """Whether a block holds a trained weight."""
+        return any(f"/block_{index}/" in f"/{path}/" for path in trained)
+
+    def block(self, index: int, trained: Collection[str]) -> Iterator[Held]:
+        """What one block keeps for the backward pass."""
+        sizes, prefix = self.sizes, f"block_{index}"
+        width, queries = sizes.width, sizes.heads * sizes.head_dim
+        groups = sizes.groups * sizes.head_dim
+        reads = {
+            array
+            for array, layers in READERS.items()
+            if any(path.endswith(f"{prefix}/{layer}") for path in trained for layer in layers)
+        }
+        yield from self.norm(f"{prefix}/input", width)
+        if "attention_input" in reads:
+            yield self.wide(f"{prefix}/attention/input", width)
+        yield from self.attention(f"{prefix}/attention", queries, groups, sizes.window(index))
+        if "attention_output" in reads:
+            yield self.wide(f"{prefix}/attention/mixed", queries)
+        yield from self.norm(f"{prefix}/middle", width)
+        if sizes.post_norms:
+            yield from self.norm(f"{prefix}/attention_result", width)
+            yield from self.norm(f"{prefix}/mlp_result", width)
+        if "mlp_input" in reads:
+            yield self.wide(f"{prefix}/mlp/input", width)
+        for array in ("gate", "up") if sizes.gated else ("up",):
+            yield self.wide(f"{prefix}/mlp/{array}", sizes.mlp_dim)
+        for number in range(max(self.gelu, "mlp_hidden" in reads)):
+            yield self.wide(f"{prefix}/mlp/hidden_{number}", sizes.mlp_dim)
+        if sizes.dropout:
+            masks = 2 * width + (0 if sizes.gated else sizes.mlp_dim)
+            yield self.wide(f"{prefix}/dropout", masks, "bool")
+
+    def norm(self, name: str, width: int) -> Iterator[Held]:
+        """A norm's input, and what the backend keeps beside."""
+        yield self.wide(name, width)
+        for number in range(self.norms):
+            yield self.wide(f"{name}/norm_{number}", width, "float32")
+
+    def attention(self, name: str, queries: int, groups: int, window: int | None) -> Iterator[Held]:
+        """Queries, keys, values, and the weights where the kernel does not do without."""
+        sizes, batch, tokens = self.sizes, self.setup.batch_size, self.tokens
+        if sizes.head_norms:
+            yield from self.norm(f"{name}/query", queries)
+            yield from self.norm(f"{name}/key", groups)
+        if self.setup.packed:
+            yield self.wide(f"{name}/mask", tokens, "bool")
+        yield self.wide(f"{name}/turned_query", queries)
+        if self.way == "kernel":
+            # Kernels want as many keys as queries.
+            yield from (self.wide(f"{name}/{role}", queries) for role in ("keys", "values", "out"))
+            return
+        yield from (self.wide(f"{name}/{role}", groups) for role in ("keys", "values"))
+        shape = (batch, sizes.heads, tokens, tokens)
+        if sizes.attention_dropout:
+            yield Held(ACTIVATIONS, f"{name}/dropout", shape, "bool")
+        if self.way == "blocks":
+            cut = blocks(tokens, tokens, sizes.causal, window, BLOCK)
+            pairs = sum((q.stop - q.start) * (k.stop - k.start) for q, k in cut)
+            yield Held(ACTIVATIONS, f"{name}/weights", (batch, sizes.heads, pairs), self.dtype)
+            return
+        yield Held(ACTIVATIONS, f"{name}/weights", shape, "float32")
+        if self.dtype != "float32" or sizes.attention_dropout:
+            yield Held(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype)
+        if sizes.soft_cap:
+            yield Held(ACTIVATIONS, f"{name}/capped", shape, "float32")
+
+    def head(self, weights: Sequence[Held]) -> Iterator[Held]:
+        """A tile of logits and the gradient of the hidden states, or all logits."""
+        sizes = self.sizes
+        yield from self.norm("head/hidden", sizes.width)
+        if sizes.vocabulary is None:
+            return
+        if _head_declines(self.dtype):
+            for name in ("logits", "gradient"):
+                yield self.wide(f"head/{name}", sizes.vocabulary, "float32", HEAD)
+            return
+        for name in ("normed", "product"):
+            yield self.wide(f"head/{name}", sizes.width, "float32", HEAD)
+        tile = tile_of(sizes.vocabulary)
+        yield self.wide("head/scores", tile, "float32", HEAD)
+        yield self.wide("head/tile", tile, self.dtype, HEAD)
+        for copy in range(self.facts.table):
+            shape = (sizes.vocabulary, sizes.width)
+            yield Held(HEAD, f"head/table_{copy}", shape, self.dtype)
+
+    def moments(self, weights: Sequence[Held]) -> Iterator[Held]:
+        """What lives for a moment in the backward pass of a block."""
+        sizes, setup = self.sizes, self.setup
+        shapes = [self.wide("scratch", max(sizes.mlp_dim, sizes.width), part=SCRATCH)]
+        if self.way == "plain":
+            shape = (setup.batch_size, sizes.heads, self.tokens, self.tokens)
+            shapes.append(Held(SCRATCH, "scratch", shape, "float32"))
+        largest = max(shapes, key=lambda held: held.bytes)
+        yield from [largest] * self.facts.moments
+        kernels = [held for held in weights if "/kernel_int" in held.name]
+        if kernels:
+            widest = max(kernels, key=lambda held: held.size)
+            rows = widest.shape[0] * (2 if widest.name.endswith("int4") else 1)
+            for dtype in ("float32", self.dtype):
+                yield Held(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
+
+
+def _way_of_attention(sizes: Sizes, tokens: int, dtype: str) -> str:
+    """All attention weights are kept ("plain"), those a mask leaves ("blocks"), none ("kernel")."""
+    x = keras.ops.zeros((1, tokens, 1, sizes.head_dim), dtype)
+    dropout = {}
+    if sizes.attention_dropout:
+        seed = keras.random.SeedGenerator(0)
+        dropout = {"dropout": sizes.attention_dropout, "seed": seed}
+    options = {"causal": sizes.causal, "soft_cap": sizes.soft_cap, **dropout}
+    if ops.attention.declines(x, x, x, **options) is not None:
+        return "plain"
+    engine: Any = backend_module("kmodels.training.memory")
+    return "blocks" if engine.by_blocks(x, sizes.causal, sizes.attention_dropout) else "kernel"
+
+
+def _head_declines(dtype: str) -> str | None:
+    """Why the head holds all logits; None where it goes by tiles."""
+    hidden, labels = keras.ops.zeros((1, 8), dtype), keras.ops.zeros((1,), "int32")
+    weights = keras.ops.zeros((1,), "float32")
+    return ops.linear_cross_entropy.declines(hidden, hidden, labels, weights)

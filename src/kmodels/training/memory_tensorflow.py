@@ -1,0 +1,27 @@
+"""Memory on TensorFlow: what its graph keeps, and what there is."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from kmodels.training.activations import Facts
+
+FACTS = Facts(
+    norm=1,
+    gelu=4,
+    moments=2,
+    table=0,
+    slack=0.2,
+    remat=True,
+    compiler=300 * 2**20,
+)
+
+
+def device_bytes() -> int | None:
+    """None with an accelerator, whose memory TensorFlow does not tell; 0 without one."""
+    return None if tf.config.list_physical_devices("GPU") else 0
+
+
+def by_blocks(*_: Any) -> bool:
+    """Whether attention keeps its weights, though by blocks: the override does."""
+    return True

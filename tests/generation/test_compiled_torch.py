@@ -1,0 +1,46 @@
+"""The token step under torch.compile; collects nothing on the other backends."""
+
+import functools
+
+import keras
+import numpy as np
+
+from kmodels.models import GemmaBackbone, GemmaCausalLM
+from kmodels.models.gemma.presets import PRESETS
+
+if keras.backend.backend() == "torch":
+    import torch
+    import torch._dynamo
+    from torch._dynamo.testing import CompileCounter
+
+    def _inputs(lengths: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
+        mask = np.arange(max(lengths))[None] < np.array(lengths)[:, None]
+        ids = np.random.default_rng(seed).integers(3, 320, mask.shape)
+        return {"token_ids": ids * mask, "padding_mask": mask}
+
+    def _generate(model, lengths, seed):
+        inputs = _inputs(lengths, seed)
+        return model.generate(inputs, max_length=30, stop_token_ids=None)["token_ids"]
+
+    def test_one_graph_serves_all_prompts_and_gives_the_eager_tokens(monkeypatch) -> None:
+        keras.utils.set_random_seed(3)
+        model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))
+        calls = [((13, 4), 1), ((9, 16), 2), ((1, 2), 3)]
+        model.compile(jit_compile=False)
+        eager = [_generate(model, *call) for call in calls]
+        # The compiler's front end alone: it decides about graphs, and needs no C++ compiler.
+        counter = CompileCounter()
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model.compile(jit_compile=True)
+        for call, wanted in zip(calls, eager, strict=True):
+            np.testing.assert_array_equal(_generate(model, *call), wanted)
+        assert not torch._dynamo.utils.counters["graph_break"]
+        assert counter.frame_count == 1
+
+    def test_auto_is_eager_on_a_cpu() -> None:
+        model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))
+        _generate(model, (3, 4), 1)
+        (loop,) = model.generator.loops.values()
+        assert loop.compiled is (loop.device.type != "cpu")
