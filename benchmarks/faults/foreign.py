@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import counts
 import numpy as np
+import tally
 
 from kmodels.errors import InputError
 from kmodels.weights import read_npz, read_safetensors
@@ -246,7 +246,7 @@ def plain(counts: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Runs all and prints the counts."""
-    options = counts.arguments(__doc__).parse_args()
+    options = tally.arguments(__doc__).parse_args()
     quick = options.quick
     found = {
         "safetensors": safetensors(300 if quick else 20_000),
@@ -254,7 +254,7 @@ def main() -> None:
         "pickles and npz": pickles(100 if quick else 2_000),
         "peak memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
-    counts.report("foreign", found, options)
+    tally.report("foreign", found, options)
 
 
 if __name__ == "__main__":

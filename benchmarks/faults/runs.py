@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import counts
+import tally
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS = (
@@ -130,7 +130,7 @@ def signals(wanted: int) -> dict[str, Any]:
 
 def main() -> None:
     """Runs both and prints the counts."""
-    parser = counts.arguments(__doc__)
+    parser = tally.arguments(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--signals", type=int, default=20)
     options = parser.parse_args()
@@ -139,7 +139,7 @@ def main() -> None:
         found["kill -9 of a whole run"] = kills(options.kills)
     if options.signals:
         found["SIGTERM and SIGINT"] = signals(options.signals)
-    counts.report("runs", found, options)
+    tally.report("runs", found, options)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import counts
 import numpy as np
+import tally
 
 from kmodels.errors import InputError
 from kmodels.files import remove_leftovers
@@ -245,7 +245,7 @@ def trace(folder: Path) -> dict[str, bool]:
 
 def main() -> None:
     """Runs all and prints the counts."""
-    options = counts.arguments(__doc__).parse_args()
+    options = tally.arguments(__doc__).parse_args()
     quick = options.quick
     found = {
         "kill -9 while writing": kill_while_writing(10 if quick else 200),
@@ -256,7 +256,7 @@ def main() -> None:
     if shutil.which("strace"):
         with tempfile.TemporaryDirectory() as name:
             found["one save under strace"] = trace(Path(name))
-    counts.report("writing", found, options)
+    tally.report("writing", found, options)
 
 
 if __name__ == "__main__":
