@@ -14,6 +14,7 @@ from kmodels.training import checkpoint
 from kmodels.training.checkpointing import Checkpoint
 from kmodels.training.evaluation import Timed
 from kmodels.training.history import History
+from kmodels.training.out_of_memory import is_out_of_memory, out_of_memory
 from kmodels.training.progress import Progress
 from kmodels.training.schedules import WarmupSchedule
 from kmodels.training.step_loss import KEY, StepCallbacks, track_step_loss
@@ -135,11 +136,13 @@ class Runner(keras.callbacks.Callback):
                         shuffle=False,
                         verbose=0,
                     )
-        except Exception:
+        except Exception as error:
             # tf.data wraps what a loader raises.
             for batches in (self.waited, self.validation):
-                if (error := getattr(batches, "error", None)) is not None:
-                    raise error from None
+                if (own := getattr(batches, "error", None)) is not None:
+                    raise own from None
+            if is_out_of_memory(error):
+                raise out_of_memory(model, self.batch_size) from None
             raise
         finally:
             self.progress.stop()
