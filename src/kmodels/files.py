@@ -102,17 +102,20 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
         shutil.rmtree(entry, ignore_errors=True)
 
 
-def lock(directory: Path) -> None:
+def lock(directory: Path) -> bool:
     """Keeps other processes out of a directory until `unlock`, or until this process ends.
 
     A process that holds it already goes on holding it.
+
+    Returns:
+        Whether it was taken now.
 
     Raises:
         InputError: where another process holds it, or the directory cannot be written.
     """
     key = directory.resolve()
     if key in _LOCKS:
-        return
+        return False
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -128,6 +131,7 @@ def lock(directory: Path) -> None:
             f"another run is using {directory}; wait for its end or give another directory"
         ) from error
     _LOCKS[key] = handle
+    return True
 
 
 def unlock(directory: Path) -> None:

@@ -238,8 +238,10 @@ class Checkpoint(keras.callbacks.Callback):
         Returns:
             The checkpoint that the model was filled from, or None.
         """
-        lock(self.directory)
-        remove_leftovers(self.directory, checkpoint.PREFIX)
+        self._writer.wait()
+        # Where this process held it, what is being written is its own.
+        if lock(self.directory):
+            remove_leftovers(self.directory, checkpoint.PREFIX)
         self._begin_run()
         self._begun, self.stop.signum = True, None
         self.epoch = self.batch = self.step = 0
