@@ -14,7 +14,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kmodels import recipe
@@ -57,6 +57,7 @@ class Settings(recipe.Common):
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
     # What is shown and written
+    anyway: bool = flag(False, "go on though the memory seems too small")
     samples: int = flag(3, "held-out prompts answered before and after", small=1)
     sample_tokens: int = flag(48, "longest answer", small=4)
     export: bool = flag(False, "also write the merged model as transformers reads it")
@@ -82,6 +83,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     from kmodels import training
     from kmodels.layers import remat
+    from kmodels.lora import LoraSettings
     from kmodels.models import GemmaCausalLM
     from kmodels.models.gemma import sharding
     from kmodels.text import TextLoader, demo, read_records
@@ -92,6 +94,15 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.prepare(settings, sharding.LAYOUT)
 
     # === Model ===
+    lora = LoraSettings(
+        settings.rank,
+        alpha=settings.alpha,
+        dropout=settings.lora_dropout,
+        targets=settings.targets.split(","),
+        rslora=settings.rslora,
+        dora=settings.dora,
+    )
+    check_memory(settings, lora)
     if settings.weights is None:
         origin = folder.path / "base"
         if not (origin / "config.json").is_file():
@@ -131,14 +142,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     before = {"answers": answers(model, prompts, settings)}
     if settings.quantize:
         model.backbone.quantize(settings.quantize)
-    model.enable_lora(
-        settings.rank,
-        alpha=settings.alpha,
-        dropout=settings.lora_dropout,
-        targets=settings.targets.split(","),
-        rslora=settings.rslora,
-        dora=settings.dora,
-    )
+    model.enable_lora(**asdict(lora))
     remat.rematerialize(model.backbone, settings.remat)
 
     # === Optimizer and loss ===
@@ -208,6 +212,35 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 METRICS = ("loss", "accuracy")
 
 
+def check_memory(settings: Settings, lora: Any) -> None:
+    """Stops before anything is allocated where a step needs clearly more memory than there is."""
+    from kmodels import plan
+
+    setup = plan.Setup(
+        settings.batch_size,
+        settings.sequence_length,
+        precision=settings.precision,
+        lora=lora,
+        quantize=settings.quantize,
+        remat=settings.remat,
+        accumulate=settings.accumulate,
+        packed=settings.pack,
+    )
+    found = plan.Plan(
+        settings.weights or settings.preset,
+        setup,
+        overrides=None if settings.weights else demo_size(settings),
+    )
+    if not settings.anyway:
+        flags = ("--batch-size", "--sequence-length", "--precision", "--quantize", "--remat")
+        plan.check(found, flags, "--anyway")
+
+
+def demo_size(settings: Settings) -> dict[str, int]:
+    """What the demonstration changes of its preset, which is made for tests."""
+    return DEMO if settings.preset == Settings.preset else {}
+
+
 def split(rows: list[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
     """Records to learn, and those held out, chosen by the seed."""
     from kmodels.data import order
@@ -233,12 +266,11 @@ def first_training(settings: Settings) -> Any:
     # The other half of the instructions is what LoRA learns.
     texts = demo.texts() + [demo.plain(row) for row in demo.instructions().rows[:550]]
     text = GemmaCausalLMPreprocessor(train_tokenizer(texts, VOCABULARY), settings.sequence_length)
-    size = DEMO if settings.preset == Settings.preset else {}
     model = GemmaCausalLM.from_preset(
         settings.preset,
         vocabulary_size=text.tokenizer.vocabulary_size(),
         preprocessor=text,
-        **size,
+        **demo_size(settings),
     )
     loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
     steps = settings.first_steps

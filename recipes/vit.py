@@ -52,6 +52,7 @@ class Settings(recipe.Common):
     erasing: float = flag(0.0, "probability of random erasing")
     mixup: float = flag(0.0, "alpha of MixUp")
     cutmix: float = flag(0.0, "alpha of CutMix")
+    anyway: bool = flag(False, "go on though the memory seems too small")
 
 
 # What a resumed run must share with the one it continues.
@@ -63,7 +64,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.shares(settings, "warmup", "label_smoothing")
     import keras
 
-    from kmodels import training
+    from kmodels import plan, training
     from kmodels.data import Augment, ImageLoader, open_dataset
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
     from kmodels.models.vit import presets, sharding
@@ -97,9 +98,17 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         drop_path_rate=settings.drop_path,
         dropout=settings.head_dropout,
     )
-    model = ViTImageClassifier.from_preset(
-        origin, dtype=settings.precision, image_shape=shape, **overrides
+    setup = plan.Setup(
+        settings.batch_size,
+        precision=settings.precision,
+        accumulate=settings.accumulate,
+        ema=bool(settings.ema),
     )
+    sizes = {"image_shape": shape, **overrides}
+    if not settings.anyway:
+        found = plan.Plan(origin, setup, overrides=sizes)
+        plan.check(found, ("--batch-size", "--precision"), "--anyway")
+    model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
     )

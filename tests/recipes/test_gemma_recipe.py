@@ -121,6 +121,48 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monke
     assert found["metrics"] == pytest.approx(expected["metrics"])
 
 
+# Each flag at least once, in as few runs as tell them apart: quantised bases are not merged, DoRA
+# and rsLoRA scale in their own ways, and rows are packed with either template.
+COMBINATIONS = {
+    "int8": "--quantize int8 --remat block --rslora --template gemma --pack",
+    "int4": "--quantize int4 --targets all-linear --alpha 8 --precision bfloat16 --remat attention",
+    "dora": "--dora --targets all-linear --loss-on responses --pack --accumulate 2 --export",
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_flags_together(recipe, base, data, tmp_path, name):
+    flags = COMBINATIONS[name].split()
+    out = tmp_path / "out"
+    common = ["--data", str(data), "--batch-size", "2", "--sequence-length", "192", "--rank", "2"]
+    common += ["--learning-rate", "2e-2", "--schedule", "constant", "--samples", "0"]
+    run = ["--weights", str(base), *common, *flags, "--out", str(out)]
+    assert recipe.main([*run, "--steps", "4"]) == 0
+    found = result(out)
+    assert all(np.isfinite(found["step_losses"])) and len(found["step_losses"]) == 4
+    assert found["after"]["loss"] < found["before"]["loss"]
+    assert (found["rows"] < found["examples"]) == ("--pack" in flags)
+    assert found["precision"] == ("bfloat16" if "bfloat16" in flags else "float32")
+    assert (out / "adapter" / "adapter_model.safetensors").is_file()
+    assert (out / "model").exists() == ("--quantize" not in flags)
+    assert (out / "transformers").exists() == ("--export" in flags)
+
+
+def test_memory_that_is_not_there_is_told_before_anything_is_built(
+    recipe, base, data, tmp_path, capsys, monkeypatch
+):
+    from kmodels.training import memory
+
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
+    run = ["--weights", str(base), "--data", str(data), "--out", str(tmp_path / "out")]
+    assert recipe.main([*run, "--steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    for part in ("a step needs about", "there are 1.0 MiB", "--batch-size 4 saves", "--anyway"):
+        assert part in error, error
+    assert recipe.main([*run, "--steps", "1", "--samples", "0", "--anyway"]) == 0
+
+
 def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("KMODELS_SMALL", "1")
     monkeypatch.setattr(recipe, "DEMO", {"hidden_dim": 32})
@@ -151,6 +193,10 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
         (["--targets", "query,keys"], "LoRA target 'keys' is no linear layer of this model"),
         (["--weights", "no/such"], "there is no file or directory no/such"),
         (["--samples", "-1"], "--samples is -1; give at least 0"),
+        (["--data", "latin.jsonl"], "latin.jsonl line 2: not UTF-8 at byte 18"),
+        (["--data", "text.jsonl"], "text.jsonl line 2: not JSON at column 1"),
+        (["--data", "long.jsonl"], "long.jsonl line 2: longer than 4194304 bytes"),
+        (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
@@ -159,6 +205,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     good = json.dumps({"instruction": "a", "response": "b"}) + "\n"
     Path("one.jsonl").write_text(good)
+    Path("latin.jsonl").write_bytes(good.encode() + b'{"instruction": "\xe9"}\n')
+    Path("text.jsonl").write_text(good + "no object\n")
+    Path("long.jsonl").write_text(good + json.dumps({"text": "a" * 10 * 2**20}) + "\n")
+    Path("empty.jsonl").write_text("")
     Path("bad.jsonl").write_text(good + '{"instruction": "a"}\n')
     given = {"--weights": str(base), "--data": str(data), "--samples": "0", "--out": "out"}
     given |= {arguments[0]: arguments[1]}

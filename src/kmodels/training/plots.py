@@ -32,6 +32,7 @@ def curves(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     for axes, name in ((left, "loss"), (right, "accuracy")):
         axes.set(xlabel="step", ylabel=name)
         axes.grid(alpha=0.25)
+        axes.set_xlim(left=0)  # a run of one epoch is a point at its end
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
     _save(figure, path)
@@ -120,7 +121,7 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
 def _line(axes: Any, epochs: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
     points = [(row["step"], row[key]) for row in epochs if key in row]
     if points:
-        axes.plot(*zip(*points, strict=True), color=color, label=label, marker=".", ms=3)
+        axes.plot(*zip(*points, strict=True), color=color, label=label, marker=".", ms=6)
 
 
 def _save(figure: Any, path: Path) -> None:
