@@ -160,7 +160,7 @@ def safetensors(trials: int) -> dict[str, Any]:
         for _ in range(trials):
             path.write_bytes(mutated(good, draw))
             attempt(read_safetensors, path, counts)
-    return {**handmade, "mutated": trials, **plain(counts), "events": len(found)}
+    return {**handmade, "mutated": trials, **tally.plain(counts), "events": len(found)}
 
 
 def indexes(trials: int) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def indexes(trials: int) -> dict[str, Any]:
             attempt(read_safetensors, folder, counts)
     return {
         "hostile": len(hostile), "of them loaded": loaded, "mutated": trials,
-        **plain(counts), "events": len(found),
+        **tally.plain(counts), "events": len(found),
     }  # fmt: skip
 
 
@@ -233,15 +233,8 @@ def pickles(trials: int) -> dict[str, Any]:
             attempt(read_npz, npz, counts)
     return {
         "hostile": hostile, "of them loaded": loaded, "mutated npz": trials,
-        **plain(counts), "events": len(found),
+        **tally.plain(counts), "events": len(found),
     }  # fmt: skip
-
-
-def plain(counts: dict[str, Any]) -> dict[str, Any]:
-    """As JSON takes it."""
-    return {
-        key: sorted(value) if isinstance(value, set) else value for key, value in counts.items()
-    }
 
 
 def main() -> None:

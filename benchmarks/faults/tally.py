@@ -32,3 +32,8 @@ def report(name: str, found: dict[str, Any], options: argparse.Namespace) -> Non
     if options.write and not options.quick:
         file = f"faults_{name}_{backend}_cpu_{time.strftime('%Y-%m-%d')}.json"
         (RESULTS / file).write_text(text)
+
+
+def plain(counts: dict[str, Any]) -> dict[str, Any]:
+    """As JSON takes it."""
+    return {key: sorted(v) if isinstance(v, set) else v for key, v in counts.items()}

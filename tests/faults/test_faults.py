@@ -93,3 +93,10 @@ def test_files_from_elsewhere(foreign, kind):
     assert counts["other errors"] == counts["more than a line"] == counts["events"] == 0, counts
     assert counts["of them loaded"] == 0
     assert counts["refused"] > trials / 3
+
+
+@pytest.mark.parametrize(("kind", "trials"), [("pictures", 45), ("lines", 120)])
+def test_damaged_data(_beside, kind, trials):
+    counts = getattr(load("inputs"), kind)(trials)
+    assert counts["other errors"] == counts["told badly"] == 0, counts
+    assert counts["told in a line"] > trials / 5
