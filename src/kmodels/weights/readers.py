@@ -197,8 +197,11 @@ def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], n
 
 def _npy_reader(path: Path, name: str) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
-        with np.load(path, allow_pickle=False) as arrays:
-            array = arrays[name]
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                array = arrays[name]
+        except Exception as error:
+            raise InputError(f"{path}: {name} cannot be read: {_one_line(error)}") from None
         return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
     return read
