@@ -84,3 +84,6 @@ def test_a_keras_file_of_another_optimizer_changes_nothing(runs, written):
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     load_keras_file(written / "torch" / "sgd.keras", model, optimizer=False)
+    outputs = np.asarray(model.predict(runs.X, verbose=0))
+    expected = np.load(written / "torch" / "sgd.npz")["outputs"]
+    np.testing.assert_allclose(outputs, expected, rtol=0, atol=tolerance("logits"))

@@ -74,21 +74,26 @@ def _extract(path: Path, folder: Path) -> Path:
         raise InputError(f"{path} is not a whole .keras file: {_one_line(error)}") from None
 
 
-def _check(path: Path, file: Path, model: keras.Model | None) -> None:
-    """Compares the number of the optimizer's variables; without a model takes them out."""
+def _check(path: Path, file: Path, model: keras.Model, optimizer: bool) -> None:
+    """Compares the number of the optimizer's variables, or puts the model's own in their place."""
     import h5py
 
+    own = [] if model.optimizer is None else model.optimizer.variables
     try:
         with h5py.File(file, "r+") as held:
             saved: Any = held.get("optimizer/vars", ())
             count = len(saved)
-            if model is None and "optimizer" in held:
-                del held["optimizer"]
+            if not optimizer:
+                # Keras loads what the file has for each part of a model, or fails.
+                if "optimizer" in held:
+                    del held["optimizer"]
+                for number, variable in enumerate(own):
+                    held[f"optimizer/vars/{number}"] = state.host_values(variable)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} has damaged weights: {_one_line(error)}") from None
-    if model is not None and (wanted := len(model.optimizer.variables)) != count:
+    if optimizer and len(own) != count:
         raise InputError(
-            f"{path} has {count} variables of an optimizer, the model's has {wanted}; "
+            f"{path} has {count} variables of an optimizer, the model's has {len(own)}; "
             "compile with the same optimizer, or give optimizer=False"
         )
 
