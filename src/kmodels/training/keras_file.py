@@ -43,7 +43,7 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
         wanted += model.optimizer.variables
     with tempfile.TemporaryDirectory() as folder:
         file = _extract(path, Path(folder))
-        _check(path, file, model if optimizer else None)
+        _check(path, file, model, optimizer)
         former = [(variable, np.array(state.host_values(variable))) for variable in wanted]
         try:
             with warnings.catch_warnings():
