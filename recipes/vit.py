@@ -39,6 +39,7 @@ class Settings(recipe.Common):
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
     ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
+    non_finite: str = flag("stop", "at a step that is not finite", choices=("stop", "skip"))
     # Regularisation and augmentation
     label_smoothing: float = flag(0.1, "share of each label spread over all classes")
     dropout: float | None = flag(None, "rate within the blocks; the preset's by default")
@@ -151,6 +152,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         clip_norm=settings.clip_norm or None,
         accumulate=settings.accumulate,
         ema=settings.ema,
+        skip_non_finite=settings.non_finite == "skip",
     )
     if one_hot:
         loss = keras.losses.CategoricalCrossentropy(True, settings.label_smoothing)
@@ -163,9 +165,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.evaluate and not own_head:
         training.restore_newest(folder.path / "checkpoints", model)
     elif not settings.evaluate:
-        runner = training.Runner(
-            model, folder.path, loader, validation, schedule, **recipe.run_options(settings, FIXED)
-        )
+        options = recipe.run_options(settings, FIXED)
+        options["best"] = "val_accuracy" if validation else None
+        runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
         folder.write_config()
         runner.run()
 

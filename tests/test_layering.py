@@ -19,7 +19,7 @@ ROWS = (
     ("ops", "overrides"),
     ("layers",),
     ("data", "distribution", "generation", "lora", "text", "training", "weights"),
-    ("task", "presets"),
+    ("callbacks", "task", "presets"),
     ("models",),
     ("bench", "cli", "doctor", "plan", "recipe"),
 )

@@ -11,7 +11,7 @@ _EXPORTS = {
     "generic_only": "kmodels.dispatch",
     "set_matmul_precision": "kmodels.precision",
 }
-_MODULES = ("data", "distribution", "layers", "models", "ops", "text", "training")
+_MODULES = ("callbacks", "data", "distribution", "layers", "models", "ops", "text", "training")
 
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
 

@@ -1,19 +1,37 @@
 """The only place that looks inside Keras, for what its public interface does not give."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.variables import AutocastScope
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils import rng_utils
 
 _CONTEXT = "current_call_ctx"
+_CALLBACK_LIST: Any = CallbackList
 _UNINITIALIZED = "uninitialized_variables"
 
-__all__ = ["PyDatasetAdapter", "attach", "changing", "detach", "random_seed", "sublayers"]
+__all__ = [
+    "PyDatasetAdapter",
+    "attach",
+    "callbacks_beside",
+    "changing",
+    "detach",
+    "global_seed",
+    "keep_watching",
+    "metrics_built",
+    "random_seed",
+    "start_at",
+    "sublayers",
+    "symbolic_build",
+]
 
 
 def random_seed() -> int | None:
@@ -96,3 +114,56 @@ def autocast(policy: Any) -> AutocastScope:
     """Variables are read in the policy's compute dtype inside the block, as in a layer's call."""
     # Named where it changes nothing too: under AutocastScope(None) a variable's `dtype` is float32.
     return AutocastScope(policy.compute_dtype)
+
+
+def global_seed() -> Any:
+    """The state variable of the seed that Keras takes where none is given; None before its use."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def callbacks_beside(callback: Any) -> tuple[list[Any], CodeType | None]:
+    """The callbacks that the running `fit` calls, and the code of that `fit`.
+
+    Call it inside a hook of the callback. Keras tells a callback its model, never the list that it
+    is in, so the list is looked up on the stack.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner: Any = frame.f_locals.get("self")
+        if isinstance(owner, _CALLBACK_LIST) and callback in owner.callbacks:
+            return list(owner.callbacks), frame.f_back.f_code if frame.f_back else None
+        frame = frame.f_back
+    return [callback], None
+
+
+def keep_watching(callback: Any, attributes: Iterable[str]) -> None:
+    """Keeps what a callback that watches a number has found, when it first looks at that number.
+
+    It settles then what "better" means, and starts its best anew or turns the sign of its
+    tolerance.
+    """
+    if (settle := getattr(callback, "_set_monitor_op", None)) is None:
+        return
+
+    def settle_and_keep() -> None:
+        kept = {name: getattr(callback, name) for name in attributes}
+        settle()
+        vars(callback).update(kept)
+
+    callback._set_monitor_op = settle_and_keep
+
+
+def start_at(model: Any, epoch: int | None) -> None:
+    """Makes the `fit` that is beginning start at this epoch; None takes that back."""
+    model._initial_epoch = epoch
+
+
+def symbolic_build(model: Any, batch: Any) -> None:
+    """Makes the variables of metrics and losses, which TensorFlow does in the first step."""
+    model._symbolic_build(data_batch=batch)
+
+
+def metrics_built(model: Any) -> bool:
+    """Whether the metrics given to `compile` have their variables."""
+    return model._compile_metrics is None or model._compile_metrics.built

@@ -1,11 +1,17 @@
 """Writing files so that a crash or a full disk never costs what was there before."""
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from kmodels.errors import InputError
+
+# File handles of this process by directory: held until they are let go or the process ends.
+_LOCKS: dict[Path, int] = {}
 
 
 def _sync(path: Path) -> None:
@@ -51,9 +57,8 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _sync(file)
+        for entry in (*temporary.rglob("*"), temporary):
+            _sync(entry)
         os.chmod(temporary, 0o755)
         _exchange(temporary, path)
         _sync(path.parent)
@@ -74,3 +79,62 @@ def _exchange(new: Path, path: Path) -> None:
         raise
     finally:
         shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a directory such that nobody meets it half removed."""
+    hidden = path.with_name(f".{path.name}.removed")
+    try:
+        os.replace(path, hidden)
+    except OSError:
+        return
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path, prefix: str) -> None:
+    """Removes what a killed process left of the directories `prefix...` that it was writing.
+
+    Args:
+        folder: held by `lock`, since another process may be writing else.
+        prefix: of the names that the directories were to have.
+    """
+    for entry in folder.glob(f".{prefix}*"):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def lock(directory: Path) -> bool:
+    """Keeps other processes out of a directory until `unlock`, or until this process ends.
+
+    A process that holds it already goes on holding it.
+
+    Returns:
+        Whether it was taken now.
+
+    Raises:
+        InputError: where another process holds it, or the directory cannot be written.
+    """
+    key = directory.resolve()
+    if key in _LOCKS:
+        return False
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {directory}: {error.strerror}; give another directory"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise InputError(
+            f"another run is using {directory}; wait for its end or give another directory"
+        ) from error
+    _LOCKS[key] = handle
+    return True
+
+
+def unlock(directory: Path) -> None:
+    """Lets go of a directory that this process holds."""
+    if (handle := _LOCKS.pop(directory.resolve(), None)) is not None:
+        os.close(handle)

@@ -67,7 +67,7 @@ class Common:
     out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
     resume: bool = flag(False, "go on from the newest checkpoint in --out")
     evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
-    checkpoint_every: int = flag(0, "steps between checkpoints; 0 makes one per epoch")
+    checkpoint_every: str = flag("0", "steps between checkpoints, or 300s; 0 makes one per epoch")
     keep: int = flag(2, "newest checkpoints to keep")
     log_every: int = flag(10, "steps between fetching and writing losses")
 
@@ -203,7 +203,7 @@ def prepare(settings: Any, layout: Any) -> None:
 
     from kmodels import distribution, precision
 
-    at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, checkpoint_every=0, workers=0)
+    at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, workers=0)
 
     if settings.memory_fraction is not None:
         precision.memory_fraction(settings.memory_fraction)
@@ -330,12 +330,10 @@ def main(
     except KeyboardInterrupt:
         print(f"{recipe}: stopped before training", file=sys.stderr)
         return 130
-    except Exception as error:
-        # Signals are imported late: this module must not bring Keras in.
-        signum = getattr(error, "signum", None)
-        if signum is None:
+    except SystemExit as stop:
+        # Stopped by a signal, which was said; the class is not imported, as it would bring Keras.
+        if (signum := getattr(stop, "signum", None)) is None:
             raise
-        print(f"{recipe}: {_one_line(error)}", file=sys.stderr)
         return 128 + signum
     finally:
         if folder is not None:

@@ -60,7 +60,7 @@ def test_a_run_leaves_its_files(whole):
     assert [float(row["loss"]) for row in steps] == found["step_losses"]
     assert [row["epoch"] for row in rows if row["row"] == "epoch"] == ["1", "2"]
     assert float(steps[0]["learning_rate"]) == pytest.approx(3e-3)
-    checkpoints = sorted((whole / "checkpoints").iterdir())
+    checkpoints = sorted((whole / "checkpoints").glob("step_*"))
     assert [path.name for path in checkpoints] == ["step_00000006", "step_00000010"]
     assert json.loads((checkpoints[-1] / "state.json").read_text())["batch"] == 4
 
@@ -134,12 +134,35 @@ def test_a_loss_that_is_not_a_number_stops_and_is_not_saved(recipe, tmp_path, mo
     error = capsys.readouterr().err
     assert "the loss is nan at step 8" in error
     assert "checkpoint step_00000006 is good" in error
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000006"]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_00000006"]
+
+
+def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch, capsys):
+    import numpy as np
+
+    from kmodels.data import ImageLoader
+
+    real = ImageLoader.__getitem__
+
+    def getitem(self, index):
+        x, y = real(self, index)
+        spoilt = self.maker.shuffle and index == 2
+        return (x * np.float32("nan"), y) if spoilt else (x, y)
+
+    monkeypatch.setattr(ImageLoader, "__getitem__", getitem)
+    arguments = [*SMALL, "--epochs", "1", "--non-finite", "skip", "--out", str(tmp_path)]
+    assert recipe.main(arguments) == 0
+    assert "step 3 was not finite and was skipped" in capsys.readouterr().out
+    found = result(tmp_path)
+    assert found["skipped_steps"] == 1
+    assert [loss is None for loss in found["step_losses"]] == [n == 2 for n in range(6)]
+    assert found["metrics"]["loss"] < 10
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--checkpoint-every", "5m"], "the distance of checkpoints is '5m'; give steps as in 500"),
         (["--lerning-rate", "1"], "unknown flag --lerning-rate; did you mean --learning-rate?"),
         (["--epochs", "two"], "argument --epochs: invalid int value: 'two'"),
         (["--epochs", "0"], "--epochs is 0; give at least 1"),

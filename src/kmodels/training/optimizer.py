@@ -64,6 +64,8 @@ class AdamW(Base):
         accumulate: micro-batches whose gradients are averaged before one update.
         ema: momentum of the moving average of the weights by update, or None. `swap_average`
             and `finalize_average` put it into the model; `fit` alone never does.
+        skip_non_finite: leaves everything as it is where a gradient is not finite, and counts such
+            steps in the variable `skipped`.
         name: first part of the variables' paths.
         **kwargs: as in `keras.optimizers.AdamW`.
     """
@@ -80,6 +82,7 @@ class AdamW(Base):
         clip_norm: float | None = None,
         accumulate: int = 1,
         ema: float | None = None,
+        skip_non_finite: bool = False,
         name: str = "adamw",
         **kwargs: Any,
     ):
@@ -101,12 +104,18 @@ class AdamW(Base):
         self.layer_decay = layer_decay
         self.accumulate = accumulate
         self.ema = ema
+        self.skip_non_finite = skip_non_finite
+        self.skipped: Any = None
+        self.swapped = False
+        self._checked = False
 
     def build(self, variables: list[Any]) -> None:
         """Makes the slots, and settles decay and learning rate of each variable."""
         if self.built:
             return
         super().build(variables)
+        if self.skip_non_finite:
+            self.skipped = self.add_variable((), dtype="int", name="skipped")
         pattern = re.compile("|".join(self.no_decay) or r"(?!)")
         self._decays = tuple(
             len(v.shape) > 1 and not pattern.search(getattr(v, "path", v.name)) for v in variables
@@ -115,6 +124,49 @@ class AdamW(Base):
         if self.layer_decay is not None:
             paths = [getattr(v, "path", v.name) for v in variables]
             self._multipliers = depth_multipliers(paths, self.layer_decay)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """One step, unless it is to be skipped."""
+        if not self.skip_non_finite or self._checked:
+            return super().apply(grads, trainable_variables)
+        if not self.built:
+            with keras.name_scope(self.name, caller=self):
+                self.build(trainable_variables)
+        update = super().apply
+
+        def step() -> None:
+            update(grads, trainable_variables)
+
+        def skip() -> None:
+            self.skipped.assign_add(1)
+
+        keras.ops.cond(_all_finite(grads), step, skip)
+        return self.iterations
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> tuple[Any, Any]:
+        """The same for JAX, whose branches may not write to variables."""
+        if not self.skip_non_finite:
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+        update = super().stateless_apply
+
+        def step() -> tuple[list[Any], list[Any]]:
+            self._checked = True
+            try:
+                weights, own = update(optimizer_variables, grads, trainable_variables)
+            finally:
+                self._checked = False
+            return list(weights), list(own)
+
+        def skip() -> tuple[list[Any], list[Any]]:
+            own = [
+                value + 1 if variable is self.skipped else value
+                for variable, value in zip(self.variables, optimizer_variables, strict=True)
+            ]
+            return list(trainable_variables), own
+
+        return keras.ops.cond(_all_finite(grads), step, skip)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Decays, then moves one variable; torch has a step over all of them instead."""
@@ -132,7 +184,11 @@ class AdamW(Base):
         """Nothing: a run that is interrupted and resumed calls `fit` more than once."""
 
     def swap_average(self) -> None:
-        """Exchanges the model's weights with their moving average; call it again to undo."""
+        """Exchanges the model's weights with their moving average; call it again to undo.
+
+        `swapped` says whether the average is in the model.
+        """
+        self.swapped = not self.swapped
         for variable, average in self._averages():
             held = keras.ops.copy(variable.value)
             variable.assign(keras.ops.copy(average.value))
@@ -163,7 +219,14 @@ class AdamW(Base):
             "layer_decay": self.layer_decay,
             "accumulate": self.accumulate,
             "ema": self.ema,
+            "skip_non_finite": self.skip_non_finite,
         }
+
+
+def _all_finite(gradients: Any) -> Any:
+    ops = keras.ops
+    found = [ops.all(ops.isfinite(gradient)) for gradient in gradients if gradient is not None]
+    return ops.all(ops.stack(found))
 
 
 def _check(

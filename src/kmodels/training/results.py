@@ -6,9 +6,9 @@ from typing import Any
 import keras
 
 from kmodels import dispatch
-from kmodels.training.checkpoint import weights_digest
 from kmodels.training.device import device_name, peak_memory_mb, versions
 from kmodels.training.runner import Runner
+from kmodels.training.state import weights_digest
 
 # Losses by step of longer runs are in history.csv alone.
 MOST_STEP_LOSSES = 1000
@@ -60,6 +60,7 @@ def result(
         content |= {
             "steps": runner.step,
             "epochs": runner.epochs,
+            "skipped_steps": runner.skipped,
             "step_losses": losses if len(losses) <= MOST_STEP_LOSSES else [],
         }
     if runner is not None and runner.trained_here:

@@ -11,12 +11,16 @@ import numpy as np
 
 from kmodels.errors import InputError
 from kmodels.training import checkpoint
+from kmodels.training.checkpointing import Checkpoint
 from kmodels.training.evaluation import Timed
 from kmodels.training.history import History
+from kmodels.training.out_of_memory import is_out_of_memory, out_of_memory
 from kmodels.training.progress import Progress
 from kmodels.training.schedules import WarmupSchedule
-from kmodels.training.signals import Interrupted, StopRequest
 from kmodels.training.step_loss import KEY, StepCallbacks, track_step_loss
+
+# So many steps without a finite one are no accident: the weights do not give numbers any more.
+MOST_SKIPPED = 50
 
 
 class Runner(keras.callbacks.Callback):
@@ -31,10 +35,13 @@ class Runner(keras.callbacks.Callback):
         schedule: the optimizer's learning rate; it knows the steps of the whole run.
         batch_size: pictures per batch.
         log_every: steps between two fetches of the losses.
-        checkpoint_every: steps between two checkpoints; 0 makes one after each epoch.
-        keep: newest checkpoints that stay.
+        checkpoint_every: steps between two checkpoints, or seconds as in "300s"; 0 makes one after
+            each epoch.
+        keep: newest checkpoints that stay, with the best.
+        best: log of an epoch whose best checkpoint stays, or None.
         settings: plain values that a resumed run must share; kept in state.json.
         resume: goes on from the newest checkpoint that verifies.
+        origin: where frozen weights came from; kept in state.json with their hash.
 
     Attributes:
         epoch: finished epochs.
@@ -44,6 +51,9 @@ class Runner(keras.callbacks.Callback):
     Raises:
         InputError: where checkpoints exist and none verifies, or the settings differ.
     """
+
+    # History and step are restored here, not by the checkpoint.
+    saves_itself = True
 
     def __init__(
         self,
@@ -55,33 +65,48 @@ class Runner(keras.callbacks.Callback):
         *,
         batch_size: int,
         log_every: int = 10,
-        checkpoint_every: int = 0,
+        checkpoint_every: int | str = 0,
         keep: int = 2,
+        best: str | None = None,
         settings: dict[str, Any] | None = None,
         resume: bool = False,
+        origin: str | None = None,
     ):
         super().__init__()
         self.trained, self.loader, self.validation = model, loader, validation
-        self.checkpoints = folder / "checkpoints"
         total_steps = schedule.total_steps
         self.batch_size, self.total_steps = batch_size, total_steps
-        self.log_every, self.checkpoint_every, self.keep = max(log_every, 1), checkpoint_every, keep
-        self.settings = settings or {}
+        self.log_every = max(log_every, 1)
         loader.set_epoch(0, 0)
         self.steps_per_epoch = len(loader)
         self.epochs = math.ceil(total_steps / self.steps_per_epoch)
-        self.epoch = self.batch = self.step = 0
-        self._metrics_from: Path | None = None
-        if resume:
-            self._resume()
-        self.history = History(folder / "history.csv", self.step, self.epoch)
+        self.checkpoint = Checkpoint(
+            folder / "checkpoints",
+            checkpoint_every,
+            keep,
+            best,
+            resume=resume,
+            origin=origin,
+            settings=settings,
+        )
+        self.checkpoint.before_save = self._flush
+        self.checkpoint.how_to_go_on = "go on with --resume"
+        if self.checkpoint.prepare(model, self.steps_per_epoch) is None and resume:
+            print(f"no checkpoint in {self.checkpoint.directory}; starting from the beginning")
+        self.epoch, self.batch = self.checkpoint.epoch, self.checkpoint.batch
+        self.step = self.checkpoint.step
+        cut = self.batch > 0
+        # A run that ends within an epoch has its evaluation and its row all the same.
+        self._unfinished = self.step < total_steps or (cut and not self.checkpoint.validated)
+        done = self.epoch + (cut and not self._unfinished)
+        self.history = History(folder / "history.csv", self.step, done)
         self.progress = Progress(total_steps, self.step)
-        self.stop = StopRequest()
         self.waited = Timed(loader)
         self._pending: list[Any] = []
         self._windows: list[tuple[int, float]] = []
         self._first_seconds = 0.0
-        self._saved_step = self.step if self.step else -1
+        self._skips = getattr(model.optimizer, "skip_non_finite", False)
+        self._in_a_row = 0
         track_step_loss(model)
         self._rates = keras.ops.convert_to_numpy(schedule(np.arange(total_steps)))
 
@@ -95,28 +120,29 @@ class Runner(keras.callbacks.Callback):
             InputError: where the loss is not finite; no checkpoint holds that state.
         """
         model = self.trained
-        self.progress.start()
+        self.loader.set_epoch(self.epoch, 0)
+        self.waited.seen = self.batch
+        callbacks = [self, self.checkpoint]
+        steps = self.steps_per_epoch
         try:
-            with self.stop.listen():
-                while self.step < self.total_steps:
-                    self.loader.set_epoch(self.epoch, self.batch)
-                    # An epoch that was cut is shorter, and Keras counts the batches once per fit.
-                    last = self.epoch + 1 if self.batch else self.epochs
-                    callbacks = StepCallbacks([self], model, epochs=last, steps=len(self.waited))
+            if self._unfinished:
+                self.progress.start()
+                with self.checkpoint.stop.listen():
                     model.fit(
                         self.waited,
                         validation_data=self.validation,
-                        initial_epoch=self.epoch,
-                        epochs=last,
-                        callbacks=callbacks,
+                        epochs=self.epochs,
+                        callbacks=StepCallbacks(callbacks, model, epochs=self.epochs, steps=steps),
                         shuffle=False,
                         verbose=0,
                     )
-        except Exception:
+        except Exception as error:
             # tf.data wraps what a loader raises.
             for batches in (self.waited, self.validation):
-                if (error := getattr(batches, "error", None)) is not None:
-                    raise error from None
+                if (own := getattr(batches, "error", None)) is not None:
+                    raise own from None
+            if is_out_of_memory(error):
+                raise out_of_memory(model, self.batch_size) from None
             raise
         finally:
             self.progress.stop()
@@ -127,34 +153,29 @@ class Runner(keras.callbacks.Callback):
         self._mark = perf_counter()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tells the loader the epoch; puts running averages of a cut epoch back."""
-        if self._metrics_from is not None:
-            # TensorFlow makes the metrics' variables in the first step, too late to fill them.
-            self.trained._symbolic_build(data_batch=self.loader[0])
-            checkpoint.restore_metrics(self._metrics_from, self.trained)
-            self._metrics_from = None
-        self.loader.set_epoch(epoch)
+        """Tells the loader the epoch."""
+        if epoch != self.epoch:
+            self.epoch, self.batch = epoch, 0
+        self.loader.set_epoch(epoch, 0)
+        self.waited.seen = self.batch
         self._epoch_started = perf_counter()
         if self._windows:
             self._mark = self._epoch_started
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keeps the loss on the device; every so often fetches, shows, saves, stops."""
+        """Keeps the loss on the device; every so often fetches and shows it."""
+        if batch < self.waited.seen:
+            self._mark = perf_counter()
+            if batch + 1 == self.waited.seen:
+                self._stop_at_end()
+            return
         self._pending.append(logs[KEY])  # type: ignore[index]
         self.step += 1
         self.batch += 1
         ends_epoch, ends_run = self.batch == self.steps_per_epoch, self.step == self.total_steps
-        stops = self.stop.signum is not None and not ends_epoch
-        saves = self.checkpoint_every and self.step % self.checkpoint_every == 0 and not ends_epoch
-        cut = ends_run and not ends_epoch
         if self.step % self.log_every == 0 or not self._first_seconds or ends_epoch or ends_run:
             self._flush()
-        if stops or saves or cut:
-            self._save()
-        if stops:
-            self._leave()
-        if ends_run:
-            self.trained.stop_training = True
+        self._stop_at_end()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Evaluates the moving average where there is one."""
@@ -165,7 +186,7 @@ class Runner(keras.callbacks.Callback):
         self.trained.optimizer.swap_average()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes the epoch's row, and a checkpoint."""
+        """Writes the epoch's row."""
         seconds = perf_counter() - self._epoch_started
         shown = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
         row = {"row": "epoch", "epoch": epoch + 1, "step": self.step, **shown}
@@ -176,15 +197,6 @@ class Runner(keras.callbacks.Callback):
         left = seconds / max(self.batch, 1) * (self.total_steps - self.step)
         text = f"epoch {epoch + 1}/{self.epochs}  {numbers}  {speed:,.0f} samples/s"
         self.progress.epoch(text, left)
-        if self.batch < self.steps_per_epoch:
-            return  # The run ends within an epoch, and was saved at its last step.
-        self.epoch, self.batch = epoch + 1, 0
-        stops = self.stop.signum is not None
-        due = not self.checkpoint_every or self.step % self.checkpoint_every == 0
-        if due or stops or self.step == self.total_steps:
-            self._save()
-        if stops and self.step < self.total_steps:
-            self._leave()
 
     # Numbers of the run
 
@@ -194,6 +206,12 @@ class Runner(keras.callbacks.Callback):
         rows = self.history.epochs
         left_out = {"row", "epoch", "step", "samples_per_s", "seconds"}
         return {k: v for k, v in rows[-1].items() if k not in left_out} if rows else {}
+
+    @property
+    def skipped(self) -> int:
+        """Steps that changed nothing, since their gradients were not finite."""
+        count = getattr(self.trained.optimizer, "skipped", None)
+        return 0 if count is None else int(keras.ops.convert_to_numpy(count.value))
 
     @property
     def trained_here(self) -> bool:
@@ -227,6 +245,10 @@ class Runner(keras.callbacks.Callback):
 
     # Parts
 
+    def _stop_at_end(self) -> None:
+        if self.step == self.total_steps and self.batch < self.steps_per_epoch:
+            self.trained.stop_training = True
+
     def _flush(self) -> None:
         losses = [float(keras.ops.convert_to_numpy(loss)) for loss in self._pending]
         now = perf_counter()
@@ -248,6 +270,12 @@ class Runner(keras.callbacks.Callback):
             for number, loss in enumerate(losses)
         ]
         bad = next((row for row in rows if not math.isfinite(row["loss"])), None)
+        if bad is not None and self._skips:
+            self._in_a_row = _tail(losses, self._in_a_row)
+            print(f"step {bad['step']} was not finite and was skipped", flush=True)
+            bad = bad if self._in_a_row >= MOST_SKIPPED else None
+        else:
+            self._in_a_row = 0
         self.history.add([row for row in rows if bad is None or row["step"] < bad["step"]])
         if bad is not None:
             self._not_finite(bad)
@@ -255,59 +283,19 @@ class Runner(keras.callbacks.Callback):
 
     def _not_finite(self, row: dict[str, Any]) -> None:
         losses = self.history.step_losses
-        saved = checkpoint.list_checkpoints(self.checkpoints)
+        saved = checkpoint.list_checkpoints(self.checkpoint.directory)
         kept = f"checkpoint {saved[0].name} is good" if saved else "no checkpoint was made"
+        losses = [loss for loss in losses if math.isfinite(loss)]
         last = f"the last finite one was {losses[-1]:.4g}" if losses else "there was no finite one"
         raise InputError(
             f"the loss is {row['loss']} at step {row['step']} (learning rate "
             f"{row['learning_rate']:.3g}); {last}; {kept}; check the data or the learning rate"
         )
 
-    def _save(self) -> None:
-        self._flush()
-        if self.step == self._saved_step:
-            return
-        # JAX keeps the state outside the variables during an epoch.
-        if (sync := getattr(self.trained, "jax_state_sync", None)) is not None:
-            sync()
-        state = {
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "step": self.step,
-            "steps_per_epoch": self.steps_per_epoch,
-            "backend": keras.backend.backend(),
-            "settings": self.settings,
-        }
-        checkpoint.save(self.checkpoints, self.trained, state, self.keep)
-        self._saved_step = self.step
-        self._mark = perf_counter()
 
-    def _leave(self) -> None:
-        signum = self.stop.signum
-        assert signum is not None
-        raise Interrupted(
-            signum, f"stopped at step {self.step} by signal {signum}; go on with --resume"
-        )
-
-    def _resume(self) -> None:
-        found = checkpoint.newest(self.checkpoints)
-        if found is None:
-            print(f"no checkpoint in {self.checkpoints}; starting from the beginning", flush=True)
-            return
-        path, state, passed_over = found
-        for reason in passed_over:
-            print(f"passed over a damaged checkpoint: {reason}", flush=True)
-        kept = state["settings"]
-        wrong = [name for name, value in self.settings.items() if kept.get(name) != value]
-        if wrong or state["steps_per_epoch"] != self.steps_per_epoch:
-            said = ", ".join(f"{name} was {kept.get(name)!r}" for name in wrong)
-            raise InputError(
-                f"{path} is of another run: {said or 'the data had another size'}; give the same "
-                "settings or another --out"
-            )
-        checkpoint.restore_model(path, self.trained)
-        checkpoint.restore_optimizer(path, self.trained)
-        self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["step"]
-        if self.batch:
-            self._metrics_from = path
-        print(f"resumed from {path} at step {self.step}", flush=True)
+def _tail(losses: list[float], before: int) -> int:
+    """How many of the last losses are not finite, one after another."""
+    for count, loss in enumerate(reversed(losses)):
+        if math.isfinite(loss):
+            return count
+    return before + len(losses)

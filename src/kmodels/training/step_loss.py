@@ -13,15 +13,28 @@ KEY = "step_loss"
 
 
 class LossTracker(keras.metrics.Mean):
-    """Keras' loss tracker that also keeps the last value."""
+    """Keras' loss tracker that also keeps the last value.
 
-    def __init__(self, name: str = "loss", **kwargs: Any):
+    Args:
+        finite_only: leaves values that are not finite out of the average.
+        name: of the average.
+        **kwargs: as in `keras.metrics.Mean`.
+    """
+
+    def __init__(self, finite_only: bool = False, name: str = "loss", **kwargs: Any):
         super().__init__(name=name, **kwargs)
+        self.finite_only = finite_only
         self.last = self.add_variable(shape=(), initializer="zeros", name="last")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Adds a scalar loss to the average and keeps it."""
         self.last.assign(keras.ops.cast(values, self.last.dtype))
+        if self.finite_only:
+            ops, dtype = keras.ops, self.last.dtype
+            finite = ops.isfinite(values)
+            values = ops.where(finite, values, ops.zeros_like(values))
+            weight = ops.cast(1.0 if sample_weight is None else sample_weight, dtype)
+            sample_weight = ops.cast(finite, dtype) * weight
         super().update_state(values, sample_weight=sample_weight)
 
     def result(self) -> dict[str, Any]:
@@ -38,10 +51,12 @@ class LossTracker(keras.metrics.Mean):
 def track_step_loss(model: keras.Model) -> None:
     """Makes a compiled model log "step_loss", the loss of the last batch, next to the averages.
 
-    Call it after `compile`. Regularisers are part of it; rounding is float32's.
+    Call it after `compile`. Regularisers are part of it; rounding is float32's. Steps that the
+    optimizer skips, since they are not finite, do not count in the averages.
     """
     # Around Keras' __setattr__, which refuses new state on a built model; `compile` does the same.
-    object.__setattr__(model, "_loss_tracker", LossTracker())
+    skips = getattr(model.optimizer, "skip_non_finite", False)
+    object.__setattr__(model, "_loss_tracker", LossTracker(skips))
     # What was traced before counts with the former one, which nobody resets any more.
     model.train_function = model.test_function = None
 
@@ -49,8 +64,8 @@ def track_step_loss(model: keras.Model) -> None:
 class StepCallbacks(keras.callbacks.CallbackList):
     """A callback list whose batch hooks get logs as device values, on the main thread.
 
-    Pass it to `fit(callbacks=...)`. Of the batch hooks only `on_train_batch_end` reaches the
-    callbacks.
+    Pass it to `fit(callbacks=...)`. Of the batch hooks only those at the end of a batch of training
+    and of evaluation reach the callbacks.
     """
 
     def __init__(
@@ -70,4 +85,6 @@ class StepCallbacks(keras.callbacks.CallbackList):
         """Nothing."""
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Nothing: the averages are read once, at the end."""
+        """Hands the device values on; the averages are read once, at the end."""
+        for callback in self.callbacks:
+            callback.on_test_batch_end(batch, logs)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -20,3 +21,10 @@ def fill(variable: Any, array: np.ndarray) -> None:
         tensor = torch.from_numpy(array)
     with torch.no_grad():
         variable.value.copy_(tensor)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as an array that shares its memory, bfloat16 included."""
+    if tensor.dtype != torch.bfloat16:
+        return tensor.detach().numpy()
+    return tensor.detach().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)

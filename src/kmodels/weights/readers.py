@@ -4,6 +4,8 @@ import json
 import math
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,17 @@ _DTYPES = {
     "I32": np.dtype("int32"),
     "I16": np.dtype("int16"),
     "I8": np.dtype("int8"),
+    "U64": np.dtype("uint64"),
+    "U32": np.dtype("uint32"),
+    "U16": np.dtype("uint16"),
     "U8": np.dtype("uint8"),
     "BOOL": np.dtype("bool"),
 }
 PART = 2**25  # bytes of a large tensor that are mapped together
 INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+# A description of tensors beyond this is no model's: it is there to use up memory and time.
+MOST_HEADER = 5_000_000
 
 
 def read_safetensors(path: Path) -> dict[str, LazyArray]:
@@ -44,6 +52,8 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
     files = sorted(path.glob("*.safetensors"))
     if len(files) == 1:
         return _one_safetensors(files[0])
+    if not files and (path / PICKLED).is_file():
+        return read_pickled(path / PICKLED)
     found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
     raise InputError(
         f"{path} holds no model.safetensors and no {INDEX}, but {found}; "
@@ -59,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {_one_line(error)}") from None
     if not isinstance(found, dict):
         raise InputError(f"{path} holds a JSON {type(found).__name__}; an object is needed")
@@ -74,6 +84,7 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        _check_header(path)
         file: Any = safe_open(str(path), framework="numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(
@@ -108,10 +119,26 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
     return {name: lazy(name) for name in sorted(file.keys())}
 
 
+def _check_header(path: Path) -> None:
+    with path.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+    if size > MOST_HEADER:
+        raise InputError(
+            f"{path} announces a description of {size:,} bytes, at most {MOST_HEADER:,} are read; "
+            "copy it again"
+        )
+
+
 def _sharded(path: Path) -> dict[str, LazyArray]:
     index = read_json(path / INDEX).get("weight_map")
     if not isinstance(index, dict):
         raise InputError(f"{path / INDEX} has no weight_map; copy the directory again")
+    strange = [shard for shard in index.values() if not _is_file_name(shard)]
+    if strange:
+        raise InputError(
+            f"{path / INDEX} names {strange[0]!r}, which is no file of the directory; copy the "
+            "directory again"
+        )
     shards = sorted(set(index.values()))
     if missing := [shard for shard in shards if not (path / shard).is_file()]:
         raise InputError(
@@ -123,6 +150,21 @@ def _sharded(path: Path) -> dict[str, LazyArray]:
             f"{path / INDEX} names tensors that are not there: {', '.join(lost[:8])}; copy it again"
         )
     return {name: held[shard][name] for name, shard in sorted(index.items())}
+
+
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def read_pickled(path: Path) -> dict[str, LazyArray]:
+    """The tensors of a file that torch pickled, where torch is installed; no code in it runs.
+
+    Raises:
+        InputError: for a file that holds anything but tensors, or without torch.
+    """
+    if find_spec("torch") is None:
+        raise InputError(f"{path} needs torch to be read; write it again as safetensors")
+    return import_module("kmodels.weights.pickled_torch").read(path)
 
 
 def read_npz(path: Path) -> dict[str, LazyArray]:
@@ -137,9 +179,10 @@ def read_npz(path: Path) -> dict[str, LazyArray]:
                 raise InputError(f"{path} is damaged at {bad}; copy it again")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             headers = {name.removesuffix(".npy"): _npy_header(archive, name) for name in names}
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except Exception as error:
+        # A damaged archive raises nearly anything: zlib.error, KeyError, RuntimeError, EOFError.
         raise InputError(f"{path} is not a whole .npz file: {_one_line(error)}") from None
     return {
         name: LazyArray(shape, dtype, _npy_reader(path, name))
@@ -154,16 +197,22 @@ def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], n
         if version != (1, 0):
             read = np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
+        size = archive.getinfo(name).file_size - file.tell()
     if dtype.hasobject:
         raise InputError(f"{archive.filename}: {name} holds Python objects; only arrays are read")
+    if math.prod(shape) * dtype.itemsize != size:
+        raise InputError(f"{archive.filename}: {name} says it is {shape}, but has {size} bytes")
     # JAX writes bfloat16 as two opaque bytes.
     return shape, np.dtype(ml_dtypes.bfloat16) if dtype == np.dtype("V2") else dtype
 
 
 def _npy_reader(path: Path, name: str) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
-        with np.load(path, allow_pickle=False) as arrays:
-            array = arrays[name]
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                array = arrays[name]
+        except Exception as error:
+            raise InputError(f"{path}: {name} cannot be read: {_one_line(error)}") from None
         return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
     return read

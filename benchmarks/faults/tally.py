@@ -1,0 +1,39 @@
+"""Where the counts go: to the screen and, with --write, to benchmarks/results/."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kmodels.training.device import versions
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """What every script of this folder takes."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="small counts")
+    parser.add_argument("--write", action="store_true", help="also write to benchmarks/results/")
+    return parser
+
+
+def report(name: str, found: dict[str, Any], options: argparse.Namespace) -> None:
+    """Prints the counts, and writes them where that is asked for."""
+    backend = keras.backend.backend()
+    content = {"question": name, "backend": backend, "versions": versions(), **found}
+    text = json.dumps(content, indent=1) + "\n"
+    print(text, end="")
+    if options.write and not options.quick:
+        file = f"faults_{name}_{backend}_cpu_{time.strftime('%Y-%m-%d')}.json"
+        (RESULTS / file).write_text(text)
+
+
+def plain(counts: dict[str, Any]) -> dict[str, Any]:
+    """As JSON takes it."""
+    return {key: sorted(v) if isinstance(v, set) else v for key, v in counts.items()}

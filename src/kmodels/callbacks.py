@@ -1,0 +1,5 @@
+"""Callbacks for `fit` of any Keras model."""
+
+from kmodels.training.checkpointing import Checkpoint
+
+__all__ = ["Checkpoint"]

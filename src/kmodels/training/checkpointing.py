@@ -1,0 +1,437 @@
+"""Checkpoint: a callback that keeps the whole state of `fit` on the disk, and goes on from it."""
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kmodels import compat
+from kmodels.errors import InputError
+from kmodels.files import lock, remove_leftovers, unlock
+from kmodels.training import checkpoint, randomness, state
+from kmodels.training.callback_state import CallbackStates
+from kmodels.training.device import versions
+from kmodels.training.due import Due
+from kmodels.training.replay import Replay
+from kmodels.training.signals import Interrupted, StopRequest
+from kmodels.training.writer import BackgroundWriter
+from kmodels.weights.readers import read_safetensors
+
+_HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
+Pending = tuple[dict[str, Any], dict[str, state.Arrays]]
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves all that `fit` needs to go on, and goes on from the newest checkpoint that verifies.
+
+        checkpoint = kmodels.callbacks.Checkpoint("runs/first", every=500, keep=3, best="val_loss")
+        model.fit(x, y, epochs=10, callbacks=[checkpoint, keras.callbacks.EarlyStopping()])
+
+    The same script, run again, ends with the weights of a run that was never stopped, bit for bit
+    on the same machine and backend; on another backend it goes on too. A checkpoint has weights,
+    optimizer, running averages, states of seeds and random generators, and what the other callbacks
+    know. Batches of an unfinished epoch are gone through again, without training on them, so the
+    data must come in the same order: set `keras.utils.set_random_seed`.
+
+    SIGTERM and SIGINT save at the end of the batch, and end the process with 143 or 130.
+
+    Args:
+        directory: of the run's checkpoints; no other process may be using it.
+        every: steps between checkpoints, or seconds as in "300s"; by default one after each epoch.
+        keep: how many of the newest stay.
+        best: name of a log of an epoch, such as "val_loss"; the checkpoint with its best value
+            stays too.
+        mode: "min", "max", or "auto", which goes by the name.
+        resume: False refuses a directory that holds checkpoints.
+        only_trainable: leaves frozen weights out and keeps a hash of them; by default where the
+            model has LoRA adapters.
+        origin: where the frozen weights came from, for messages.
+        settings: plain values that a resumed run must share.
+        stop_on_non_finite: raises where the loss of a step is not finite.
+
+    Attributes:
+        epoch: finished epochs.
+        batch: finished batches of the running epoch.
+        step: finished batches of all.
+        validated: whether the epoch of the checkpoint that was restored, cut or not, had its end.
+        before_save: called before the state is read.
+        how_to_go_on: end of the line that is said where a signal stops the run.
+
+    Raises:
+        InputError: for wrong settings; in `fit`, where another run uses the directory, where no
+            checkpoint in it verifies, or where they are of another run.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        every: int | str | None = None,
+        keep: int = 2,
+        best: str | None = None,
+        mode: str = "auto",
+        resume: bool = True,
+        only_trainable: bool | None = None,
+        origin: str | None = None,
+        settings: dict[str, Any] | None = None,
+        stop_on_non_finite: bool = True,
+    ):
+        super().__init__()
+        if keep < 1:
+            raise InputError(f"keep is {keep}; give at least 1")
+        if mode not in ("auto", "min", "max"):
+            raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
+        if mode == "auto":
+            mode = "max" if best and any(part in best for part in _HIGHER_IS_BETTER) else "min"
+        self.directory = Path(directory).expanduser()
+        self.due = Due(every)
+        self.keep, self.best, self.mode, self.resume = keep, best, mode, resume
+        self.only_trainable, self.origin = only_trainable, origin
+        self.settings = settings or {}
+        self.stop_on_non_finite = stop_on_non_finite
+        self.epoch = self.batch = self.step = 0
+        self.validated = False
+        self.before_save: Callable[[], object] = lambda: None
+        self.how_to_go_on = "run it again to go on"
+        self.stop = StopRequest()
+        self._writer = BackgroundWriter()
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        self._restored: tuple[Path, dict[str, Any]] | None = None
+        self._others: CallbackStates | None = None
+        self._pending: Pending | None = None
+        self._before_validation: state.Arrays | None = None
+        self._validation_random: state.Arrays | None = None
+        self._random_of_validation: state.Arrays = {}
+        self._epoch_random: state.Arrays = {}
+        self._replayed = 0
+        self._saved_step = -1
+        self._last_finite: float | None = None
+        self._log_names: list[str] = []
+        self._base: dict[str, Any] | None = None
+        self._begun = False
+
+    # What fit calls
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Takes the directory, and puts the newest state into model and optimizer."""
+        beside, code = compat.callbacks_beside(self)
+        if not self._begun:
+            self.prepare(self.model, self.params.get("steps"))
+        self._begun = False  # A `fit` after one that an error ended restores anew.
+        if isinstance(step := self.model.train_function, Replay):
+            step.end()  # A former `fit` was left within its replay.
+        self._others = CallbackStates(c for c in beside if c is not self)
+        self.stop.begin(code)
+        self.due.restart()
+        if self._restored is not None:
+            ended = self._restored[1]["ended"]
+            compat.start_at(self.model, self.params["epochs"] if ended else self.epoch)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Finishes the checkpoint of the epoch before; begins the replay of a cut one."""
+        self._finish()
+        self._leave_if_asked()
+        self._before_validation, self._replayed = None, 0
+        if self._restored is None:
+            self.epoch, self.batch = epoch, 0
+            self._epoch_random = randomness.capture()
+            return
+        compat.start_at(self.model, None)
+        path, described = self._restored
+        self._restored, self._log_names = None, described["log_names"]
+        other = _other(path)
+        self._epoch_random = _below("random/epoch/", other)
+        randomness.restore(self._epoch_random)
+        self._put_back(path, described, other)
+        if described["in_validation"]:
+            # Keras draws between the last batch and validation, which the replay has it do again.
+            self._random_of_validation = _below("random/now/", other)
+        if self.batch:
+            self._replayed = self.batch
+            Replay(
+                self.model,
+                self.batch,
+                described["log_names"],
+                first=lambda batch: self._build_metrics(path, batch),
+                done=lambda: self._put_back(path, described, other, "random/now/"),
+            )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves where it is time, or where a signal came."""
+        if batch < self._replayed:
+            self._leave_if_asked()
+            return
+        self.step += batch + 1 - self.batch
+        self.batch = batch + 1
+        self._log_names = list(logs or {})
+        self._check_loss((logs or {}).get("loss"))
+        self._writer.check()
+        ends_epoch = self.batch == self.params.get("steps")
+        if self.stop.signum is not None or (self.due.now(self.step) and not ends_epoch):
+            self.save()
+        self._leave_if_asked()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Keeps the training's averages, which validation writes over, and the random states."""
+        if self._random_of_validation:
+            randomness.restore(self._random_of_validation)
+            self._random_of_validation = {}
+        self._before_validation = state.copied(state.named(self.model.metrics_variables))
+        self._validation_random = randomness.capture()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Validation is over."""
+        self._validation_random = None
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves and leaves where a signal came."""
+        if self.stop.signum is not None:
+            optimizer = self.model.optimizer
+            if getattr(optimizer, "swapped", False):
+                self._sync()
+                optimizer.swap_average()
+            self.save()
+            self._leave_if_asked()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Reads the state where it is time; it is written once the other callbacks are done."""
+        steps = self.params.get("steps")
+        complete = steps is None or self.batch >= steps
+        numbers = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, int | float)}
+        if complete:
+            self.epoch, self.batch = epoch + 1, 0
+        is_best = self.best is not None and complete and self._is_best(numbers)
+        ends = self.model.stop_training or epoch + 1 == self.params["epochs"]
+        if (
+            self.due.once_an_epoch
+            or ends
+            or is_best
+            or self.due.now(self.step)
+            or self.stop.signum is not None
+        ):
+            self._read(numbers)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Waits until all is written, and lets go of the directory."""
+        compat.start_at(self.model, None)
+        if self._restored is not None and self._others is not None:
+            # There was nothing left to train.
+            path, described = self._restored
+            self._others.restore(described["callbacks"], _other(path))
+        self._finish()
+        self._leave_if_asked()
+        self._let_go()
+
+    # What else may be called
+
+    def prepare(self, model: keras.Model, steps_per_epoch: int | None = None) -> Path | None:
+        """Takes the directory and restores model and optimizer; `fit` does it where nobody did.
+
+        Args:
+            model: compiled.
+            steps_per_epoch: batches of an epoch, where known.
+
+        Returns:
+            The checkpoint that the model was filled from, or None.
+        """
+        self._writer.wait()
+        # Where this process held it, what is being written is its own.
+        if lock(self.directory):
+            remove_leftovers(self.directory, checkpoint.PREFIX)
+        self._begin_run()
+        self._begun, self.stop.signum = True, None
+        self.epoch = self.batch = self.step = 0
+        if self.only_trainable is None:
+            self.only_trainable = state.has_adapters(model)
+        if self.only_trainable:
+            digest = state.digest(state.frozen(model))
+            self._base = {"sha256": digest, "origin": self.origin}
+        if not self.resume and checkpoint.list_checkpoints(self.directory):
+            raise InputError(
+                f"{self.directory} holds checkpoints of a run; go on with it by resume=True, or "
+                "give another directory"
+            )
+        found = checkpoint.newest(self.directory)
+        if found is None:
+            return None
+        path, described, passed_over = found
+        for reason in passed_over:
+            print(f"passed over a damaged checkpoint: {reason}", flush=True)
+        self._compare(path, described, steps_per_epoch)
+        checkpoint.restore(path, described, model)
+        self.epoch, self.batch = described["epoch"], described["batch"]
+        self.validated = bool(described["logs"])
+        self.step = self._saved_step = described["step"]
+        self._restored = path, described
+        print(f"resumed from {path} at step {self.step}", flush=True)
+        return path
+
+    def save(self) -> None:
+        """Saves now, inside `fit`, beside the training."""
+        self._read({})
+        self._finish()
+
+    # Parts
+
+    def _compare(self, path: Path, described: dict[str, Any], steps: int | None) -> None:
+        kept = described["settings"]
+        wrong = [name for name, value in self.settings.items() if kept.get(name) != value]
+        said = [f"{name} was {kept.get(name)!r}" for name in wrong]
+        seed, former = compat.random_seed(), described["order"]["seed"]
+        if None not in (seed, former) and seed != former:
+            said.append(f"the random seed was {former}")
+        count = described["steps_per_epoch"]
+        if None not in (steps, count) and steps != count:
+            said.append(f"an epoch had {count} batches, not {steps}")
+        if said:
+            raise InputError(
+                f"{path} is of another run: {', '.join(said)}; give the same settings or another "
+                "directory"
+            )
+
+    def _put_back(
+        self, path: Path, described: dict[str, Any], other: state.Arrays, random: str = ""
+    ) -> None:
+        """What `fit` and the replay write over: averages, other callbacks, random generators."""
+        if described["batch"] and compat.metrics_built(self.model) and not random:
+            self._fill_metrics(path)
+        if self._others is not None:
+            self._others.restore(described["callbacks"], other)
+        if random:
+            randomness.restore(_below(random, other))
+
+    def _build_metrics(self, path: Path, batch: Any) -> None:
+        if not compat.metrics_built(self.model):
+            compat.symbolic_build(self.model, batch)
+            self._fill_metrics(path)
+
+    def _fill_metrics(self, path: Path) -> None:
+        state.fill(path, {"metrics": state.named(self.model.metrics_variables)})
+
+    def _is_best(self, numbers: dict[str, float]) -> bool:
+        assert self.best is not None
+        if self.best not in numbers:
+            if self.best.startswith("val_") and not any(n.startswith("val_") for n in numbers):
+                return False  # Not every epoch need be validated.
+            raise InputError(
+                f"best is {self.best!r}, which no epoch logs; choose one of {', '.join(numbers)}"
+            )
+        self._writer.wait()
+        held = checkpoint.list_checkpoints(self.directory)
+        former = checkpoint.find_best(held, self.best, self.mode)
+        if former is None:
+            return True
+        value = numbers[self.best]
+        return value < former[0] if self.mode == "min" else value > former[0]
+
+    def _check_loss(self, loss: Any) -> None:
+        # Losses on the device are not waited for: who leaves them there checks them.
+        if not isinstance(loss, float) or not self.stop_on_non_finite:
+            return
+        if math.isfinite(loss):
+            self._last_finite = loss
+            return
+        self._writer.wait()
+        kept = checkpoint.list_checkpoints(self.directory)
+        good = f"checkpoint {kept[0].name} is good" if kept else "no checkpoint was made"
+        raise InputError(
+            f"the loss is {loss} at step {self.step} (learning rate {self._learning_rate():.3g}); "
+            f"the last finite one was {self._last_finite}; {good}; check the data or the learning "
+            "rate"
+        )
+
+    def _learning_rate(self) -> float:
+        self._sync()
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _sync(self) -> None:
+        # JAX keeps the state outside the variables during an epoch.
+        if (sync := getattr(self.model, "jax_state_sync", None)) is not None:
+            sync()
+
+    def _read(self, logs: dict[str, float]) -> None:
+        """Copies everything to the host; waits for the write before, so that there is one copy."""
+        if self.step == self._saved_step and not logs:
+            return
+        self.before_save()
+        self._writer.wait()
+        self._sync()
+        variables = state.parts(self.model, bool(self.only_trainable))
+        arrays = {part: state.copied(held) for part, held in variables.items()}
+        if self._before_validation is not None:
+            arrays["metrics"] = self._before_validation
+        described = {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "steps_per_epoch": self.params.get("steps"),
+            "in_validation": self._validation_random is not None,
+            "logs": logs,
+            "log_names": self._log_names,
+            "order": {"seed": compat.random_seed(), "epoch": self.epoch},
+            "schedule": _config(self.model.optimizer),
+            "base": self._base,
+            "settings": self.settings,
+            "backend": keras.backend.backend(),
+            "versions": versions(),
+        }
+        self._pending = described, arrays
+
+    def _finish(self) -> None:
+        """Adds what the other callbacks know by now, and has it written."""
+        if self._pending is None:
+            return
+        (described, arrays), self._pending = self._pending, None
+        other: state.Arrays = {}
+        described["callbacks"] = {} if self._others is None else self._others.capture(other)
+        # A callback that ended the training has had its reasons at the end of the epoch.
+        described["ended"] = bool(self.model.stop_training) and self.batch == 0
+        for variable in self._changeable():
+            arrays["optimizer"]["learning_rate"] = state.copied({"": variable})[""]
+        # Validation is gone through again as a whole.
+        now = self._validation_random or randomness.capture()
+        begun = self._epoch_random if self.batch else now
+        other |= {f"random/now/{name}": values for name, values in now.items()}
+        other |= {f"random/epoch/{name}": values for name, values in begun.items()}
+        arrays["other"] = other
+        snapshot = checkpoint.Snapshot(described, arrays)
+        self._writer.submit(
+            lambda: checkpoint.save(self.directory, snapshot, self.keep, self.best, self.mode)
+        )
+        self._saved_step = self.step
+        self.due.restart()
+
+    def _changeable(self) -> list[Any]:
+        """The learning rate, where callbacks may set it."""
+        held = state.slots(self.model.optimizer)
+        return [held["learning_rate"]] if "learning_rate" in held else []
+
+    def _let_go(self) -> None:
+        self._writer.wait()
+        self.stop.end()
+        unlock(self.directory)
+
+    def _leave_if_asked(self) -> None:
+        if (signum := self.stop.signum) is None:
+            return
+        self._let_go()
+        message = f"stopped at step {self.step} by signal {signum}; {self.how_to_go_on}"
+        print(message, file=sys.stderr, flush=True)
+        raise Interrupted(signum, message)
+
+
+def _other(path: Path) -> state.Arrays:
+    return {k: v.read() for k, v in read_safetensors(path / "other.safetensors").items()}
+
+
+def _below(prefix: str, arrays: state.Arrays) -> state.Arrays:
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+
+
+def _config(optimizer: Any) -> Any:
+    rate = optimizer.get_config().get("learning_rate")
+    return rate if isinstance(rate, dict) else None

@@ -1,0 +1,49 @@
+"""When the next checkpoint is due."""
+
+import re
+from time import perf_counter
+
+from kmodels.errors import InputError
+
+
+class Due:
+    """Steps or seconds between checkpoints.
+
+    Args:
+        every: steps as in 500 or "500", seconds as in "300s"; None and 0 mean once an epoch.
+
+    Raises:
+        InputError: for anything else.
+    """
+
+    def __init__(self, every: int | str | None):
+        self.steps: int | None = None
+        self.seconds: float | None = None
+        self.restart()
+        if every in (None, 0, "0"):
+            return
+        match = re.fullmatch(r"(\d+)(s?)", str(every))
+        if match is None or int(match[1]) == 0:
+            raise InputError(
+                f"the distance of checkpoints is {every!r}; give steps as in 500, or seconds as in "
+                "300s"
+            )
+        if match[2]:
+            self.seconds = float(match[1])
+        else:
+            self.steps = int(match[1])
+
+    @property
+    def once_an_epoch(self) -> bool:
+        """Whether neither steps nor seconds were given."""
+        return self.steps is None and self.seconds is None
+
+    def restart(self) -> None:
+        """The clock starts anew: one was made, or the run begins."""
+        self._since = perf_counter()
+
+    def now(self, step: int) -> bool:
+        """Whether it is time after this step."""
+        if self.seconds is not None:
+            return perf_counter() - self._since >= self.seconds
+        return self.steps is not None and step % self.steps == 0

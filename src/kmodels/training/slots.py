@@ -1,0 +1,52 @@
+"""An optimizer's variables by the weight they belong to, whatever its class and the backend."""
+
+from typing import Any
+
+# What an optimizer keeps beside its slots.
+_OTHER_LISTS = ("_variables", "_trainable_variables")
+
+
+def slots(optimizer: Any) -> dict[str, Any]:
+    """Every variable of a built optimizer by `weight's path:slot`, or by its own name.
+
+    On torch Keras puts classes of its own behind the public names, and Adafactor calls all its
+    variables as their weights are called; so a variable is known by the list of the optimizer that
+    it is in, and by its place there.
+
+    Args:
+        optimizer: of any of Keras' classes; one that scales losses gives its inner one's too.
+
+    Returns:
+        For example "iteration", "block_0/mlp/up/kernel:momentum".
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    found = {} if inner is None else slots(inner)
+    inside = {id(variable) for variable in found.values()}
+    weights = optimizer._trainable_variables
+    owners: dict[int, tuple[str, str]] = {}
+    for attribute, held in vars(optimizer).items():
+        aligned = isinstance(held, list | tuple) and len(held) == len(weights)
+        if aligned and attribute not in _OTHER_LISTS:
+            for weight, variable in zip(weights, held, strict=True):
+                path = getattr(weight, "path", weight.name)
+                owners.setdefault(id(variable), (path, attribute.strip("_")))
+    for variable in optimizer.variables:
+        if id(variable) in inside:
+            continue
+        name = variable.name
+        if id(variable) in owners:
+            path, attribute = owners[id(variable)]
+            prefix = path.replace("/", "_") + "_"
+            slot = name.removeprefix(prefix) if name.startswith(prefix) else attribute
+            name = f"{path}:{slot}"
+        found[unique(name, found)] = variable
+    return found
+
+
+def unique(name: str, taken: Any) -> str:
+    """The name, or the first of `name#1`, `name#2` that is free."""
+    copies, found = 0, name
+    while found in taken:
+        copies += 1
+        found = f"{name}#{copies}"
+    return found

@@ -1,0 +1,157 @@
+"""What a checkpoint holds of a model: read into host memory, compared, put back."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.dispatch import backend_module
+from kmodels.errors import InputError
+from kmodels.training.slots import slots, unique
+from kmodels.weights.readers import read_safetensors
+from kmodels.weights.tensors import LazyArray
+
+Arrays = dict[str, np.ndarray]
+# Keras numbers seed generators by how many the process has made.
+_NUMBERED_SEED = re.compile(r"\bseed_generator_\d+")
+_SHOWN = 8
+_host = backend_module("kmodels.weights.host")
+
+
+class CheckpointError(InputError):
+    """A checkpoint is damaged, or belongs to another model."""
+
+
+def named(variables: Iterable[Any]) -> dict[str, Any]:
+    """Variables by path; a second of the same gets `#1`, in the order of creation."""
+    found: dict[str, Any] = {}
+    for variable in variables:
+        found[unique(_NUMBERED_SEED.sub("seed_generator", variable.path), found)] = variable
+    return found
+
+
+def has_adapters(model: keras.Model) -> bool:
+    """Whether small matrices are trained beside frozen weights (LoRA)."""
+    return any(variable.name.startswith("lora_") for variable in model.trainable_variables)
+
+
+def frozen(model: keras.Model) -> dict[str, Any]:
+    """Weights that training does not change, by path."""
+    return named(variable for variable in model.weights if not variable.trainable)
+
+
+def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]:
+    """The variables of each file of a checkpoint, the optimizer built where needed.
+
+    Args:
+        model: compiled.
+        only_trainable: leaves the frozen weights out.
+
+    Returns:
+        "model", with the states of seeds; "optimizer"; "metrics".
+    """
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    held = named(model.variables)
+    if only_trainable:
+        left_out = {id(variable) for variable in frozen(model).values()}
+        held = {name: variable for name, variable in held.items() if id(variable) not in left_out}
+    metrics = named(model.metrics_variables)
+    return {"model": held, "optimizer": slots(model.optimizer), "metrics": metrics}
+
+
+def copied(variables: Mapping[str, Any]) -> Arrays:
+    """The values in host memory, where the next step does not write over them."""
+    return {name: np.array(host_values(variable)) for name, variable in variables.items()}
+
+
+def host_values(variable: Any) -> np.ndarray:
+    """A variable's values in its own dtype; they may share its memory."""
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return np.asarray(keras.ops.convert_to_numpy(variable.value), dtype=dtype)
+
+
+def digest(variables: Mapping[str, Any]) -> str:
+    """sha256 over path, dtype, shape and bytes, in the order of the paths."""
+    found = hashlib.sha256()
+    for path, variable in sorted(variables.items()):
+        values = host_values(variable)
+        found.update(f"{path} {values.dtype} {values.shape}\n".encode())
+        found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def weights_digest(model: keras.Model) -> str:
+    """sha256 over path, dtype, shape and bytes of all weights, in the order of the paths."""
+    return digest(named(model.weights))
+
+
+def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises `InputError` for a value that is not finite."""
+    for name, values in arrays.items():
+        if values.dtype.kind in "fV" and not np.isfinite(values).all():
+            raise InputError(
+                f"{name} is not finite, so this state is not saved; lower the learning rate, or go "
+                "on from the checkpoint before"
+            )
+
+
+def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+    """Fills variables from the files of a checkpoint, all or none.
+
+    Args:
+        path: of the checkpoint, verified.
+        wanted: variables by name, by file, such as {"model": ...}.
+
+    Raises:
+        CheckpointError: lists all that does not fit.
+    """
+    found = {part: read_safetensors(path / f"{part}.safetensors") for part in wanted}
+    wrong = [
+        f"{part}: {problem}"
+        for part, variables in wanted.items()
+        for problem in _misfits(found[part], variables)
+    ]
+    if wrong:
+        more = f"; {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise CheckpointError(
+            f"{path} belongs to another model or optimizer: {'; '.join(wrong[:_SHOWN])}{more}"
+        )
+    # All is read before anything is assigned.
+    values = [
+        (variable, found[part][name].read())
+        for part, variables in wanted.items()
+        for name, variable in variables.items()
+    ]
+    for variable, value in values:
+        put(variable, value)
+
+
+def put(variable: Any, values: np.ndarray) -> None:
+    """Assigns values from the host; integers may be wider on another backend."""
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    array = np.ascontiguousarray(values, dtype=dtype).reshape(variable.shape)
+    if _host is None:
+        variable.assign(array)
+    else:
+        _host.fill(variable, array)
+
+
+def _misfits(found: Mapping[str, LazyArray], wanted: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(set(wanted) - set(found)):
+        yield f"{name} is missing"
+    for name in sorted(set(found) - set(wanted)):
+        yield f"{name} is not in this one"
+    for name in sorted(set(found) & set(wanted)):
+        if found[name].shape != tuple(wanted[name].shape):
+            yield f"{name} is {found[name].shape}, wanted {tuple(wanted[name].shape)}"
+        elif found[name].dtype.kind != _kind(wanted[name]):
+            yield f"{name} is {found[name].dtype}, wanted {wanted[name].dtype}"
+
+
+def _kind(variable: Any) -> str:
+    return np.dtype(keras.backend.standardize_dtype(variable.dtype)).kind

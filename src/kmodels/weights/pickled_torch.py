@@ -1,0 +1,46 @@
+"""Files that torch pickled, read without running what they say."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kmodels.errors import InputError
+from kmodels.weights.host_torch import to_numpy
+from kmodels.weights.tensors import LazyArray
+
+
+def read(path: Path) -> dict[str, LazyArray]:
+    """The tensors of a state dictionary.
+
+    Raises:
+        InputError: for a file that is damaged, or holds anything else.
+    """
+    try:
+        held: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        # What torch says is how to run the code in the file all the same.
+        raise InputError(
+            f"{path} is damaged or holds more than tensors; write it again as safetensors"
+        ) from None
+    if not isinstance(held, dict):
+        raise InputError(f"{path} holds a {type(held).__name__}; a dictionary of tensors is needed")
+    wrong = [name for name, value in held.items() if not _is_plain(name, value)]
+    if wrong:
+        raise InputError(f"{path}: {wrong[0]!r} is no tensor; write it again as safetensors")
+    return {name: _lazy(tensor) for name, tensor in held.items()}
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and not (value.is_quantized or value.is_complex())
+    )
+
+
+def _lazy(tensor: torch.Tensor) -> LazyArray:
+    dtype = to_numpy(tensor.new_zeros(())).dtype
+    return LazyArray(tuple(tensor.shape), np.dtype(dtype), lambda: to_numpy(tensor))
