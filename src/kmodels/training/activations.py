@@ -59,6 +59,9 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
         weights: of the model.
         sizes: of its blocks.
         setup: the step.
+
+    Yields:
+        What the blocks keep, then what the head takes, then what comes and goes.
     """
     trained = {held.name.rpartition("/")[0] for held in weights if held.part == TRAINED}
     step = _Step(sizes, setup)

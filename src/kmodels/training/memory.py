@@ -85,6 +85,9 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
         model: a task, with or without values, neither quantized nor with adapters.
         setup: the step.
 
+    Yields:
+        Each of them, with its part.
+
     Raises:
         InputError: for LoRA targets or ranks that the model does not have.
     """
