@@ -15,6 +15,7 @@ RESULTS, README, PICTURE = HERE / "results", HERE / "README.md", HERE / "vit_tra
 BACKENDS = ("torch", "jax", "tensorflow")
 # Systems that are not somebody else's code, or compute in other dtypes.
 OURS = "kmodels"
+RATIOS = ("time", "peak")
 HEADINGS = (
     "backend", "case", "kmodels ms", "best native peer", "keras-hub", "tutorial",
     "generic ops", "fit / bare loop", "peak / native", "peak / keras-hub", "peak / tutorial",
@@ -86,19 +87,15 @@ def table(headings: tuple[str, ...], rows: list[list[str]]) -> str:
 def gemma_table() -> str:
     rows = []
     for file in sorted(RESULTS.glob("gemma_lora_*.json")):
-        for row in json.loads(file.read_text())["rows"]:
+        content = json.loads(file.read_text())
+        part = ", responses only" if content["loss_on"] == "responses" else ""
+        for row in content["rows"]:
+            case = f"{content['shapes']}, {row['dtype']}, 2 x {row['length']}{part}"
             for name, ratio in row.items():
                 if name.startswith("over_"):
-                    rows.append(
-                        [
-                            row["backend"],
-                            f"{row['dtype']}, 2 x {row['length']}",
-                            name.removeprefix("over_"),
-                            f"{ratio['time']:.2f}",
-                            f"{ratio['peak']:.2f}",
-                        ]
-                    )
-    return table(("backend", "case", "peer", "time / peer", "peak / peer"), rows)
+                    ratios = [f"{ratio[key]:.2f}" if key in ratio else "–" for key in RATIOS]
+                    rows.append([case, row["backend"], name.removeprefix("over_"), *ratios])
+    return table(("case", "backend", "peer", "time / peer", "peak / peer"), sorted(rows))
 
 
 def replace(text: str, name: str, content: str) -> str:
