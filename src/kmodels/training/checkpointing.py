@@ -275,6 +275,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._read({})
         self._finish()
 
+    def wait(self) -> None:
+        """Waits until what is being written is on the disk, and raises what went wrong with it."""
+        self._writer.wait()
+
     # Parts
 
     def _compare(self, path: Path, described: dict[str, Any], steps: int | None) -> None:

@@ -283,6 +283,7 @@ class Runner(keras.callbacks.Callback):
 
     def _not_finite(self, row: dict[str, Any]) -> None:
         losses = self.history.step_losses
+        self.checkpoint.wait()
         saved = checkpoint.list_checkpoints(self.checkpoint.directory)
         kept = f"checkpoint {saved[0].name} is good" if saved else "no checkpoint was made"
         losses = [loss for loss in losses if math.isfinite(loss)]
