@@ -56,6 +56,7 @@ class Settings(recipe.Common):
     weight_decay: float = flag(0.0, "decoupled decay of the adapters")
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
+    non_finite: str = flag("stop", "at a step that is not finite", choices=("stop", "skip"))
     # What is shown and written
     anyway: bool = flag(False, "go on though the memory seems too small")
     samples: int = flag(3, "held-out prompts answered before and after", small=1)
@@ -64,9 +65,9 @@ class Settings(recipe.Common):
     first_steps: int = flag(120, "training of the demonstration's base model", small=2)
 
 
-# What a resumed run must share with the one it continues.
+# What a resumed run must share with the one it continues; its checkpoint knows a hash of the base.
 FIXED = (
-    *("preset", "weights", "data", "template", "loss_on", "sequence_length", "pack", "rank"),
+    *("preset", "data", "template", "loss_on", "sequence_length", "pack", "rank"),
     *("alpha", "targets", "rslora", "dora", "quantize", "batch_size", "accumulate", "seed"),
 )
 # The demonstration's base model is wider than the preset, which is made for tests.
@@ -155,6 +156,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
             weight_decay=settings.weight_decay,
             clip_norm=settings.clip_norm or None,
             accumulate=settings.accumulate,
+            skip_non_finite=settings.non_finite == "skip",
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
@@ -167,9 +169,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.evaluate:
         training.restore_newest(folder.path / "checkpoints", model)
     else:
-        runner = training.Runner(
-            model, folder.path, loader, validation, schedule, **recipe.run_options(settings, FIXED)
-        )
+        options = recipe.run_options(settings, FIXED)
+        options |= {"best": "val_loss", "origin": str(origin)}
+        runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
         folder.write_config()
         runner.run()
 
