@@ -85,7 +85,7 @@ def table(headings: tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def gemma_table() -> str:
-    rows = []
+    rows = {}  # a file of one backend stands for its rows in a file of all
     for file in sorted(RESULTS.glob("gemma_lora_*.json")):
         content = json.loads(file.read_text())
         part = ", responses only" if content["loss_on"] == "responses" else ""
@@ -94,8 +94,9 @@ def gemma_table() -> str:
             for name, ratio in row.items():
                 if name.startswith("over_"):
                     ratios = [f"{ratio[key]:.2f}" if key in ratio else "–" for key in RATIOS]
-                    rows.append([case, row["backend"], name.removeprefix("over_"), *ratios])
-    return table(("case", "backend", "peer", "time / peer", "peak / peer"), sorted(rows))
+                    key = (case, row["backend"], name.removeprefix("over_"))
+                    rows[key] = [*key, *ratios]
+    return table(("case", "backend", "peer", "time / peer", "peak / peer"), sorted(rows.values()))
 
 
 def replace(text: str, name: str, content: str) -> str:
