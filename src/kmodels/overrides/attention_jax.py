@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides import dropout_jax
-from kmodels.overrides.blocks import blocks
+from kmodels.overrides.blocks import blocks, near
 
 # Queries of a block: measured between 32 and 256.
 SIZE = 64
@@ -189,11 +189,8 @@ def _near(block: tuple[int, int, int, int], plan: _Plan) -> Tensor | None:
     if not plan.causal and plan.window is None:
         return None
     start, stop, low, high = block
-    behind = jnp.arange(start, stop)[:, None, None] + plan.offset - jnp.arange(low, high)
-    near = behind >= 0 if plan.causal else jnp.ones_like(behind, dtype=bool)
-    if plan.window is not None:
-        near &= (behind if plan.causal else jnp.abs(behind)) < plan.window
-    return near
+    places = (slice(start, stop), slice(low, high))
+    return jnp.asarray(near(places, plan.offset, plan.causal, plan.window))[:, None]
 
 
 def _wide(x: Tensor) -> Any:

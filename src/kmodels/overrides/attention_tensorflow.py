@@ -14,7 +14,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
-from kmodels.overrides.blocks import Block, blocks
+from kmodels.overrides.blocks import Block, blocks, near
 
 # Queries of a block: measured between 64 and 256.
 SIZE = 128
@@ -148,13 +148,9 @@ def _wide(x: Tensor) -> Tensor:
 def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) -> Tensor:
     """Attention weights of a block of scores (B, K, t * G, s), in their dtype."""
     queries, seen = block
-    place = np.arange(queries.start, queries.stop)[:, None] + sizes.keys - sizes.length
-    behind = place - np.arange(seen.start, seen.stop)
-    near = behind >= 0 if sizes.causal else np.full(behind.shape, True)
-    if sizes.window is not None:
-        near &= (behind if sizes.causal else np.abs(behind)) < sizes.window
+    allowed = near(block, sizes.keys - sizes.length, sizes.causal, sizes.window)
     # A number that is added: TensorFlow selects slowly on a CPU.
-    hidden = np.repeat(np.where(near, 0.0, MASKED), sizes.shared, axis=0)
+    hidden = np.repeat(np.where(allowed, 0.0, MASKED), sizes.shared, axis=0)
     wide = _wide(scores) * sizes.scale
     wide += tf.constant(hidden, wide.dtype)
     if pairs is None:
@@ -162,7 +158,7 @@ def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) 
     # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, t, G, s), then as the scores lie
     split = (sizes.groups, sizes.shared) if pairs.shape[1] > 1 else (1, 1)
     whole = tf.broadcast_to(pairs, (tf.shape(pairs)[0], pairs.shape[1], sizes.length, sizes.keys))
-    part = whole[:, :, queries.start : queries.stop, seen.start : seen.stop] & near
+    part = whole[:, :, queries.start : queries.stop, seen.start : seen.stop] & allowed
     here, there = queries.stop - queries.start, seen.stop - seen.start
     part = tf.reshape(part, (-1, *split, here, there))
     part = tf.repeat(tf.transpose(part, (0, 1, 3, 2, 4)), sizes.shared // split[1], axis=3)

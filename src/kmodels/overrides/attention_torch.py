@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
-from kmodels.overrides.blocks import blocks
+from kmodels.overrides.blocks import blocks, near
 from kmodels.overrides.dropout_torch import keep
 
 # Keys from which SDPA is taken on CPUs too: the products hold length x keys weights.
@@ -191,7 +191,7 @@ class _Products(torch.autograd.Function):
         found = (
             _back(for_query, ctx.sizes),
             *(
-                x.view(*_batch_heads(ctx.sizes), *x.shape[1:]).transpose(1, 2)
+                x.view(ctx.sizes[0], ctx.sizes[2], *x.shape[1:]).transpose(1, 2)
                 for x in (for_key, for_value)
             ),
         )
@@ -199,10 +199,6 @@ class _Products(torch.autograd.Function):
 
 
 Sizes = tuple[int, int, int, int, int]  # B, S, K, T, G
-
-
-def _batch_heads(sizes: Sizes) -> tuple[int, int]:
-    return sizes[0], sizes[2]
 
 
 def _rows(x: Tensor, sizes: Sizes) -> Tensor:
@@ -245,12 +241,13 @@ def _softmax(
     """Attention weights of a block of scores (B * K, t * G, s); the scores are used up."""
     batch, keys, groups, length, shared = sizes
     heads = scores.view(batch, groups, -1, shared, scores.shape[2])
-    near = None
+    close = None
     if causal or window is not None:
-        near = _near(queries, seen, keys - length, causal, window, scores.device)[:, None]
+        found = near((queries, seen), keys - length, causal, window)
+        close = torch.from_numpy(found).to(scores.device)[:, None]
         # Under a causal mask alone, the keys before the block's first query need none.
         start = 0 if window is not None else queries.start + keys - length - seen.start
-        heads[..., start:].masked_fill_(~near[..., start:], MASKED)
+        heads[..., start:].masked_fill_(~close[..., start:], MASKED)
     if mask is None:
         return torch.softmax(scores, -1)
     # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, T or 1, G or 1, S or 1)
@@ -259,21 +256,9 @@ def _softmax(
     allowed = allowed[:, :, queries if allowed.shape[2] > 1 else slice(None)]
     allowed = allowed[..., seen if allowed.shape[4] > 1 else slice(None)]
     heads.masked_fill_(~allowed, MASKED)
-    if near is not None:
-        allowed = allowed & near
+    if close is not None:
+        allowed = allowed & close
     weights = torch.softmax(scores, -1)
     # A query that sees nothing has even weights by now; it gets none.
     weights.view_as(heads).mul_(allowed.any(-1, keepdim=True))
     return weights
-
-
-def _near(
-    queries: slice, seen: slice, offset: int, causal: bool, window: int | None, device: Any
-) -> Tensor:
-    """Which keys of a block lie where its queries may look, (t, s)."""
-    place = torch.arange(queries.start, queries.stop, device=device)[:, None] + offset
-    behind = place - torch.arange(seen.start, seen.stop, device=device)
-    near = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
-    if window is not None:
-        near &= (behind if causal else behind.abs()) < window
-    return near

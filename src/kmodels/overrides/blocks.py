@@ -1,5 +1,7 @@
 """Blocks of queries and the keys that each can see, for attention that goes block by block."""
 
+import numpy as np
+
 Block = tuple[slice, slice]
 
 
@@ -25,4 +27,25 @@ def blocks(length: int, keys: int, causal: bool, window: int | None, size: int) 
         low = 0 if window is None else max(first - window + 1, 0)
         high = last + 1 if causal or window is None else min(last + window, keys)
         found.append((slice(start, stop), slice(low, high)))
+    return found
+
+
+def near(block: Block, offset: int, causal: bool, window: int | None) -> np.ndarray:
+    """Which keys of a block lie where its queries may look.
+
+    Args:
+        block: queries and keys.
+        offset: keys before the first query, S - T.
+        causal: as in `ops.attention`.
+        window: as in `ops.attention`.
+
+    Returns:
+        (t, s) bool.
+    """
+    queries, seen = block
+    place = np.arange(queries.start, queries.stop)[:, None] + offset
+    behind = place - np.arange(seen.start, seen.stop)
+    found = behind >= 0 if causal else np.full(behind.shape, True)
+    if window is not None:
+        found &= (behind if causal else np.abs(behind)) < window
     return found

@@ -48,9 +48,6 @@ def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor
     x, kernel = ops.convert_to_tensor(x), ops.convert_to_tensor(kernel)
     check_width(x, kernel)
     bias = None if bias is None else ops.convert_to_tensor(bias)
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        y = torch.matmul(x, kernel)
-        return y if bias is None else y + bias
     return _Affine.apply(x, kernel, bias)
 
 

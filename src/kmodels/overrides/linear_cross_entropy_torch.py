@@ -93,19 +93,18 @@ class _Room:
 
     def __init__(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype):
         self.rows, self.same = rows, like.dtype == dtype
-        self.wide, self.shares = (like.new_empty(rows * columns, dtype=dtype) for _ in range(2))
-        self.narrow = self.wide if self.same else like.new_empty(rows * columns)
+        self.shares = like.new_empty(rows * columns, dtype=dtype)
+        if not self.same:
+            self.wide, self.narrow = torch.empty_like(self.shares), like.new_empty(rows * columns)
 
     def scores(
         self, hidden: Tensor, tile: Tensor, soft_cap: float | None
     ) -> tuple[Tensor, Tensor | None]:
         """Logits of one tile, and their derivative by the uncapped ones."""
-        score = self._view(self.wide, tile.shape[0])
-        if self.same:
-            score = matmul(hidden, tile.T)
-        elif hidden.is_cuda:
-            score = torch.mm(hidden, tile.T, out_dtype=score.dtype)
+        if self.same or hidden.is_cuda:
+            score = _product(hidden, tile.T, self.shares.dtype)
         else:
+            score = self._view(self.wide, tile.shape[0])
             score.copy_(torch.mm(hidden, tile.T, out=self._view(self.narrow, tile.shape[0])))
         if soft_cap is None:
             return score, None
