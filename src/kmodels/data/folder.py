@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from kmodels.archives import check_zip
 from kmodels.data.pictures import MAX_BYTES, SUFFIXES, PictureError, decode
 from kmodels.data.sources import DataBundle, split
 from kmodels.errors import InputError
@@ -132,11 +133,12 @@ def _list(root: Path) -> Listing:
     elif root.is_file():
         try:
             with zipfile.ZipFile(root) as archive:
+                check_zip(archive, root)
                 paths = [
                     (*PurePosixPath(info.filename).parts, *(("",) if info.is_dir() else ()))
                     for info in archive.infolist()
                 ]
-        except (zipfile.BadZipFile, OSError) as error:
+        except (zipfile.BadZipFile, OSError, NotImplementedError, UnicodeError) as error:
             raise InputError(f"{root} is no readable zip file ({error}); give a zip") from error
     else:
         raise InputError(f"{root} does not exist; give folder:DIR or folder:FILE.zip")

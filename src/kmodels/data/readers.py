@@ -2,12 +2,12 @@
 
 import gzip
 import struct
-import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from kmodels.archives import ALWAYS_ALLOWED, MOST_EXPANSION
 from kmodels.data.sources import ArraySource, DataBundle, check_labels, split
 from kmodels.errors import InputError
 
@@ -122,7 +122,7 @@ def _idx_file(folder: Path, part: str, kind: str) -> Path | None:
 
 def _read_idx(path: Path, kind: str) -> np.ndarray:
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be unpacked ({error}); fetch it again") from error
     dims = 3 if kind == "images" else 1
@@ -141,20 +141,29 @@ def _read_idx(path: Path, kind: str) -> np.ndarray:
     return body.reshape(shape)
 
 
+def _unpacked(path: Path) -> bytes:
+    most = max(MOST_EXPANSION * path.stat().st_size, ALWAYS_ALLOWED)
+    with gzip.open(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise InputError(f"{path} unpacks to over {most:,} bytes, which no pictures do")
+    return content
+
+
 def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
     """A NumPy archive with arrays named as in Keras' own data sets."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; give npz:FILE")
+    with path.open("rb") as file:
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+            raise InputError(f"{path} is a single array; save with np.savez: {_NPZ_KEYS}")
+    # Here, since worker processes import this module and go without Keras.
+    from kmodels.weights import read_npz as read_arrays
+
     try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise InputError(f"{path} is a single array; save with np.savez: {_NPZ_KEYS}")
-            arrays = {key: archive[key] for key in archive.files}
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist; give npz:FILE") from error
-    except InputError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path} is no readable NumPy archive ({error})") from error
+        arrays = {name: tensor.read() for name, tensor in read_arrays(path).items()}
+    except InputError as error:
+        raise InputError(f"{path} is no readable NumPy archive ({error})") from None
     if "x_train" in arrays and "y_train" in arrays:
         prefixes = {"train": "train", "validation": "val", "test": "test"}
         keys = {part: (f"x_{end}", f"y_{end}") for part, end in prefixes.items()}

@@ -38,7 +38,7 @@ class LoraSettings:
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
             raise InputError(f"LoRA rank is {self.rank!r}; give a whole number from 1, such as 8")
-        if self.alpha is not None and not self.alpha > 0:
+        if self.alpha is not None and not 0 < self.alpha < math.inf:
             raise InputError(
                 f"LoRA alpha is {self.alpha!r}; give a number above 0, or None for the rank"
             )

@@ -11,19 +11,21 @@ import numpy as np
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory
 from kmodels.layers import Dense
-from kmodels.lora import peft
+from kmodels.lora import peft, seal
 from kmodels.lora.adapter import LoraSettings
 from kmodels.lora.enable import adapters, check_rank, forget_compiled, put, values
 from kmodels.lora.targets import linear_layers
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from kmodels.weights.native import refuse_to_replace
-from kmodels.weights.readers import read_json
+from kmodels.weights.readers import read_json, read_metadata
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def save_adapter(model: Any, directory: str | Path) -> Path:
     """Writes the adapters, and a trained head, to a directory that PEFT and `load_adapter` read.
+
+    A hash in the file's header lets `load_adapter` refuse what was changed since.
 
     Args:
         model: a backbone or task with adapters.
@@ -63,7 +65,9 @@ def save_adapter(model: Any, directory: str | Path) -> Path:
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (folder / CONFIG).write_text(text, encoding="utf-8")
         named = {peft.PREFIX + name: tensor for name, tensor in tensors.items()}
-        write_safetensors(folder / WEIGHTS, named, {"format": "pt"})
+        arrays = {name: tensor.read() for name, tensor in named.items()}
+        digest = seal.digest(peft.settings(config, directory), arrays)
+        write_safetensors(folder / WEIGHTS, named, {"format": "pt", seal.KEY: digest})
     return directory
 
 
@@ -94,15 +98,17 @@ def _lazy(variable: Any, transposed: bool) -> LazyArray:
 def load_adapter(model: Any, directory: str | Path) -> None:
     """Puts the adapters of a file into a model; rank, alpha and targets come from the file.
 
-    All is compared first; the model changes only if everything fits. Adapters that the model has
-    give way.
+    All is read and compared first; the model changes only if everything fits. Adapters that the
+    model has give way. A changed bit is found in what `save_adapter` wrote; other packages' files
+    have no hash to compare with.
 
     Args:
         model: a backbone or task.
         directory: with adapter_config.json and adapter_model.safetensors.
 
     Raises:
-        InputError: lists all that does not fit; or the model has merged adapters.
+        InputError: lists all that does not fit; or the directory is damaged, or the model has
+            merged adapters.
     """
     directory = Path(directory)
     for name in (CONFIG, WEIGHTS):
@@ -115,7 +121,9 @@ def load_adapter(model: Any, directory: str | Path) -> None:
     described = read_json(directory / CONFIG)
     settings = peft.settings(described, directory)
     tensors = read_safetensors(directory / WEIGHTS)
-    chosen, filled, problems = _match(model, tensors, settings)
+    arrays = {name: tensor.read() for name, tensor in tensors.items()}
+    seal.verify(read_metadata(directory / WEIGHTS), settings, arrays, directory)
+    chosen, filled, problems = _match(model, arrays, settings)
     if problems:
         raise InputError(f"{directory} does not fit the model: {'; '.join(problems)}")
     backbone = getattr(model, "backbone", model)
@@ -124,14 +132,9 @@ def load_adapter(model: Any, directory: str | Path) -> None:
     put(backbone, chosen)
     for path, parts in filled.items():
         layer = linear_layers(model)[path]
-        for part, tensor in parts.items():
-            _variable(layer, part).assign(_array(tensor, transposed=len(tensor.shape) == 2))
+        for part, array in parts.items():
+            _variable(layer, part).assign(np.ascontiguousarray(array.T, "float32"))
     forget_compiled(model)
-
-
-def _array(tensor: LazyArray, transposed: bool) -> np.ndarray:
-    array = np.asarray(tensor.read(), "float32")
-    return np.ascontiguousarray(array.T if transposed else array)
 
 
 def _variable(layer: Dense, part: str) -> Any:
@@ -142,23 +145,23 @@ def _variable(layer: Dense, part: str) -> Any:
     return held[part]
 
 
-Filled = dict[str, dict[str, LazyArray]]
+Filled = dict[str, dict[str, np.ndarray]]
 
 
 def _match(
-    model: Any, tensors: Mapping[str, LazyArray], settings: LoraSettings
+    model: Any, arrays: Mapping[str, np.ndarray], settings: LoraSettings
 ) -> tuple[dict[str, tuple[Dense, LoraSettings]], Filled, list[str]]:
-    """Layers with their settings, tensors by layer and part, and what is wrong."""
+    """Layers with their settings, arrays by layer and part, and what is wrong."""
     layers = linear_layers(model)
     paths = peft.paths(model, layers)
     filled: Filled = {}
     unknown: list[str] = []
-    for name, tensor in tensors.items():
+    for name, array in arrays.items():
         module, part = peft.split(name)
         if part is None or module not in paths:
             unknown.append(name)
         else:
-            filled.setdefault(paths[module], {})[part] = tensor
+            filled.setdefault(paths[module], {})[part] = array
     problems = (
         [f"{len(unknown)} tensors without a layer: {', '.join(unknown[:8])}"] if unknown else []
     )
@@ -176,7 +179,7 @@ def _match(
 
 
 def _problems(
-    path: str, layer: Dense, parts: Mapping[str, LazyArray], rank: int | None, dora: bool
+    path: str, layer: Dense, parts: Mapping[str, np.ndarray], rank: int | None, dora: bool
 ) -> Sequence[str]:
     if rank is None and "weight" in parts:
         wanted = {"weight": (layer.units, layer.input_dim)}

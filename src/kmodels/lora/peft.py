@@ -124,12 +124,16 @@ def settings(described: Mapping[str, Any], origin: Path) -> LoraSettings:
         raise InputError(f"{origin} is an adapter of a kind not known here: {', '.join(wrong)}")
     try:
         rank, alpha = int(described["r"]), float(described["lora_alpha"])
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{origin} has no r and lora_alpha in adapter_config.json") from None
+        dropout = float(described.get("lora_dropout") or 0.0)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise InputError(
+            f"{origin} has no r and lora_alpha in adapter_config.json, or no number there or as "
+            "lora_dropout; write it again"
+        ) from None
     return LoraSettings(
         rank=rank,
         alpha=alpha,
-        dropout=float(described.get("lora_dropout") or 0.0),
+        dropout=dropout,
         targets=tuple(_list(described.get("target_modules"))) or ("all-linear",),
         rslora=bool(described.get("use_rslora")),
         dora=bool(described.get("use_dora")),
@@ -137,4 +141,6 @@ def settings(described: Mapping[str, Any], origin: Path) -> LoraSettings:
 
 
 def _list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or [])
+    if isinstance(value, list):
+        return [name for name in value if isinstance(name, str)]
+    return [value] if isinstance(value, str) else []

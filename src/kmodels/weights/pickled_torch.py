@@ -1,11 +1,13 @@
 """Files that torch pickled, read without running what they say."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from kmodels.archives import check_zip
 from kmodels.errors import InputError
 from kmodels.weights.host_torch import to_numpy
 from kmodels.weights.tensors import LazyArray
@@ -18,7 +20,12 @@ def read(path: Path) -> dict[str, LazyArray]:
         InputError: for a file that is damaged, or holds anything else.
     """
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                check_zip(archive, path)
         held: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception:
         # What torch says is how to run the code in the file all the same.
         raise InputError(
@@ -38,6 +45,8 @@ def _is_plain(name: Any, value: Any) -> bool:
         and isinstance(value, torch.Tensor)
         and value.layout == torch.strided
         and not (value.is_quantized or value.is_complex())
+        # Strides of zero make a tensor of any size out of one value.
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kmodels.archives import check_zip
 from kmodels.errors import InputError
 from kmodels.weights.tensors import LazyArray
 
@@ -59,6 +60,14 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
         f"{path} holds no model.safetensors and no {INDEX}, but {found}; "
         "write it again as safetensors"
     )
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts in the header of a safetensors file that `read_safetensors` reads."""
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="numpy") as file:
+        return file.metadata() or {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -175,6 +184,7 @@ def read_npz(path: Path) -> dict[str, LazyArray]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            check_zip(archive, path)
             if (bad := archive.testzip()) is not None:
                 raise InputError(f"{path} is damaged at {bad}; copy it again")
             names = [name for name in archive.namelist() if name.endswith(".npy")]
