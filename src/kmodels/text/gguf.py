@@ -1,5 +1,6 @@
 """The vocabulary inside a GGUF file."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from tokenizers import Tokenizer
 
 from kmodels.errors import InputError
 from kmodels.text import pieces as build
+from kmodels.weights.gguf import open_gguf
 
 
 def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, str]]:
@@ -22,16 +24,7 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
     Raises:
         InputError: for another kind of vocabulary, or where the gguf package is missing.
     """
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise InputError(f"{path} needs the gguf package: pip install 'kmodels[gguf]'") from error
-    try:
-        fields = GGUFReader(str(path)).fields
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (IndexError, ValueError) as error:
-        raise InputError(f"{path} is not a GGUF file: {error}") from error
+    fields = open_gguf(path).fields
 
     def value(name: str, default: Any = None) -> Any:
         field = fields.get(f"tokenizer.ggml.{name}")
@@ -43,6 +36,17 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
             f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) is read, "
             "or give the directory of a tokenizer.json"
         )
+    try:
+        return _build(texts, value, special)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InputError(
+            f"{path} holds a damaged vocabulary: {' '.join(str(error).split())}; copy it again"
+        ) from None
+
+
+def _build(
+    texts: list[str], value: Callable[..., Any], special: tuple[str, ...]
+) -> tuple[Tokenizer, dict[str, str]]:
     scores = value("scores", [0.0] * len(texts))
     kinds = value("token_type", [build.NORMAL] * len(texts))
     pieces = [build.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]

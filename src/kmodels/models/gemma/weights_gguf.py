@@ -10,6 +10,7 @@ from kmodels.errors import InputError
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
 from kmodels.weights import Checkpoint, LazyArray, Rule, Transform, transpose
+from kmodels.weights.gguf import open_gguf
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3}
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
@@ -69,14 +70,7 @@ def open_checkpoint(
     Raises:
         InputError: for a file that is damaged or of another model, or without the gguf package.
     """
-    try:
-        import gguf
-    except ImportError:
-        raise InputError(f"{path} needs the gguf package: pip install 'kmodels[gguf]'") from None
-    try:
-        reader = gguf.GGUFReader(str(path))
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise InputError(f"{path} is not a whole GGUF file: {error}; copy it again") from None
+    reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def value(name: str, default: Any = None) -> Any:
@@ -86,9 +80,14 @@ def open_checkpoint(
     architecture = value("general.architecture")
     if architecture not in GENERATIONS or "token_embd.weight" not in tensors:
         raise InputError(f"{path} holds {architecture!r}; the model reads {', '.join(GENERATIONS)}")
-    vocabulary = int(tensors["token_embd.weight"].shape[1])
-    backbone = _fields(architecture, vocabulary, value, path)
-    found = {name: _lazy(path, tensor, gguf) for name, tensor in tensors.items()} if weights else {}
+    try:
+        vocabulary = int(tensors["token_embd.weight"].shape[1])
+        backbone = _fields(architecture, vocabulary, value, path)
+    except (IndexError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} has settings of the wrong kind: {error}; copy it again") from None
+    found = {name: _lazy(path, tensor) for name, tensor in tensors.items()} if weights else {}
     has_tokenizer = value("tokenizer.ggml.tokens") is not None
     return Checkpoint(
         path=path,
@@ -101,7 +100,7 @@ def open_checkpoint(
     )
 
 
-def _lazy(path: Path, tensor: Any, gguf: Any) -> LazyArray:
+def _lazy(path: Path, tensor: Any) -> LazyArray:
     if tensor.tensor_type.name not in KINDS:
         raise InputError(
             f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}; choose a file with "
@@ -110,6 +109,8 @@ def _lazy(path: Path, tensor: Any, gguf: Any) -> LazyArray:
     shape = tuple(int(size) for size in reversed(tensor.shape))
 
     def read() -> np.ndarray:
+        import gguf
+
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         return np.asarray(values, "float32").reshape(shape)
 

@@ -1,0 +1,83 @@
+"""GGUF files, opened by the gguf package once their description was looked over.
+
+The package reads on past the end of a file: a list that claims more entries than there are bytes
+keeps it busy, and growing, for ever. The format is described in ggml's docs/gguf.md.
+"""
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any
+
+from kmodels.errors import InputError
+
+# Bytes of a value of each kind; 8 is a text, 9 a list.
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_TEXT, _LIST = 8, 9
+_MAGIC = b"GGUF"
+# The largest vocabulary there is has a quarter of it.
+_MOST_ENTRIES = 2**20
+
+
+def open_gguf(path: str | Path) -> Any:
+    """A `gguf.GGUFReader` of a whole file.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        InputError: for a file that is damaged, or without the gguf package.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise InputError(f"{path} needs the gguf package: pip install 'kmodels[gguf]'") from None
+    try:
+        _check(Path(path))
+        return gguf.GGUFReader(str(path))
+    except Exception as error:
+        # A damaged file raises nearly anything: IndexError, KeyError, OverflowError, struct.error.
+        raise InputError(
+            f"{path} is not a whole GGUF file: {' '.join(str(error).split())}; copy it again"
+        ) from None
+
+
+def _check(path: Path) -> None:
+    """Walks over the settings in front of the tensors."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        magic, version, _, count = struct.unpack_from("<4sIQQ", data)
+        if magic != _MAGIC or version not in (2, 3):
+            raise ValueError(f"it begins with {magic!r} and version {version}")
+        at = 24
+        for _ in range(count):
+            at = _text(data, at)
+            (kind,) = struct.unpack_from("<I", data, at)
+            at = _value(data, at + 4, kind)
+
+
+def _text(data: mmap.mmap, at: int) -> int:
+    (size,) = struct.unpack_from("<Q", data, at)
+    return _within(data, at + 8 + size)
+
+
+def _value(data: mmap.mmap, at: int, kind: int) -> int:
+    """Where the value that begins here ends."""
+    if kind == _TEXT:
+        return _text(data, at)
+    if kind != _LIST:
+        return _within(data, at + _SIZES[kind])
+    kind, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if count > _MOST_ENTRIES or kind == _LIST:
+        raise ValueError(f"a list of {count:,} entries of kind {kind}")
+    if kind != _TEXT:
+        return _within(data, at + count * _SIZES[kind])
+    for _ in range(count):
+        at = _text(data, at)
+    return at
+
+
+def _within(data: mmap.mmap, end: int) -> int:
+    if end > len(data):
+        raise ValueError("it ends inside its description")
+    return end
