@@ -94,6 +94,16 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         print("demonstration: a small Gemma trained here, without Google's weights", flush=True)
     recipe.prepare(settings, sharding.LAYOUT)
 
+    # === Data ===
+    if settings.data is None:
+        rows, skipped = demo.instructions().rows[550:], []
+    else:
+        records = read_records(settings.data, skip_bad=settings.skip_bad)
+        rows, skipped = records.rows, records.skipped
+    if skipped:
+        print(f"left out {len(skipped)} bad lines, the first: {skipped[0]}")
+    learnt, held_out = split(rows, settings.held_out, settings.seed)
+
     # === Model ===
     lora = LoraSettings(
         settings.rank,
@@ -104,6 +114,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         dora=settings.dora,
     )
     check_memory(settings, lora)
+    optimizer(settings, settings.learning_rate)  # Wrong values are told before the model is read.
     if settings.weights is None:
         origin = folder.path / "base"
         if not (origin / "config.json").is_file():
@@ -119,15 +130,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     text.sequence_length, text.loss_on = settings.sequence_length, settings.loss_on
     text.template = settings.template
 
-    # === Data ===
-    if settings.data is None:
-        rows, skipped = demo.instructions().rows[550:], []
-    else:
-        records = read_records(settings.data, skip_bad=settings.skip_bad)
-        rows, skipped = records.rows, records.skipped
-    if skipped:
-        print(f"left out {len(skipped)} bad lines, the first: {skipped[0]}")
-    learnt, held_out = split(rows, settings.held_out, settings.seed)
+    # === Batches ===
     make = text.pack if settings.pack else text
     loader = TextLoader(make(learnt), settings.batch_size, shuffle=True, seed=settings.seed)
     validation = TextLoader(make(held_out), settings.batch_size)
@@ -151,13 +154,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
     model.compile(
-        optimizer=training.AdamW(
-            schedule,
-            weight_decay=settings.weight_decay,
-            clip_norm=settings.clip_norm or None,
-            accumulate=settings.accumulate,
-            skip_non_finite=settings.non_finite == "skip",
-        ),
+        optimizer=optimizer(settings, schedule),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
@@ -214,6 +211,19 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 METRICS = ("loss", "accuracy")
 
 
+def optimizer(settings: Settings, learning_rate: Any) -> Any:
+    """The optimizer of the adapters."""
+    from kmodels import training
+
+    return training.AdamW(
+        learning_rate,
+        weight_decay=settings.weight_decay,
+        clip_norm=settings.clip_norm or None,
+        accumulate=settings.accumulate,
+        skip_non_finite=settings.non_finite == "skip",
+    )
+
+
 def check_memory(settings: Settings, lora: Any) -> None:
     """Stops before anything is allocated where a step needs clearly more memory than there is."""
     from kmodels import plan
@@ -267,7 +277,9 @@ def first_training(settings: Settings) -> Any:
 
     # The other half of the instructions is what LoRA learns.
     texts = demo.texts() + [demo.plain(row) for row in demo.instructions().rows[:550]]
-    text = GemmaCausalLMPreprocessor(train_tokenizer(texts, VOCABULARY), settings.sequence_length)
+    text = GemmaCausalLMPreprocessor(
+        train_tokenizer(texts, VOCABULARY), settings.sequence_length, template=settings.template
+    )
     model = GemmaCausalLM.from_preset(
         settings.preset,
         vocabulary_size=text.tokenizer.vocabulary_size(),

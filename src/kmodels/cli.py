@@ -1,12 +1,13 @@
 """The `kmodels` command."""
 
+import itertools
 import json
 import sys
 from typing import Annotated
 
 import typer
 
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 
 app = typer.Typer(
     name="kmodels",
@@ -64,6 +65,7 @@ def plan(
     from kmodels.lora import LoraSettings
     from kmodels.presets import family_of
 
+    check_whole("generate", generate, 0)
     text = "vocabulary_size" in family_of(preset).backbone.config_class.__dataclass_fields__
     adapters = LoraSettings(rank, targets=targets.split(","), dora=dora)
     found = plans.Plan(
@@ -104,9 +106,19 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         message = getattr(error, "format_message")()  # noqa: B009
         if message:
+            message += _given(error, sys.argv[1:] if arguments is None else arguments)
             print(f"kmodels: {' '.join(message.split())}", file=sys.stderr)
         raise SystemExit(getattr(error, "exit_code", 2)) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _given(error: Exception, arguments: list[str]) -> str:
+    """The value that an error is about, which Click's message may leave out."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for name, value in itertools.pairwise(arguments):
+        if name in names:
+            return f"; given was {value!r}"
+    return ""
 
 
 if __name__ == "__main__":

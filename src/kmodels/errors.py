@@ -1,5 +1,8 @@
 """The one error that is the user's to mend."""
 
+from numbers import Integral
+from typing import Any
+
 
 class InputError(ValueError):
     """A setting or a file given by the user is wrong.
@@ -7,3 +10,17 @@ class InputError(ValueError):
     The message is one line: what was given, what is allowed, what to do. Recipes and the command
     line print it alone, without a stack trace, and end with exit code 2.
     """
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Raises `InputError` for what is no whole number, or too small.
+
+    Args:
+        name: of the setting, for the message.
+        value: as given.
+        least: the smallest that is allowed.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}; give a whole number, at least {least}")
+    if value < least:
+        raise InputError(f"{name} is {value}; give at least {least}")

@@ -1,7 +1,9 @@
 """How exactly float32 matrix products are computed, and how much GPU memory is taken."""
 
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import keras
 
 from kmodels.dispatch import backend, backend_module
 from kmodels.errors import InputError
@@ -52,6 +54,17 @@ def memory_fraction(fraction: float) -> None:
             f"memory_fraction({fraction}) comes too late: {backend()} has started its devices; "
             "call it before making a tensor or a model."
         )
+
+
+def check_policy(policy: Any) -> None:
+    """Raises `InputError` for what is no dtype policy of Keras; None is the global one."""
+    try:
+        keras.dtype_policies.get(policy)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"the dtype is {policy!r}; give float32, bfloat16, mixed_bfloat16 or another policy of "
+            "Keras"
+        ) from None
 
 
 def _module() -> ModuleType:

@@ -19,6 +19,7 @@ from kmodels.files import atomic_directory
 from kmodels.layers import quantized
 from kmodels.models import registry
 from kmodels.models.registry import Family
+from kmodels.precision import check_policy
 from kmodels.weights import Checkpoint, engine, native, read_safetensors, write_safetensors
 from kmodels.weights.readers import read_json
 
@@ -80,6 +81,7 @@ def load(
     Raises:
         InputError: for an unknown name or setting, or a file that does not fit.
     """
+    check_policy(dtype)
     owner = getattr(cls, "backbone_class", cls)
     family = registry.family(owner.family)
     fields, settings = _split(cls, owner, overrides)

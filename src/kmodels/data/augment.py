@@ -63,7 +63,7 @@ class Augment:
                 )
         if not 0 <= self.erasing <= 1:
             raise InputError(f"erasing is {self.erasing}; give a probability from 0 to 1")
-        if self.mixup < 0 or self.cutmix < 0:
+        if not (self.mixup >= 0 and self.cutmix >= 0):
             raise InputError(f"mixup is {self.mixup}, cutmix {self.cutmix}; give at least 0")
         if self.mixes and not self.num_classes:
             raise InputError("mixup and cutmix give one-hot labels; set num_classes")

@@ -14,7 +14,7 @@ from kmodels.data.augment import Augment, crop_and_resize
 from kmodels.data.draws import order
 from kmodels.data.pictures import resize, with_channels
 from kmodels.data.sources import ImageSource, check_labels
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 
 
 @dataclass
@@ -37,8 +37,7 @@ class BatchMaker:
     def __post_init__(self) -> None:
         if not len(self.source):
             raise InputError("the data is empty; give at least one picture")
-        if self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}; give at least 1")
+        check_whole("batch_size", self.batch_size)
         if self.drop_last and len(self.source) < self.batch_size:
             raise InputError(
                 f"drop_last leaves nothing of {len(self.source)} pictures in batches of "

@@ -11,7 +11,7 @@ from kmodels.data.augment import Augment
 from kmodels.data.batches import BatchMaker
 from kmodels.data.sources import ImageSource
 from kmodels.data.workers import WorkerPool
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 
 
 class ImageLoader(keras.utils.PyDataset):
@@ -60,8 +60,7 @@ class ImageLoader(keras.utils.PyDataset):
     ):
         # Keras' own workers fork; ours do the work, and Keras sees a plain sequence of batches.
         super().__init__(workers=1, use_multiprocessing=False)
-        if workers < 0:
-            raise InputError(f"workers is {workers}; give 0 for none, or more")
+        check_whole("workers", workers, 0)
         if augment is not None and augment.mixes:
             one_hot = augment.num_classes
         self.maker = BatchMaker(

@@ -42,7 +42,7 @@ class Sampler:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k is {self.top_k}; give at least 1, or None")
@@ -50,7 +50,7 @@ class Sampler:
             value = getattr(self, name)
             if value is not None and not 0.0 < value <= 1.0:
                 raise InputError(f"{name} is {value}; give a share in (0, 1], or None")
-        if self.repetition_penalty is not None and self.repetition_penalty <= 0:
+        if self.repetition_penalty is not None and not self.repetition_penalty > 0:
             raise InputError(
                 f"repetition_penalty is {self.repetition_penalty}; give a positive number, or None"
             )

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 from kmodels.generation.generate import continue_prompts
 from kmodels.generation.sampler import Sampler, get
 
@@ -58,8 +58,11 @@ class Generates:
             the mask covers what was given and what came, stop tokens included.
 
         Raises:
-            InputError: for "auto" without a preprocessor, or a prompt without tokens.
+            InputError: for "auto" without a preprocessor, a prompt without tokens, or a
+                `max_length` below 1.
         """
+        if max_length is not None:
+            check_whole("max_length", max_length)
         is_raw = isinstance(inputs, Mapping) and "token_ids" in inputs
         if is_raw:
             taken = inputs

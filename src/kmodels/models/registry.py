@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from kmodels.errors import InputError
 from kmodels.training.footprint import Sizes
 from kmodels.weights import Checkpoint
 
@@ -61,7 +62,13 @@ class Family:
 
 
 def family(name: str) -> Family:
-    """The family of a folder, imported when it is asked for."""
+    """The family of a folder, imported when it is asked for.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    if name not in FAMILIES:
+        raise InputError(f"there is no family {name!r}; choose one of {', '.join(FAMILIES)}")
     return importlib.import_module(FAMILIES[name]).FAMILY
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from kmodels.data.draws import order
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 from kmodels.text.packing import Batch
 
 
@@ -29,6 +29,7 @@ class TextLoader(keras.utils.PyDataset):
 
     def __init__(self, rows: Batch, batch_size: int, *, shuffle: bool = False, seed: int = 0):
         super().__init__()
+        check_whole("batch_size", batch_size)
         self.inputs, self.labels, self.weights = rows
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.count = len(self.labels)

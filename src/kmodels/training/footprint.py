@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 from kmodels.layers import quantized, remat
 from kmodels.lora import LoraSettings
+from kmodels.precision import check_policy
 
 # Arrays of a weight's size that an optimizer keeps for it.
 SLOTS = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
@@ -95,8 +96,9 @@ class Setup:
     packed: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(f"batch size is {self.batch_size}; give at least 1")
+        check_whole("batch size", self.batch_size)
+        check_whole("accumulate", self.accumulate)
+        check_policy(self.precision)
         if self.optimizer not in SLOTS:
             raise InputError(f"optimizer is {self.optimizer!r}; choose {', '.join(SLOTS)}")
         if self.remat not in remat.MODES:

@@ -1,5 +1,6 @@
 """AdamW that knows which weights not to decay, and how fast each depth learns."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 
 _native = backend_module("kmodels.training.optimizer")
 if TYPE_CHECKING or _native is None:
@@ -86,7 +87,7 @@ class AdamW(Base):
         name: str = "adamw",
         **kwargs: Any,
     ):
-        _check(weight_decay, layer_decay, clip_norm, accumulate, ema)
+        _check(learning_rate, weight_decay, layer_decay, clip_norm, accumulate, ema)
         momentum = {} if ema is None else {"use_ema": True, "ema_momentum": ema ** (1 / accumulate)}
         super().__init__(
             learning_rate=learning_rate,
@@ -230,19 +231,21 @@ def _all_finite(gradients: Any) -> Any:
 
 
 def _check(
+    learning_rate: Any,
     weight_decay: float,
     layer_decay: float | None,
     clip_norm: float | None,
     accumulate: int,
     ema: float | None,
 ) -> None:
+    if isinstance(learning_rate, int | float) and not 0 < learning_rate < math.inf:
+        raise InputError(f"learning rate is {learning_rate}; give a number above 0")
     if not weight_decay >= 0:
         raise InputError(f"weight decay is {weight_decay}; give 0 or more")
     if layer_decay is not None and not 0 < layer_decay <= 1:
         raise InputError(f"layer decay is {layer_decay}; give a factor above 0 and at most 1")
     if clip_norm is not None and not clip_norm > 0:
         raise InputError(f"clip norm is {clip_norm}; give a number above 0")
-    if accumulate < 1:
-        raise InputError(f"accumulate is {accumulate}; give at least 1")
+    check_whole("accumulate", accumulate)
     if ema is not None and not 0 < ema < 1:
         raise InputError(f"ema is {ema}; give a momentum between 0 and 1, such as 0.999")

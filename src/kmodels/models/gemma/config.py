@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class GemmaConfig:
             "sliding_window_pattern",
             "gate_dim_reduction",
         ):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
+            check_whole(name, getattr(self, name))
         if self.num_query_heads % self.num_key_value_heads:
             raise InputError(
                 f"{self.num_key_value_heads} key/value heads do not divide {self.num_query_heads} "

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from kmodels import initializers
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.model import ViTBackbone
@@ -61,8 +61,7 @@ class ViTImageClassifier(Task):
             raise InputError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
         if pooling == "token" and not backbone.config.use_class_token:
             raise InputError('pooling is "token" but the backbone has no class token; give "gap"')
-        if num_classes < 1:
-            raise InputError(f"num_classes is {num_classes}; give at least 1")
+        check_whole("num_classes", num_classes)
         policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
         # Attention over all tokens is the one pooling whose cost is that of a block.
         pool_policy = backbone.dtype_policy if pooling == "map" else policy

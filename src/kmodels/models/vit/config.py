@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,10 @@ class ViTConfig:
     approximate_gelu: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image_shape", tuple(int(n) for n in self.image_shape))
         sizes = ("patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim")
         for name in sizes:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
+            check_whole(name, getattr(self, name))
+        object.__setattr__(self, "image_shape", tuple(int(n) for n in self.image_shape))
         if len(self.image_shape) != 3 or min(self.image_shape) < 1:
             raise InputError(
                 f"image_shape is {self.image_shape}; give (height, width, channels), "

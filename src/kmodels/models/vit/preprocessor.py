@@ -41,6 +41,16 @@ class ViTImageClassifierPreprocessor:
     def __post_init__(self) -> None:
         for name in ("image_size", "mean", "std"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if len(self.image_size) != 2 or min(self.image_size) < 1:
+            raise InputError(
+                f"image_size is {self.image_size}; give (height, width), each at least 1"
+            )
+        if len(self.mean) != len(self.std):
+            raise InputError(
+                f"mean has {len(self.mean)} values and std {len(self.std)}; give one per channel"
+            )
+        if not min(self.std) > 0:
+            raise InputError(f"std is {self.std}; give numbers above 0")
         if self.interpolation not in RESAMPLING:
             raise InputError(
                 f"interpolation is {self.interpolation!r}; choose one of {', '.join(RESAMPLING)}"
