@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kmodels import compat
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 from kmodels.files import lock, remove_leftovers, unlock
 from kmodels.training import checkpoint, randomness, state
 from kmodels.training.callback_state import CallbackStates
@@ -37,6 +37,10 @@ class Checkpoint(keras.callbacks.Callback):
     data must come in the same order: set `keras.utils.set_random_seed`.
 
     SIGTERM and SIGINT save at the end of the batch, and end the process with 143 or 130.
+
+    Under `keras.distribution` each array is gathered whole in host memory and written whole, so the
+    mesh may be another one when the run goes on. That holds for one process with all the devices;
+    a run of several processes is not covered.
 
     Args:
         directory: of the run's checkpoints; no other process may be using it.
@@ -79,8 +83,7 @@ class Checkpoint(keras.callbacks.Callback):
         stop_on_non_finite: bool = True,
     ):
         super().__init__()
-        if keep < 1:
-            raise InputError(f"keep is {keep}; give at least 1")
+        check_whole("keep", keep)
         if mode not in ("auto", "min", "max"):
             raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
         if mode == "auto":

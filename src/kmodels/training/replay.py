@@ -31,6 +31,9 @@ class Replay:
         self._first, self._done = first, done
         self._step = model.train_function
         self._begun = False
+        if getattr(model, "_jax_state", None) is not None:
+            # What a step outside of `fit` left; Keras would put it over the checkpoint.
+            model._jax_state = None
         model.train_function = self
 
     def __call__(self, *arguments: Any) -> Any:
