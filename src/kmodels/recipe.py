@@ -328,7 +328,7 @@ def main(
         print(f"{recipe}: error: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{recipe}: stopped before training", file=sys.stderr)
+        print(f"{recipe}: stopped before or after training", file=sys.stderr)
         return 130
     except SystemExit as stop:
         # Stopped by a signal, which was said; the class is not imported, as it would bring Keras.

@@ -163,6 +163,45 @@ def test_other_callbacks_decide_as_if_nothing_had_happened(tmp_path):
     assert checkpoint.list_checkpoints(tmp_path / "b")[0].name == names[0]
 
 
+class Steps(keras.callbacks.Callback):
+    """Counts what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = self.steps = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs += 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_that_are_called_again_change_nothing(tmp_path, before):
+    """Those of the epoch's begin and of the steps before the cut, on either side in the list."""
+
+    def go(folder, stops):
+        for stop in (*stops, None):
+            model, counts = make_model(rate=0.3), [Steps(), Steps()]
+            # It goes by the rate before, so twice would be once too often.
+            scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+            around = [counts[0], Checkpoint(tmp_path / folder, every=4), counts[1]]
+            callbacks = [scheduler, *around] if before else [*around, scheduler]
+            if stop is None:
+                history = fit(model, callbacks).history
+                return state.weights_digest(model), history, [(c.epochs, c.steps) for c in counts]
+            with pytest.raises(Killed):
+                fit(model, [*callbacks, Kill(stop)])
+            around[1].wait()
+
+    whole = go("a", ())
+    assert go("b", (9,)) == whole
+    assert go("c", (STEPS,)) == whole
+    assert whole[2] == [(EPOCHS, EPOCHS * STEPS)] * 2
+    np.testing.assert_allclose(whole[1]["learning_rate"], [0.27, 0.243, 0.2187], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_ends(whole, tmp_path, capsys, signum, code):
     """Once at the last batch of an epoch: its validation comes after the resume."""

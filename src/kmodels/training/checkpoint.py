@@ -67,16 +67,18 @@ def save(
     target = folder / f"{PREFIX}{snapshot.state['step']:08d}"
     for part in ("model", "optimizer"):
         state.check_finite(snapshot.arrays[part])
+    arrays = dict(snapshot.arrays)
+    arrays["metrics"] = state.finite_averages(arrays.get("metrics", {}))
     try:
         with atomic_directory(target) as new:
             for part in FILES:
-                _write(new / f"{part}.safetensors", snapshot.arrays.get(part, {}))
+                _write(new / f"{part}.safetensors", arrays.get(part, {}))
             text = json.dumps({"format": FORMAT, **snapshot.state}, indent=1)
             (new / "state.json").write_text(text + "\n")
             manifest = {file.name: _stamp(file) for file in sorted(new.iterdir())}
             (new / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     except OSError as error:
-        size = sum(a.nbytes for arrays in snapshot.arrays.values() for a in arrays.values())
+        size = sum(a.nbytes for part in arrays.values() for a in part.values())
         raise InputError(
             f"cannot write checkpoint {target} of {size:,} bytes: {error.strerror or error}; make "
             "room or give another directory"

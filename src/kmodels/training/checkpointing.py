@@ -11,7 +11,7 @@ import keras
 from kmodels import compat
 from kmodels.errors import InputError, check_whole
 from kmodels.files import lock, remove_leftovers, unlock
-from kmodels.training import checkpoint, randomness, state
+from kmodels.training import checkpoint, moments, state
 from kmodels.training.callback_state import CallbackStates
 from kmodels.training.device import versions
 from kmodels.training.due import Due
@@ -107,10 +107,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._others: CallbackStates | None = None
         self._pending: Pending | None = None
         self._before_validation: state.Arrays | None = None
-        self._validation_random: state.Arrays | None = None
-        self._random_of_validation: state.Arrays = {}
-        self._epoch_random: state.Arrays = {}
+        self._moments: dict[str, state.Arrays] = {}
         self._replayed = 0
+        self._cut: tuple[dict[str, Any], state.Arrays] | None = None
         self._saved_step = -1
         self._last_finite: float | None = None
         self._log_names: list[str] = []
@@ -138,34 +137,34 @@ class Checkpoint(keras.callbacks.Callback):
         """Finishes the checkpoint of the epoch before; begins the replay of a cut one."""
         self._finish()
         self._leave_if_asked()
-        self._before_validation, self._replayed = None, 0
+        self._before_validation, self._replayed, self._cut = None, 0, None
+        self._moments = {"epoch": moments.capture(self.model.optimizer)}
         if self._restored is None:
             self.epoch, self.batch = epoch, 0
-            self._epoch_random = randomness.capture()
             return
         compat.start_at(self.model, None)
         path, described = self._restored
         self._restored, self._log_names = None, described["log_names"]
         other = _other(path)
-        self._epoch_random = _below("random/epoch/", other)
-        randomness.restore(self._epoch_random)
-        self._put_back(path, described, other)
-        if described["in_validation"]:
-            # Keras draws between the last batch and validation, which the replay has it do again.
-            self._random_of_validation = _below("random/now/", other)
+        self._put_back(described, other, "epoch")
+        self._moments = {"epoch": _below("random/epoch/", other)}
         if self.batch:
-            self._replayed = self.batch
+            if compat.metrics_built(self.model):
+                self._fill_metrics(path)
+            # The hooks of this epoch are gone through again up to the one that saved.
+            self._replayed, self._cut = self.batch, (described, other)
             Replay(
                 self.model,
                 self.batch,
                 described["log_names"],
                 first=lambda batch: self._build_metrics(path, batch),
-                done=lambda: self._put_back(path, described, other, "random/now/"),
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves where it is time, or where a signal came."""
         if batch < self._replayed:
+            if batch + 1 == self._replayed:
+                self._go_on(in_validation=False)
             self._leave_if_asked()
             return
         self.step += batch + 1 - self.batch
@@ -180,15 +179,13 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Keeps the training's averages, which validation writes over, and the random states."""
-        if self._random_of_validation:
-            randomness.restore(self._random_of_validation)
-            self._random_of_validation = {}
+        self._go_on(in_validation=True)
         self._before_validation = state.copied(state.named(self.model.metrics_variables))
-        self._validation_random = randomness.capture()
+        self._moments["validation"] = moments.capture(self.model.optimizer)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Validation is over."""
-        self._validation_random = None
+        self._moments.pop("validation", None)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves and leaves where a signal came."""
@@ -225,9 +222,10 @@ class Checkpoint(keras.callbacks.Callback):
             # There was nothing left to train.
             path, described = self._restored
             self._others.restore(described["callbacks"], _other(path))
-        self._finish()
-        self._leave_if_asked()
+        self._finish(trained=True)
+        # In this order: a signal may come while the last checkpoint is written.
         self._let_go()
+        self._leave_if_asked()
 
     # What else may be called
 
@@ -300,16 +298,16 @@ class Checkpoint(keras.callbacks.Callback):
                 "directory"
             )
 
-    def _put_back(
-        self, path: Path, described: dict[str, Any], other: state.Arrays, random: str = ""
-    ) -> None:
-        """What `fit` and the replay write over: averages, other callbacks, random generators."""
-        if described["batch"] and compat.metrics_built(self.model) and not random:
-            self._fill_metrics(path)
+    def _put_back(self, described: dict[str, Any], other: state.Arrays, moment: str) -> None:
         if self._others is not None:
             self._others.restore(described["callbacks"], other)
-        if random:
-            randomness.restore(_below(random, other))
+        moments.restore(self.model.optimizer, _below(f"random/{moment}/", other))
+
+    def _go_on(self, in_validation: bool) -> None:
+        """After the replay, in the hook that saved: its callbacks have been called again."""
+        if self._cut is not None and self._cut[0]["in_validation"] == in_validation:
+            cut, self._cut = self._cut, None
+            self._put_back(*cut, "now")
 
     def _build_metrics(self, path: Path, batch: Any) -> None:
         if not compat.metrics_built(self.model):
@@ -376,8 +374,8 @@ class Checkpoint(keras.callbacks.Callback):
             "batch": self.batch,
             "step": self.step,
             "steps_per_epoch": self.params.get("steps"),
-            "in_validation": self._validation_random is not None,
-            "logs": logs,
+            "in_validation": "validation" in self._moments,
+            "logs": {k: v if math.isfinite(v) else None for k, v in logs.items()},
             "log_names": self._log_names,
             "order": {"seed": compat.random_seed(), "epoch": self.epoch},
             "schedule": _config(self.model.optimizer),
@@ -388,8 +386,12 @@ class Checkpoint(keras.callbacks.Callback):
         }
         self._pending = described, arrays
 
-    def _finish(self) -> None:
-        """Adds what the other callbacks know by now, and has it written."""
+    def _finish(self, trained: bool = False) -> None:
+        """Adds what the other callbacks know by now, and has it written.
+
+        Args:
+            trained: the training is over; another one would begin the next epoch.
+        """
         if self._pending is None:
             return
         (described, arrays), self._pending = self._pending, None
@@ -397,11 +399,14 @@ class Checkpoint(keras.callbacks.Callback):
         described["callbacks"] = {} if self._others is None else self._others.capture(other)
         # A callback that ended the training has had its reasons at the end of the epoch.
         described["ended"] = bool(self.model.stop_training) and self.batch == 0
-        for variable in self._changeable():
-            arrays["optimizer"]["learning_rate"] = state.copied({"": variable})[""]
         # Validation is gone through again as a whole.
-        now = self._validation_random or randomness.capture()
-        begun = self._epoch_random if self.batch else now
+        now = self._moments.get("validation") or moments.capture(self.model.optimizer)
+        if self.batch:
+            begun = self._moments["epoch"]
+        else:
+            begun = moments.without_rate(now) if trained else now
+        if "rate" in now:
+            arrays["optimizer"]["learning_rate"] = now["rate"]
         other |= {f"random/now/{name}": values for name, values in now.items()}
         other |= {f"random/epoch/{name}": values for name, values in begun.items()}
         arrays["other"] = other
@@ -411,11 +416,6 @@ class Checkpoint(keras.callbacks.Callback):
         )
         self._saved_step = self.step
         self.due.restart()
-
-    def _changeable(self) -> list[Any]:
-        """The learning rate, where callbacks may set it."""
-        held = state.slots(self.model.optimizer)
-        return [held["learning_rate"]] if "learning_rate" in held else []
 
     def _let_go(self) -> None:
         self._writer.wait()
@@ -440,5 +440,8 @@ def _below(prefix: str, arrays: state.Arrays) -> state.Arrays:
 
 
 def _config(optimizer: Any) -> Any:
-    rate = optimizer.get_config().get("learning_rate")
+    try:
+        rate = optimizer.get_config().get("learning_rate")
+    except NotImplementedError:  # A user's own schedule need not have a config.
+        return None
     return rate if isinstance(rate, dict) else None

@@ -16,7 +16,6 @@ class Replay:
         batches: to go through.
         logs: names of the logs of a step.
         first: called with the first batch.
-        done: called after the last.
     """
 
     def __init__(
@@ -25,10 +24,9 @@ class Replay:
         batches: int,
         logs: Iterable[str],
         first: Callable[[Any], object],
-        done: Callable[[], object],
     ):
         self._model, self._left, self._names = model, batches, tuple(logs)
-        self._first, self._done = first, done
+        self._first = first
         self._step = model.train_function
         self._begun = False
         if getattr(model, "_jax_state", None) is not None:
@@ -46,7 +44,6 @@ class Replay:
         self._left -= self._model.steps_per_execution
         if self._left <= 0:
             self.end()
-            self._done()
         logs = dict.fromkeys(self._names, 0.0)
         return (logs, arguments[0]) if len(arguments) == 2 else logs
 

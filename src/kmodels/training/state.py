@@ -93,11 +93,22 @@ def weights_digest(model: keras.Model) -> str:
 def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
     """Raises `InputError` for a value that is not finite."""
     for name, values in arrays.items():
-        if values.dtype.kind in "fV" and not np.isfinite(values).all():
+        if not _is_finite(values):
             raise InputError(
                 f"{name} is not finite, so this state is not saved; lower the learning rate, or go "
                 "on from the checkpoint before"
             )
+
+
+def finite_averages(arrays: Arrays) -> Arrays:
+    """Running averages, begun anew where one is not finite: a step that was skipped is in them."""
+    if all(map(_is_finite, arrays.values())):
+        return arrays
+    return {name: np.zeros_like(values) for name, values in arrays.items()}
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    return values.dtype.kind not in "fV" or bool(np.isfinite(values).all())
 
 
 def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
