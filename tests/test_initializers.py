@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import initializers
+from kmodels import compat, initializers
 from kmodels.layers import Dense
 
 
@@ -52,11 +52,15 @@ def test_truncated_normal_has_no_tails():
     assert 1.9 < np.abs(values).max() <= 2.0
 
 
-def test_blank_draws_nothing_and_ends_with_the_block():
-    with initializers.blank():
-        empty = Dense(2, name="d")
-        empty.build((None, 3))
+def test_variables_made_without_values_get_them_later():
+    with compat.without_values() as made:
+        late = Dense(2, name="d")
+        late.build((None, 3))
     drawn = Dense(2, name="d")
     drawn.build((None, 3))
-    assert not to_numpy(empty.kernel).any()
-    assert to_numpy(drawn.kernel).all()
+    assert made == [late.kernel, late.bias]
+    assert not any(compat.has_value(variable) for variable in made)
+    compat.give_value(late.bias, keras.ops.ones(2))
+    compat.draw_values(made)
+    np.testing.assert_array_equal(to_numpy(late.kernel), to_numpy(drawn.kernel))
+    np.testing.assert_array_equal(to_numpy(late.bias), 1.0)

@@ -45,18 +45,39 @@ def sublayers(layer: Any) -> list[Any]:
 
 
 @contextmanager
-def without_values() -> Iterator[None]:
+def without_values() -> Iterator[list[Any]]:
     """Models built in this block have shapes, paths and layers; no numbers are allocated.
 
     Keras would give what it calls uninitialized variables their values when the next such block
-    ends, so they are taken off its list.
+    ends, so they are taken off its list. The list that is given here holds them when the block is
+    over, for `give_value` and `draw_values`.
     """
     waiting = list(global_state.get_global_attribute(_UNINITIALIZED, [], set_to_default=True))
+    made: list[Any] = []
     try:
         with StatelessScope(initialize_variables=False):
-            yield
+            yield made
     finally:
+        made += global_state.get_global_attribute(_UNINITIALIZED, [])[len(waiting) :]
         global_state.set_global_attribute(_UNINITIALIZED, waiting)
+
+
+def has_value(variable: Any) -> bool:
+    """False for a variable made in `without_values` that has got none since."""
+    return variable._value is not None
+
+
+def give_value(variable: Any, value: Any) -> None:
+    """Sets the first value of a variable that has none: a tensor of its shape and dtype."""
+    variable._initialize(value)
+    variable._initializer = None
+
+
+def draw_values(variables: Iterable[Any]) -> None:
+    """Lets each variable that has no value yet draw it."""
+    for variable in variables:
+        if not has_value(variable):
+            variable._deferred_initialize()
 
 
 @contextmanager

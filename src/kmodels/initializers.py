@@ -8,9 +8,7 @@ order in which layers are built.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,21 +18,6 @@ import numpy as np
 from kmodels import compat
 
 Draw = Callable[[np.random.Generator, Sequence[int]], np.ndarray]
-
-_blank: ContextVar[bool] = ContextVar("kmodels_blank_weights", default=False)
-
-
-@contextmanager
-def blank() -> Iterator[None]:
-    """Weights built in this block are zeros: for models whose weights a file is about to fill.
-
-    Drawing numbers that are overwritten at once costs time and a second copy of the model.
-    """
-    token = _blank.set(True)
-    try:
-        yield
-    finally:
-        _blank.reset(token)
 
 
 @cache
@@ -57,10 +40,8 @@ class Keyed(keras.initializers.Initializer):
         self.path = path
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
-        """The first values, or zeros within `blank()`."""
+        """The first values."""
         dtype = keras.backend.standardize_dtype(dtype)
-        if _blank.get():
-            return keras.ops.zeros(shape, dtype=dtype)
         values = self.draw(generator(self.path, compat.random_seed()), tuple(shape))
         return keras.ops.convert_to_tensor(values.astype("float32"), dtype=dtype)
 

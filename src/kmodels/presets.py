@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels import initializers, lora
+from kmodels import compat, lora
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory
 from kmodels.layers import quantized
@@ -92,7 +92,8 @@ def load(
     config = owner.make_config(**backbone_fields)
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
     fills = load_weights and bool(checkpoint.tensors)
-    with initializers.blank() if fills else nullcontext():
+    # What a file fills is not drawn first: that costs time, and a second copy of the model.
+    with compat.without_values() if fills else nullcontext([]) as body:
         backbone = owner(**backbone_fields, dtype=dtype, **({} if cls is not owner else settings))
         quantized.restore(backbone, checkpoint.changes.get("quantization", {}))
         lora.restore(backbone, checkpoint.changes.get("lora", {}))
@@ -106,11 +107,13 @@ def load(
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
-        with initializers.blank() if fills and not skip else nullcontext():
+        with compat.without_values() if fills else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
+        body += head
     if fills:
         tensors = checkpoint.fit(checkpoint.tensors, config)
         engine.load(model, tensors, checkpoint.rules, skip=skip, origin=checkpoint.path)
+        compat.draw_values(body)
         if new := [path for path in engine.variables(model) if path.startswith(tuple(skip))]:
             log.info("%s: new weights for %s", checkpoint.path, ", ".join(new))
     return model

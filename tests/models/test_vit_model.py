@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import initializers
+from kmodels import compat
 from kmodels.dispatch import decisions, generic_only, reset_decisions
 from kmodels.errors import InputError
 from kmodels.models import ViTBackbone, ViTConfig, ViTImageClassifier
@@ -38,7 +38,7 @@ def model():
 
 
 def test_base_with_1000_classes_has_the_published_number_of_parameters():
-    with initializers.blank():
+    with compat.without_values():
         model = ViTImageClassifier(ViTBackbone(**_fields("vit_base_patch16_224")), 1000)
     assert model.count_params() == 86_567_656
 
@@ -47,7 +47,7 @@ def test_tutorial_preset_has_the_layers_of_the_tutorial():
     preset = PRESETS["vit_keras_tutorial_base_patch16_224"]
     assert (preset["task_pooling"], preset["task_dropout"]) == ("gap", 0.5)
     config = ViTConfig(**_fields("vit_keras_tutorial_base_patch16_224"))
-    with initializers.blank():
+    with compat.without_values():
         backbone = ViTBackbone(**{**config.to_dict(), "num_layers": 1})
     shapes = {v.path: tuple(v.shape) for v in backbone.trainable_variables}
     assert shapes["patch_embedding/kernel"] == (16 * 16 * 3, 768)

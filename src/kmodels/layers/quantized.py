@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat, initializers, ops
+from kmodels import compat, ops
 from kmodels.errors import InputError
 from kmodels.ops.quantized_dense import dequantize
 
@@ -127,5 +127,4 @@ def restore(model: Any, description: dict[str, str]) -> None:
     """Makes the layers of `describe` ready to be filled from a file."""
     for layer in compat.sublayers(model):
         if layer.path in description:
-            with initializers.blank():
-                layer.to_quantized(check_mode(description[layer.path]))
+            layer.to_quantized(check_mode(description[layer.path]))

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels import compat
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
@@ -46,7 +47,7 @@ def load(
     its tensor is anything assigned, one tensor in memory at a time.
 
     Args:
-        model: a built Keras model.
+        model: a built Keras model; its variables may have no values yet.
         source: the tensors of the file.
         rules: what each is in the model.
         skip: prefixes of variable paths that keep their values; tensors for them are left aside.
@@ -64,7 +65,8 @@ def load(
     if problems:
         raise InputError(f"{origin} does not fit the model: {'; '.join(problems)}")
     filled = 0
-    for rule in bound:
+    # The largest is in memory twice for a moment: let that be while there is little else.
+    for rule in sorted(bound, key=lambda rule: -source[rule.source].nbytes):
         targets = [held[path] for path in rule.targets]
         filled += sum(int(np.prod(variable.shape)) for variable in targets)
         _assign(rule, targets, source[rule.source].read())
@@ -125,9 +127,13 @@ def _assign(rule: Bound, targets: Sequence[Any], array: np.ndarray) -> None:
         value = np.ascontiguousarray(rule.transform.forward(part)).reshape(variable.shape)
         if _host is not None:
             _host.fill(variable, value)
+            continue
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        value = np.asarray(value, dtype=np.dtype(dtype))
+        if compat.has_value(variable):
+            variable.assign(value)
         else:
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            variable.assign(np.asarray(value, dtype=np.dtype(dtype)))
+            compat.give_value(variable, keras.ops.convert_to_tensor(value, dtype))
 
 
 def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+
+from kmodels import compat
 
 
 def fill(variable: Any, array: np.ndarray) -> None:
@@ -11,4 +14,8 @@ def fill(variable: Any, array: np.ndarray) -> None:
 
     Not row by row: after that, TensorFlow copies the variable whenever it is read.
     """
-    variable.value.assign(tf.cast(tf.constant(array), variable.value.dtype))
+    tensor = tf.cast(tf.constant(array), keras.backend.standardize_dtype(variable.dtype))
+    if compat.has_value(variable):
+        variable.value.assign(tensor)
+    else:
+        compat.give_value(variable, tensor)

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import keras
 import ml_dtypes
 import numpy as np
 import torch
+
+from kmodels import compat
 
 
 def fill(variable: Any, array: np.ndarray) -> None:
@@ -20,6 +23,11 @@ def fill(variable: Any, array: np.ndarray) -> None:
     else:
         tensor = torch.from_numpy(array)
     with torch.no_grad():
+        if not compat.has_value(variable):
+            # Not the array's own memory: torch's is aligned for its widest instructions.
+            kind = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
+            compat.give_value(variable, torch.empty(variable.shape, dtype=kind).copy_(tensor))
+            return
         variable.value.copy_(tensor)
 
 
