@@ -15,6 +15,7 @@ from keras import ops
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides.blocks import Block, blocks, near
+from kmodels.tensors_tensorflow import later, wide
 
 # Queries of a block: measured between 64 and 256.
 SIZE = 128
@@ -95,19 +96,20 @@ def attention_tensorflow(
             outputs.append(tf.matmul(saved[-1], value[:, :, seen]))
 
         def backward(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            query_, key_, value_, *kept = later(gradient, query, key, value, *saved)
             gradient = _rows(gradient, sizes)
             for_query, for_key, for_value = [], [], []
-            for block, weights in zip(cut, saved, strict=True):
+            for block, weights in zip(cut, kept, strict=True):
                 rows, seen = _places(block, sizes)
                 part = gradient[:, :, rows]
                 rest = [[0, 0], [0, 0], [seen.start, keys - seen.stop], [0, 0]]
                 for_value.append(tf.pad(tf.matmul(weights, part, transpose_a=True), rest))
-                slope = _wide(tf.matmul(part, value[:, :, seen], transpose_b=True))
-                wide = _wide(weights)
-                slope = wide * (slope - tf.reduce_sum(slope * wide, axis=-1, keepdims=True))
+                slope = wide(tf.matmul(part, value_[:, :, seen], transpose_b=True))
+                full = wide(weights)
+                slope = full * (slope - tf.reduce_sum(slope * full, axis=-1, keepdims=True))
                 slope = tf.cast(slope * factor, weights.dtype)
-                for_query.append(tf.matmul(slope, key[:, :, seen]))
-                own = tf.matmul(slope, query[:, :, rows], transpose_a=True)
+                for_query.append(tf.matmul(slope, key_[:, :, seen]))
+                own = tf.matmul(slope, query_[:, :, rows], transpose_a=True)
                 for_key.append(tf.pad(own, rest))
             keys_slope, values_slope = (_heads_first(tf.add_n(x)) for x in (for_key, for_value))
             return _back(tf.concat(for_query, axis=2), sizes), keys_slope, values_slope
@@ -141,20 +143,16 @@ def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
     return slice(queries.start * sizes.shared, queries.stop * sizes.shared), seen
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
-
-
 def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) -> Tensor:
     """Attention weights of a block of scores (B, K, t * G, s), in their dtype."""
     queries, seen = block
     allowed = near(block, sizes.keys - sizes.length, sizes.causal, sizes.window)
     # A number that is added: TensorFlow selects slowly on a CPU.
     hidden = np.repeat(np.where(allowed, 0.0, MASKED), sizes.shared, axis=0)
-    wide = _wide(scores) * sizes.scale
-    wide += tf.constant(hidden, wide.dtype)
+    full = wide(scores) * sizes.scale
+    full += tf.constant(hidden, full.dtype)
     if pairs is None:
-        return tf.cast(tf.nn.softmax(wide), scores.dtype)
+        return tf.cast(tf.nn.softmax(full), scores.dtype)
     # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, t, G, s), then as the scores lie
     split = (sizes.groups, sizes.shared) if pairs.shape[1] > 1 else (1, 1)
     whole = tf.broadcast_to(pairs, (tf.shape(pairs)[0], pairs.shape[1], sizes.length, sizes.keys))
@@ -163,7 +161,7 @@ def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) 
     part = tf.reshape(part, (-1, *split, here, there))
     part = tf.repeat(tf.transpose(part, (0, 1, 3, 2, 4)), sizes.shared // split[1], axis=3)
     part = tf.reshape(part, (-1, split[0], here * sizes.shared, there))
-    weights = tf.nn.softmax(tf.where(part, wide, tf.constant(MASKED, wide.dtype)))
+    weights = tf.nn.softmax(tf.where(part, full, tf.constant(MASKED, full.dtype)))
     # A query that sees nothing has even weights by now; it gets none.
-    weights *= tf.cast(tf.reduce_any(part, axis=-1, keepdims=True), wide.dtype)
+    weights *= tf.cast(tf.reduce_any(part, axis=-1, keepdims=True), full.dtype)
     return tf.cast(weights, scores.dtype)

@@ -8,6 +8,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
+from kmodels.tensors_tensorflow import later, wide
 
 LANE = 1 << 16
 
@@ -37,11 +38,11 @@ def dropout_tensorflow(x: Tensor, rate: float, seed: keras.random.SeedGenerator 
 
     @tf.custom_gradient
     def drop(x: Tensor) -> tuple:
-        def scaled(y: Tensor) -> Tensor:
+        def scaled(y: Tensor, kept: Tensor) -> Tensor:
             # In float32, for 1 / (1 - rate) would be rounded to bfloat16.
-            wide = y if y.dtype == tf.float64 else tf.cast(y, tf.float32)
-            return tf.cast(wide * (tf.cast(kept, wide.dtype) * scale), y.dtype)
+            full = wide(y)
+            return tf.cast(full * (tf.cast(kept, full.dtype) * scale), y.dtype)
 
-        return scaled(x), scaled
+        return scaled(x, kept), lambda gradient: scaled(gradient, later(gradient, kept))
 
     return drop(x)

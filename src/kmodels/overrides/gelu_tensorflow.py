@@ -7,6 +7,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.gelu import gelu
+from kmodels.tensors_tensorflow import later, wide
 
 
 def supports(x: Tensor, *, approximate: bool = False) -> str | None:
@@ -20,14 +21,14 @@ def gelu_tensorflow(x: Tensor, *, approximate: bool = False) -> Tensor:
 
     @tf.custom_gradient
     def exact(x: Tensor) -> tuple:
-        wide = _wide(x)
+        y = wide(x)
 
         def backward(gradient: Tensor) -> Tensor:
-            wide = _wide(x)
-            density = tf.exp(-0.5 * wide * wide) / math.sqrt(2.0 * math.pi)
-            return tf.cast((_share(wide) + wide * density) * _wide(gradient), x.dtype)
+            y = wide(later(gradient, x))
+            density = tf.exp(-0.5 * y * y) / math.sqrt(2.0 * math.pi)
+            return tf.cast((_share(y) + y * density) * wide(gradient), x.dtype)
 
-        return tf.cast(wide * _share(wide), x.dtype), backward
+        return tf.cast(y * _share(y), x.dtype), backward
 
     return exact(ops.convert_to_tensor(x))
 
@@ -35,7 +36,3 @@ def gelu_tensorflow(x: Tensor, *, approximate: bool = False) -> Tensor:
 def _share(x: Tensor) -> Tensor:
     """The normal distribution function."""
     return 0.5 + 0.5 * tf.math.erf(x * math.sqrt(0.5))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)

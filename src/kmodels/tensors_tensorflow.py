@@ -1,0 +1,21 @@
+"""What overrides with a backward pass of their own share."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def wide(x: tf.Tensor) -> tf.Tensor:
+    """In float32 at least."""
+    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+
+
+def later(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:
+    """Tensors of the forward pass, for what the backward pass makes of them.
+
+    TensorFlow computes what it can as soon as it can: without the gradient to wait for, that is
+    in the forward pass, and it keeps all of it until then.
+    """
+    with tf.control_dependencies([gradient]):
+        found = [tf.identity(x) for x in tensors]
+    return found[0] if len(found) == 1 else found
