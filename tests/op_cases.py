@@ -18,6 +18,7 @@ class Case:
 T, S, H = 5, 7, 8
 FULL = ((2, T, 4, H), (2, S, 4, H), (2, S, 4, H))
 GROUPED = ((2, T, 4, H), (2, S, 2, H), (2, S, 2, H))
+ONE = ((2, 1, 4, H), (2, S, 2, H), (2, S, 2, H))
 SQUARE = ((2, S, 4, H), (2, S, 4, H), (2, S, 4, H))
 
 ATTENTION = (
@@ -30,6 +31,10 @@ ATTENTION = (
     Case("mask with an empty row", FULL, mask="pairs"),
     Case("mask of keys, grouped, causal", GROUPED, {"causal": True}, mask="keys"),
     Case("mask per head, grouped", GROUPED, mask="pairs"),
+    Case("one query, grouped, causal", ONE, {"causal": True, "scale": 0.3}),
+    Case("one query, causal window", ONE, {"causal": True, "window": 3}),
+    Case("one query, mask of keys", ONE, mask="keys"),
+    Case("one query, mask per head", ONE, mask="pairs"),
     Case("soft cap", GROUPED, {"soft_cap": 0.5, "causal": True}),
 )
 
@@ -45,7 +50,7 @@ def mask(case: Case) -> np.ndarray | None:
     rng = np.random.default_rng(4)
     if case.mask == "pairs":
         found = rng.random((batch, heads, length, keys)) > 0.4
-        found[0, :, 2] = False
+        found[0, :, length // 2] = False
         return found
     if case.mask == "keys":
         found = rng.random((batch, 1, 1, keys)) > 0.4

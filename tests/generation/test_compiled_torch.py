@@ -44,3 +44,19 @@ if keras.backend.backend() == "torch":
         _generate(model, (3, 4), 1)
         (loop,) = model.generator.loops.values()
         assert loop.compiled is (loop.device.type != "cpu")
+
+    def test_kernels_lie_by_output_and_keep_their_values(tmp_path) -> None:
+        keras.utils.set_random_seed(3)
+        backbone = GemmaBackbone(**PRESETS["gemma3_debug"], dtype="bfloat16")
+        model = GemmaCausalLM(backbone)
+        before = {v.path: keras.ops.convert_to_numpy(v.value).copy() for v in model.weights}
+        _generate(model, (3, 4), 1)
+        kernel, table = backbone.blocks[0].mlp.up.kernel, backbone.token_embedding.embeddings
+        assert kernel.value.stride() == (1, kernel.shape[0])
+        assert table.value.is_contiguous()
+        model.save_to_preset(tmp_path / "saved")
+        back = GemmaCausalLM.from_preset(tmp_path / "saved", dtype="bfloat16")
+        for path, value in before.items():
+            for held in (model, back):
+                (found,) = [v for v in held.weights if v.path == path]
+                np.testing.assert_array_equal(keras.ops.convert_to_numpy(found.value), value)

@@ -30,7 +30,7 @@ def test_attention(case: op_cases.Case) -> None:
     if case.name != "plain":
         assert np.abs(expected - plain).max() > 100 * tolerance("attention")
     if case.mask == "pairs":
-        assert not expected[0, 2].any()
+        assert not expected[0, case.shapes[0][1] // 2].any()
 
 
 def test_attention_in_bfloat16_returns_bfloat16() -> None:
@@ -51,7 +51,7 @@ def test_gradient_of_an_empty_row_is_zero_not_nan() -> None:
         lambda q, k, v: ops.attention.generic(q, k, v, mask), *op_cases.arrays(case)
     )
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-    assert not gradients[0][0, 2].any()
+    assert not gradients[0][0, case.shapes[0][1] // 2].any()
     assert gradients[0][1, 2].any()
 
 

@@ -38,6 +38,12 @@ def direct_calls(policy: Any) -> Iterator[None]:
         _calls.direct = before
 
 
+def reshape(x: Any, shape: Sequence[int]) -> Any:
+    """`keras.ops.reshape`, at once for tensors that can: Keras searches its arguments first."""
+    own = getattr(x, "reshape", None)
+    return keras.ops.reshape(x, shape) if own is None else own(shape)
+
+
 class Layer(keras.layers.Layer):
     """A Keras layer whose first weights are the same on each backend."""
 

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from keras import ops
 from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides.blocks import blocks, near
 from kmodels.overrides.dropout_torch import keep
+from kmodels.tensors_torch import as_tensor
 
 # Keys from which SDPA is taken on CPUs too: the products hold length x keys weights.
 LONG = 1024
@@ -70,8 +70,10 @@ def attention_torch(
 ) -> Tensor:
     """Scales inside the kernel only; masks that leave a query nothing give zeros, as in the op."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
-    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    query, key, value = (as_tensor(x) for x in (query, key, value))
     length, keys = query.shape[1], key.shape[1]
+    if length == 1 and window is None and (not dropout or seed is None):
+        return _one_query(query, key, value, mask, scale)
     if by_products(query, key, causal, dropout if seed is not None else 0.0):
         kept, share = None, 1.0
         if dropout and seed is not None:
@@ -125,6 +127,36 @@ def _kernel(
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
+
+
+def _one_query(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """The last token, which sees all keys but for a mask: (B, 1, N, H).
+
+    The heads that share a key stand for queries, so that it is read once for all of them.
+    """
+    batch, _, heads, width = query.shape
+    groups = key.shape[2]
+    some = allowed = None
+    if mask is not None:
+        allowed = as_tensor(mask).to(torch.bool)
+        allowed = allowed[(None,) * (4 - allowed.ndim)]
+        # A row of nothing sees all, and is zeroed below.
+        some = allowed.any(-1, keepdim=True)
+        allowed = allowed | ~some
+        if allowed.shape[1] > 1:
+            allowed = allowed.reshape(-1, groups, heads // groups, allowed.shape[3])
+    output = functional.scaled_dot_product_attention(
+        query.reshape(batch, groups, heads // groups, width),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=allowed,
+        scale=scale,
+    ).reshape(batch, 1, heads, width)
+    if some is None:
+        return output
+    return torch.where(some.transpose(1, 2), output, output.new_zeros(()))
 
 
 class _Products(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Affine map for torch in float32 on CPUs that are not Intel's: oneDNN's product, not MKL's.
+"""Affine map for torch: one call, and on CPUs that are not Intel's oneDNN's product in float32.
 
 MKL leaves the wide registers of other makers' processors unused: there oneDNN, which torch carries
 too and takes in bfloat16, was measured to be more than twice as fast.
@@ -9,27 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from keras import ops
+from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width, dense
+from kmodels.tensors_torch import as_tensor
 
 # Multiplications below which the call itself takes as long.
 SMALL = 2**21
 INFO = Path("/proc/cpuinfo")
 
 
-def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | None:
-    """Large products in float32, where MKL is slow."""
-    if not isinstance(x, torch.Tensor) or x.device.type != "cpu" or x.dtype != torch.float32:
-        return "only in float32 on a CPU is there a faster product"
-    if torch.compiler.is_compiling():
-        return "the compiler chooses its own product"
-    if not mkl_is_slow():
-        return "MKL is as fast on this processor"
-    if x.numel() * kernel.shape[1] < SMALL:
-        return "the product is small"
-    return None
+def by_onednn(x: Tensor, kernel: Tensor) -> bool:
+    """Large products in float32, where MKL is slow; the compiler chooses its own product."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
+        return False
+    return mkl_is_slow() and x.numel() * kernel.shape[1] >= SMALL
 
 
 @cache
@@ -42,13 +37,15 @@ def mkl_is_slow() -> bool:
     return INFO.is_file() and "AuthenticAMD" in INFO.read_text()
 
 
-@override(dense, supports)
+@override(dense)
 def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product and the sum in one call; gradients by products of the same kind."""
-    x, kernel = ops.convert_to_tensor(x), ops.convert_to_tensor(kernel)
+    """The product and the sum in one call; by oneDNN, its gradients are products of that kind."""
+    x, kernel = as_tensor(x), as_tensor(kernel)
     check_width(x, kernel)
-    bias = None if bias is None else ops.convert_to_tensor(bias)
-    return _Affine.apply(x, kernel, bias)
+    bias = None if bias is None else as_tensor(bias)
+    if by_onednn(x, kernel):
+        return _Affine.apply(x, kernel, bias)
+    return functional.linear(x, kernel.T, bias)
 
 
 class _Affine(torch.autograd.Function):
@@ -79,4 +76,4 @@ def product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The faster product of two matrices, without autograd."""
-    return product(a, b) if supports(a, b) is None else torch.mm(a, b)
+    return product(a, b) if by_onednn(a, b) else torch.mm(a, b)

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from keras import ops
 from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.gated_gelu import gated_gelu
+from kmodels.tensors_torch import as_tensor
 
 
 class _GatedGelu(torch.autograd.Function):
@@ -29,7 +29,7 @@ class _GatedGelu(torch.autograd.Function):
 @override(gated_gelu)
 def gated_gelu_torch(gate: Tensor, up: Tensor) -> Tensor:
     """`torch.nn.functional.gelu` in its tanh form, times `up`."""
-    gate, up = ops.convert_to_tensor(gate), ops.convert_to_tensor(up)
+    gate, up = as_tensor(gate), as_tensor(up)
     if not torch.is_grad_enabled():
         return functional.gelu(gate, approximate="tanh") * up
     return _GatedGelu.apply(gate, up)

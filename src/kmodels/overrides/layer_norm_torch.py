@@ -1,11 +1,11 @@
 """Layer normalisation for torch: one fused kernel in place of eight elementwise ones."""
 
 import torch
-from keras import ops
 from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.layer_norm import layer_norm
+from kmodels.tensors_torch import as_tensor
 
 
 @override(layer_norm)
@@ -13,8 +13,8 @@ def layer_norm_torch(
     x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6
 ) -> Tensor:
     """`torch.nn.functional.layer_norm`, whose statistics are float32 for narrower inputs too."""
-    x, scale = ops.convert_to_tensor(x), ops.convert_to_tensor(scale)
-    bias = None if bias is None else ops.convert_to_tensor(bias)
+    x, scale = as_tensor(x), as_tensor(scale)
+    bias = None if bias is None else as_tensor(bias)
     width = (x.shape[-1],)
     if scale.dtype == x.dtype and (bias is None or bias.dtype == x.dtype):
         return functional.layer_norm(x, width, scale, bias, epsilon)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import keras
 import torch
 
 from kmodels.dispatch import Tensor, override
@@ -12,6 +11,7 @@ from kmodels.ops.linear_cross_entropy import (
     tile_of,
 )
 from kmodels.overrides.dense_torch import matmul
+from kmodels.tensors_torch import as_tensor
 
 
 @override(linear_cross_entropy)
@@ -26,9 +26,7 @@ def linear_cross_entropy_torch(
 ) -> tuple[Tensor, Tensor]:
     """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
-    hidden, table, labels, weights = (
-        keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
-    )
+    hidden, table, labels, weights = (as_tensor(x) for x in (hidden, table, labels, weights))
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     labels, weights = labels.long(), weights.to(dtype)
     counted = weights != 0

@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from keras import ops
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.rms_norm import rms_norm
+from kmodels.tensors_torch import as_tensor
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -46,7 +46,9 @@ def _normalise(x: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, Tensor
 @override(rms_norm)
 def rms_norm_torch(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     """The op's own arithmetic, with less kept for the way back."""
-    x, scale = ops.convert_to_tensor(x), ops.convert_to_tensor(scale)
+    x, scale = as_tensor(x), as_tensor(scale)
     if not torch.is_grad_enabled():
-        return _normalise(x, scale, epsilon)[0]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = torch.rms_norm(x.to(wide), (x.shape[-1],), None, epsilon)
+        return y.addcmul_(y, scale.to(wide)).to(x.dtype)  # y * (1 + scale)
     return _RMSNorm.apply(x, scale, epsilon)

@@ -1,9 +1,9 @@
 """Rotary position embedding for torch: turned back on the way back, so that no input is kept."""
 
+from functools import cache
 from typing import Any
 
 import torch
-from keras import ops
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.rotary_embedding import (
@@ -11,6 +11,7 @@ from kmodels.ops.rotary_embedding import (
     rotary_embedding,
     rotary_frequencies,
 )
+from kmodels.tensors_torch import as_tensor
 
 
 def supports(
@@ -50,9 +51,19 @@ def rotary_embedding_torch(
 ) -> Tensor:
     """The op's own arithmetic, half of x at a time into one result."""
     check_rotary_embedding(x)
-    x, positions = ops.convert_to_tensor(x), ops.convert_to_tensor(positions)
+    x, positions = as_tensor(x), as_tensor(positions)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling)
-    angles = positions.to(dtype)[..., None] * torch.from_numpy(frequencies).to(x.device, dtype)
-    angles = angles[..., None, :]  # (T, 1, H/2) or (B, T, 1, H/2)
-    return _Rotation.apply(x, angles.cos(), angles.sin())
+    frequencies = _frequencies(x.shape[-1], max_wavelength, scaling, x.device, dtype)
+    angles = positions.to(dtype)[..., None, None] * frequencies  # (T or B, T, 1, H/2)
+    cosine, sine = angles.cos(), angles.sin()
+    if not torch.is_grad_enabled():
+        return _rotate(x, cosine, sine)
+    return _Rotation.apply(x, cosine, sine)
+
+
+@cache
+def _frequencies(
+    width: int, max_wavelength: float, scaling: float, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    found = rotary_frequencies(width, max_wavelength, scaling)
+    return torch.from_numpy(found).to(device, dtype)

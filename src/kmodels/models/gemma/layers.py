@@ -6,7 +6,7 @@ import keras
 
 from kmodels import ops
 from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm
-from kmodels.layers.base import Shape
+from kmodels.layers.base import Shape, reshape
 from kmodels.models.gemma.config import GemmaConfig
 
 
@@ -99,7 +99,7 @@ class GemmaAttention(Layer):
             seed=self.seed_generator if active else None,
         )
         width = self.config.num_query_heads * self.config.head_dim
-        return self.output_dense(keras.ops.reshape(y, (-1, length, width)))
+        return self.output_dense(reshape(y, (-1, length, width)))
 
     def _window(self, length: Any) -> int | None:
         """None where the window covers the whole row: a plain causal mask is the cheaper one."""
@@ -108,7 +108,7 @@ class GemmaAttention(Layer):
         return self.window
 
     def _heads(self, x: Any, heads: int, length: Any) -> Any:
-        return keras.ops.reshape(x, (-1, length, heads, self.config.head_dim))
+        return reshape(x, (-1, length, heads, self.config.head_dim))
 
     def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
         """The input's shape."""

@@ -1,0 +1,19 @@
+"""Arguments of ops as torch's tensors."""
+
+from typing import Any
+
+import keras
+import torch
+
+
+def as_tensor(x: Any) -> torch.Tensor:
+    """`keras.ops.convert_to_tensor`, at once for what is a tensor or a variable.
+
+    Keras looks for symbolic tensors, devices and dtypes first. Where one token goes through a model
+    that takes as long as the arithmetic.
+    """
+    if isinstance(x, torch.Tensor):
+        return x
+    if isinstance(x, keras.Variable):
+        return x.value  # cast where a layer's autocast says so
+    return keras.ops.convert_to_tensor(x)
