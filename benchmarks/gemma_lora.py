@@ -10,9 +10,11 @@ quarters of it, padded on the right, each system's own loss and weighted accurac
 `fit` (transformers: a plain loop, attention by SDPA, eager and with `--compiled` compiled too).
 `--loss-on responses` weighs the second half of each row alone.
 
-Each system runs in a process of its own on one thread; those of a backend take steps in turn. Time
-is CPU time, the median of the rounds, in seconds; memory is the peak of the process, in MiB. Ratios
-are kmodels over the peer: below 1 kmodels wins. Losses are per weighted position, before any step.
+Each system runs in a process of its own on one thread, where the other backends' frameworks cannot
+be imported, since Keras would load them; what compiles does so from scratch. The systems of a
+backend take steps in turn. Time is CPU time, the median of the rounds, in seconds; memory is the
+peak of the process, in MiB. Ratios are kmodels over the peer: below 1 kmodels wins. Losses are per
+weighted position, before any step.
 """
 
 import argparse
@@ -27,6 +29,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from vit_peers.child import hide_others
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, RANK, RATE = 2, 4, 5e-5
@@ -171,6 +175,7 @@ def transformers_step(system: str, weights: str, dtype: str, data: dict) -> Call
 
 def serve(system: str, weights: str, dtype: str, length: int, loss_on: str) -> None:
     """A child's side: for each line that comes in, a step, and a line about it."""
+    hide_others(os.environ["KERAS_BACKEND"])
     config = json.loads((Path(weights) / "config.json").read_text())
     data = batch(length, loss_on, config["vocab_size"])
     make = transformers_step if system.startswith("transformers") else keras_step
@@ -193,6 +198,7 @@ class Child:
             "TF_NUM_INTEROP_THREADS": "1",
             "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
             "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         }
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
