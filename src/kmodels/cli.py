@@ -115,9 +115,10 @@ def main(arguments: list[str] | None = None) -> None:
 def _given(error: Exception, arguments: list[str]) -> str:
     """The value that an error is about, which Click's message may leave out."""
     names = getattr(getattr(error, "param", None), "opts", ())
-    for name, value in itertools.pairwise(arguments):
+    for argument, following in itertools.pairwise([*arguments, ""]):
+        name, equals, value = argument.partition("=")
         if name in names:
-            return f"; given was {value!r}"
+            return f"; given was {(value if equals else following)!r}"
     return ""
 
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from kmodels.errors import InputError
 from kmodels.text import pieces as build
-from kmodels.weights.gguf import open_gguf
+from kmodels.weights.gguf import open_gguf, setting
 
 
 def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, str]]:
@@ -24,11 +24,10 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
     Raises:
         InputError: for another kind of vocabulary, or where the gguf package is missing.
     """
-    fields = open_gguf(path).fields
+    reader = open_gguf(path)
 
     def value(name: str, default: Any = None) -> Any:
-        field = fields.get(f"tokenizer.ggml.{name}")
-        return default if field is None else field.contents()
+        return setting(reader, f"tokenizer.ggml.{name}", default)
 
     kind, texts = value("model"), value("tokens")
     if kind != "llama" or not texts:

@@ -5,6 +5,7 @@ optimizer. Here the caller has the model, and of the file only the arrays are re
 never opens the file: what fits goes into one that Keras has just written for this model.
 """
 
+import math
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -91,7 +92,8 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
     import h5py
 
     with h5py.File(file, "r") as theirs, h5py.File(own, "r+") as ours:
-        found, wanted = dict(_arrays(theirs, path)), dict(_arrays(ours, own))
+        wanted = dict(_arrays(ours, own))
+        found = dict(_arrays(theirs, path, 1000 + 20 * len(wanted)))
         counts = [sum(name.startswith(OPTIMIZER) for name in held) for held in (found, wanted)]
         if not optimizer:
             found, wanted = _without_optimizer(found), _without_optimizer(wanted)
@@ -111,8 +113,17 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
                 written.attrs["dtype"] = "bfloat16"
 
 
-def _arrays(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """Every array by its path, unless it lies somewhere else than in this place of this file."""
+def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str, Any]]:
+    """Every array by its path, unless it lies somewhere else than in this place of this file.
+
+    Args:
+        file: opened by h5py.
+        path: for messages.
+        most: how many groups and arrays are looked at.
+
+    Yields:
+        Path and dataset.
+    """
     import h5py
 
     groups, seen = [("", file)], set()
@@ -127,6 +138,11 @@ def _arrays(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
             if address in seen:
                 raise InputError(f"{path}: {where} is there twice; save the model again")
             seen.add(address)
+            if len(seen) > most:
+                raise InputError(
+                    f"{path} holds over {most} groups and arrays, far more than the model; give "
+                    "the model's own file"
+                )
             if isinstance(item, h5py.Group):
                 groups.append((f"{where}/", item))
                 continue

@@ -42,6 +42,24 @@ def open_gguf(path: str | Path) -> Any:
         ) from None
 
 
+def setting(reader: Any, name: str, default: Any = None) -> Any:
+    """A setting of a file, or `default` where it is not there.
+
+    Args:
+        reader: of `open_gguf`.
+        name: such as "general.architecture".
+        default: where the file does not say.
+
+    Raises:
+        InputError: for one that is not what it says it is.
+    """
+    field = reader.fields.get(name)
+    try:
+        return default if field is None else field.contents()
+    except Exception as error:
+        raise InputError(f"{name} in a GGUF file is damaged: {error}; copy it again") from None
+
+
 def _check(path: Path) -> None:
     """Walks over the settings in front of the tensors."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -194,6 +194,8 @@ def read_npz(path: Path) -> dict[str, LazyArray]:
     except Exception as error:
         # A damaged archive raises nearly anything: zlib.error, KeyError, RuntimeError, EOFError.
         raise InputError(f"{path} is not a whole .npz file: {_one_line(error)}") from None
+    if not headers:
+        raise InputError(f"{path} holds no arrays; write it with np.savez")
     return {
         name: LazyArray(shape, dtype, _npy_reader(path, name))
         for name, (shape, dtype) in sorted(headers.items())

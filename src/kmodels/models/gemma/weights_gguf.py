@@ -10,7 +10,7 @@ from kmodels.errors import InputError
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
 from kmodels.weights import Checkpoint, LazyArray, Rule, Transform, transpose
-from kmodels.weights.gguf import open_gguf
+from kmodels.weights.gguf import open_gguf, setting
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3}
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
@@ -74,8 +74,7 @@ def open_checkpoint(
     tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def value(name: str, default: Any = None) -> Any:
-        field = reader.fields.get(name)
-        return default if field is None else field.contents()
+        return setting(reader, name, default)
 
     architecture = value("general.architecture")
     if architecture not in GENERATIONS or "token_embd.weight" not in tensors:
