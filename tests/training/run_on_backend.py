@@ -13,7 +13,7 @@ import numpy as np
 
 from kmodels.callbacks import Checkpoint
 from kmodels.data.adapters import fit_arguments
-from kmodels.training import AdamW, StepCallbacks, WarmupSchedule, track_step_loss
+from kmodels.training import AdamW, StepCallbacks, WarmupSchedule, state, track_step_loss
 
 SAVED, LAST, STEPS, EPOCHS = 12, 32, 8, 4
 rng = np.random.default_rng(0)
@@ -63,6 +63,14 @@ def fit(model, folder):
     return losses.found
 
 
+def values(model):
+    """Weights, slots and the outputs for all rows."""
+    held = {f"weight {k}": v for k, v in state.named(model.weights).items()}
+    held |= {f"slot {k}": v for k, v in state.slots(model.optimizer).items()}
+    outputs = keras.ops.convert_to_numpy(model(keras.ops.convert_to_tensor(X)))
+    return {**{k: np.array(state.host_values(v)) for k, v in held.items()}, "outputs": outputs}
+
+
 def main(folder):
     for name in OPTIMIZERS:
         model = make_model(name)
@@ -71,6 +79,9 @@ def main(folder):
             if path.name != f"step_{SAVED:08d}":
                 shutil.rmtree(path)
         (folder / f"{name}.json").write_text(json.dumps(losses))
+        saved = make_model(name)
+        Checkpoint(folder / name).prepare(saved)
+        np.savez(folder / f"{name}_saved.npz", **values(saved))
         inputs = keras.ops.convert_to_tensor(X)
         if name == "ours":
             continue

@@ -1,0 +1,30 @@
+"""A model that was trained outside of `fit` is filled by a checkpoint all the same."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def runs():
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        import run_on_backend
+    finally:
+        sys.path.pop(0)
+    return run_on_backend
+
+
+def test_steps_outside_of_fit_leave_nothing_behind(runs, tmp_path):
+    expected = runs.fit(runs.make_model("sgd"), tmp_path / "run")
+    for path in (tmp_path / "run").glob("step_*"):
+        if path.name != f"step_{runs.SAVED:08d}":
+            shutil.rmtree(path)
+    model = runs.make_model("sgd")
+    runs.more(model)
+    runs.keras.utils.set_random_seed(3)
+    losses = runs.fit(model, tmp_path / "run")[runs.SAVED % runs.STEPS :]
+    np.testing.assert_array_equal(losses, expected[runs.SAVED :])
