@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from faults import table as faults
+
 HERE = Path(__file__).resolve().parent
 RESULTS, README, PICTURE = HERE / "results", HERE / "README.md", HERE / "vit_train.png"
 BACKENDS = ("torch", "jax", "tensorflow")
@@ -152,6 +154,7 @@ def main() -> None:
         text = replace(text, "vit_train", table(HEADINGS, rows) + f"\n\n![ratios]({PICTURE.name})")
         draw(found)
     text = replace(text, "gemma_lora", gemma_table())
+    text = replace(text, "faults", faults.text())
     README.write_text(text)
 
 

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# What a process says at the end of each, with its number and the time.
-STEPS = ("step", "again", "validation")
+# Begins what a process says at the end of a step: its kind, number and time.
+SIGN = ">"
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # One process imports all once and is forked for each run; nothing is computed in it before.
 FORKS = multiprocessing.get_context("forkserver")
@@ -31,10 +31,10 @@ def _train(told: Connection, recipe: str, flags: tuple[str, ...]) -> None:
         before = self.step
         step(self, batch, logs)
         # Those before the cut are gone through again without training.
-        print("again" if self.step == before else "step", self.step, time.time(), flush=True)
+        print(SIGN, "again" if self.step == before else "step", self.step, time.time(), flush=True)
 
     def say_batch(self: Any, batch: int, logs: Any = None) -> None:
-        print("validation", batch, time.time(), flush=True)
+        print(SIGN, "validation", batch, time.time(), flush=True)
 
     def say_base(self: Any) -> None:
         print("base", state.digest(state.frozen(self.trained)), flush=True)
@@ -79,7 +79,7 @@ class Run:
         """Waits for a step of at least this number, or the end; gives the seconds since start."""
         for line in self._lines:
             self.said += line
-            if line.startswith("step ") and int(line.split()[1]) >= number:
+            if line.startswith(f"{SIGN} step ") and int(line.split()[2]) >= number:
                 break
         return time.perf_counter() - self.started
 
@@ -99,5 +99,5 @@ class Run:
         self.to_end()
         gone = time.time()
         told = [line.split() for line in self.said.splitlines()]
-        ends = [float(words[2]) for words in told if words and words[0] in STEPS]
+        ends = [float(words[3]) for words in told if words[:1] == [SIGN]]
         return gone - min((end for end in ends if end > begun), default=begun)
