@@ -28,8 +28,7 @@ def lay_out_by_output(backbone: Any) -> None:
     """Turns the memory of half precision kernels (in, out) so that an output's numbers are one run.
 
     The kernels keep shape and values. One row by a kernel that lies the other way takes a CPU twice
-    as long, for oneDNN turns all of it in each call. Kernels that are trained stay as their
-    optimizer's slots lie.
+    as long, for oneDNN turns all of it in each call.
     """
     for variable in backbone.variables:
         kernel = variable.value
