@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SYSTEMS = {
     "torch": ["kmodels", "transformers_as_is"],
-    "jax": ["kmodels", "keras_hub"],
+    "jax": ["kmodels", "flax"],
     "tensorflow": ["kmodels", "tensorflow"],
 }
 
