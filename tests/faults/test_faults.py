@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -100,3 +101,32 @@ def test_damaged_data(_beside, kind, trials):
     counts = getattr(load("inputs"), kind)(trials)
     assert counts["other errors"] == counts["told badly"] == 0, counts
     assert counts["told in a line"] > trials / 5
+
+
+def test_a_run_that_is_killed_goes_on_bit_by_bit(_beside, tmp_path):
+    runs, recipe = load("runs"), load("../../recipes/vit")
+    flags = (*runs.FLAGS, "--epochs", "3")
+    killed = runs.Run("vit", tmp_path / "killed", *flags)
+    killed.to_step(11)
+    killed.interrupt(signal.SIGKILL)
+    assert killed.code == -signal.SIGKILL
+    assert any((tmp_path / "killed" / "checkpoints").glob("step_*"))
+    assert recipe.main(["--resume", "--out", str(tmp_path / "killed")]) == 0
+    assert recipe.main([*flags, "--out", str(tmp_path / "whole")]) == 0
+    assert runs.result(tmp_path / "killed") == runs.result(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["all of them", "callbacks"])
+def test_cut_within_an_epoch_and_gone_on_with(_beside, name):
+    counts = load("resume").resumed(name, (9,))
+    assert counts["equal"] == counts["same decisions"] == counts["cuts"] == 1, counts
+    assert counts["largest difference"] == 0.0
+
+
+@pytest.mark.parametrize("way", ["fit, loss not looked at", "run that skips"])
+def test_what_is_not_finite_reaches_no_checkpoint(_beside, way):
+    nonfinite = load("nonfinite")
+    for kind in nonfinite.KINDS:
+        counts = nonfinite.trials(kind, way, range(2, 3))
+        assert counts["not finite"] == counts["told badly"] == 0, (kind, counts)
+        assert counts["checkpoints"] > 1

@@ -6,7 +6,7 @@ A checkpoint is a directory `step_<n>`:
                            trainable ones where adapters are trained beside a frozen base
     optimizer.safetensors  variables of the optimizer by weight and slot
     metrics.safetensors    running averages
-    other.safetensors      arrays of callbacks, and states of random generators
+    other.safetensors      arrays of callbacks, states of random generators, the learning rate
     state.json             epoch, batch, step, what callbacks know, versions, settings
     manifest.json          size and sha256 of each of the others
 """
