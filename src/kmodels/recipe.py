@@ -193,7 +193,7 @@ def _keras_config() -> Path:
 
 
 def prepare(settings: Any, layout: Any) -> None:
-    """Checks the common flags; sets memory, matmul precision, mesh and seed. Call it first.
+    """Checks the common flags; sets memory, precision, compilation cache, mesh and seed. Call it first.
 
     Args:
         settings: a `Common`.
@@ -202,12 +202,14 @@ def prepare(settings: Any, layout: Any) -> None:
     import keras
 
     from kmodels import distribution, precision
+    from kmodels.training import device
 
     at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, workers=0)
 
     if settings.memory_fraction is not None:
         precision.memory_fraction(settings.memory_fraction)
     precision.set_matmul_precision(settings.matmul_precision)
+    device.keep_compiled()
     if settings.mesh:
         distribution.check_batch(settings.mesh, settings.batch_size)
         distribution.use_mesh(settings.mesh, layout)

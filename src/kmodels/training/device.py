@@ -25,6 +25,17 @@ def peak_memory_mb() -> float:
     return round(peak / 2**20, 1)
 
 
+def keep_compiled() -> None:
+    """Keeps what JAX compiles on disk, so that the next run starts without compiling it again.
+
+    In `JAX_COMPILATION_CACHE_DIR` where that is set, else in the user's cache folder. torch keeps
+    what it compiles by itself, TensorFlow compiles nothing unless it is asked to.
+    """
+    keep = getattr(_device, "keep_compiled", None)
+    if keep is not None:
+        keep()
+
+
 def versions() -> dict[str, str]:
     """Python's, and those of the packages that decide the numbers."""
     found = {"python": platform.python_version()}

@@ -1,5 +1,8 @@
 """The device JAX runs on."""
 
+import os
+from pathlib import Path
+
 import jax
 
 
@@ -13,3 +16,10 @@ def peak_bytes() -> int | None:
     """Most memory an accelerator held, or None on a CPU."""
     statistics = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     return None if not statistics else statistics.get("peak_bytes_in_use")
+
+
+def keep_compiled() -> None:
+    """Sets JAX's compilation cache, unless the environment or the user has set one."""
+    if jax.config.jax_compilation_cache_dir is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(home / "kmodels" / "jax"))
