@@ -1,0 +1,226 @@
+"""Missing, extra, misshapen and transposed weights are all named, whatever the format, and swapped
+ones are found wherever the format has a hash; the model keeps every bit.
+
+Files of other packages (safetensors, GGUF, `.keras`) carry no hash: two tensors of one shape under
+each other's name cannot be told from the right ones there.
+"""
+
+import json
+import shutil
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from kmodels.errors import InputError
+from kmodels.lora.enable import adapters
+from kmodels.models import GemmaBackbone, ViTBackbone, ViTImageClassifier
+from kmodels.models.vit import weights_huggingface
+from kmodels.training import checkpoint, load_keras_file
+from kmodels.training import state as states
+from kmodels.training.state import digest, named, slots, weights_digest
+from kmodels.weights import engine, native, read_safetensors, write_safetensors
+from kmodels.weights.manifest import write_manifest
+from kmodels.weights.readers import read_metadata
+from kmodels.weights.tensors import LazyArray
+
+
+@pytest.fixture(scope="module")
+def model():
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 12}
+    made = ViTImageClassifier(ViTBackbone(image_shape=(8, 8, 3), patch_size=4, **sizes), 5)
+    made.compile("adam", "mse")
+    made.optimizer.build(made.trainable_variables)
+    return made
+
+
+def everything(model):
+    """A hash of weights, slots and adapters."""
+    return weights_digest(model), digest(slots(model.optimizer)), sorted(adapters(model))
+
+
+def spoil(arrays, missing, misshapen, transposed):
+    """One of each kind."""
+    found = {name: array for name, array in arrays.items() if name != missing}
+    found["stray"] = np.zeros(3, "float32")
+    found[misshapen] = np.concatenate([found[misshapen], found[misshapen][:1]])
+    found[transposed] = np.ascontiguousarray(found[transposed].T)
+    return found
+
+
+def swap(arrays, one, other):
+    """Two of one shape under each other's name."""
+    assert arrays[one].shape == arrays[other].shape
+    assert arrays[one].tobytes() != arrays[other].tobytes()
+    return {**arrays, one: arrays[other], other: arrays[one]}
+
+
+def read(file):
+    return {name: tensor.read() for name, tensor in read_safetensors(file).items()}
+
+
+def write(file, arrays, metadata=None):
+    lazy = {k: LazyArray(x.shape, x.dtype, lambda x=x: x) for k, x in arrays.items()}
+    write_safetensors(file, lazy, metadata)
+
+
+def refused(load, model, *names):
+    """The line that says why, after a look at the model."""
+    before = everything(model)
+    with pytest.raises(InputError) as caught:
+        load()
+    assert everything(model) == before
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [name for name in names if name not in text] == []
+    return text
+
+
+def test_a_saved_model(model, tmp_path):
+    folder = model.save_to_preset(tmp_path / "saved")
+    file = folder / "model.safetensors"
+    description = json.loads((folder / "config.json").read_text())
+    arrays = read(file)
+
+    def load():
+        found = native.open_checkpoint(folder, description, True)
+        engine.load(model, found.tensors, found.rules, origin=folder)
+
+    names = ("logits/bias", "block_0/mlp/up/bias", "logits/kernel")
+    write(file, spoil(arrays, *names))
+    refused(load, model, "is damaged: model.safetensors has")
+    write_manifest(folder)
+    refused(load, model, "stray", *names)
+    with pytest.raises(InputError, match=r"does not fit the model: 1 tensors without .* stray"):
+        ViTImageClassifier.from_preset(folder)
+    parts = [f"block_0/attention/{name}/kernel" for name in ("query", "key")]
+    folder = model.save_to_preset(folder)
+    in_order = {name: arrays[name] for name in engine.variables(model)}
+    write(file, swap(in_order, *parts), {"format": "kmodels"})
+    refused(load, model, "the content of model.safetensors was changed")
+
+
+def test_safetensors_of_another_package(model, tmp_path):
+    folder = model.export_to_transformers(tmp_path / "other")
+    file = folder / "model.safetensors"
+    description = json.loads((folder / "config.json").read_text())
+    prefix = next(name for name in read(file) if "layernorm_before.weight" in name)
+    prefix = prefix.removesuffix("layernorm_before.weight")
+    names = ("classifier.bias", f"{prefix}intermediate.dense.bias", "classifier.weight")
+    write(file, spoil(read(file), *names), {"format": "pt"})
+
+    def load():
+        found = weights_huggingface.open_checkpoint(folder, description, {}, True)
+        engine.load(model, found.tensors, found.rules, origin=file)
+
+    refused(load, model, "stray", "logits/bias", *names[1:])
+
+
+@pytest.mark.needs("gguf")
+def test_gguf(model, tmp_path):
+    import gguf
+
+    from kmodels.models.gemma import weights_gguf
+
+    backbone = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
+    backbone.compile("sgd", "mse")
+    config = backbone.config
+    tensors = engine.export(backbone, weights_gguf.rules(config))
+    names = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_up.weight")
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "gemma")
+    writer.add_block_count(config.num_layers)
+    writer.add_embedding_length(config.hidden_dim)
+    writer.add_feed_forward_length(config.mlp_dim)
+    writer.add_head_count(config.num_query_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    for name, array in spoil({k: t.read() for k, t in tensors.items()}, *names).items():
+        writer.add_tensor(name, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    def load():
+        found = weights_gguf.open_checkpoint(file, {}, {}, True)
+        engine.load(backbone, found.tensors, found.rules, origin=file)
+
+    refused(load, backbone, "stray", "final_norm/scale", *names[1:])
+
+
+def test_a_checkpoint_of_a_run(model, tmp_path):
+    arrays = {part: states.copied(held) for part, held in states.parts(model, False).items()}
+
+    def saved(changed):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        found = checkpoint.Snapshot({"step": 1, "logs": {}}, {**arrays, "model": changed})
+        return checkpoint.save(tmp_path / "run", found)
+
+    def load():
+        found = checkpoint.newest(tmp_path / "run")
+        checkpoint.restore(*found[:2], model)
+
+    names = ("logits/bias", "block_0/mlp/up/bias", "logits/kernel")
+    saved(spoil(arrays["model"], *names))
+    refused(load, model, "stray", *names)
+    path = saved(arrays["model"])
+    parts = [f"block_0/attention/{name}/kernel" for name in ("query", "key")]
+    write(path / "model.safetensors", swap(arrays["model"], *parts), {"format": "kmodels"})
+    refused(load, model, "model.safetensors is not what was written")
+
+
+def test_a_keras_file(tmp_path):
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(6, name="first")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3, name="second")(x))
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    file = tmp_path / "model.keras"
+    model.save(file)
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "inside")
+    names = ("layers/dense/vars/1", "layers/dense_1/vars/1", "layers/dense_1/vars/0")
+    with h5py.File(tmp_path / "inside" / "model.weights.h5", "r+") as held:
+        kept = {name: held[name][()] for name in names}
+        changed = {**spoil(kept, *names), "layers/stray/vars/0": np.zeros(3, "float32")}
+        for name in names:
+            del held[name]
+        for name, array in changed.items():
+            if name != "stray":
+                held[name] = array
+    with zipfile.ZipFile(file, "w") as archive:
+        for entry in (tmp_path / "inside").iterdir():
+            archive.write(entry, entry.name)
+    for optimizer in (True, False):
+        text = refused(
+            lambda optimizer=optimizer: load_keras_file(file, model, optimizer), model, *names
+        )
+        assert "layers/stray/vars/0 is not in the model" in text
+        assert "layers/dense_1/vars/0 is (3, 6), the model needs (6, 3)" in text
+
+
+def test_an_adapter(tmp_path):
+    model = ViTBackbone(
+        image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=12
+    )
+    model.enable_lora(2)
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    for variable in named(model.trainable_weights).values():
+        variable.assign(rng.normal(size=variable.shape))
+    folder = model.save_adapter(tmp_path / "adapter")
+    file = folder / "adapter_model.safetensors"
+    arrays = read(file)
+    stem = "base_model.model.layers.0.attention."
+    parts = [f"{stem}{name}.lora_A.weight" for name in ("q_proj", "v_proj")]
+    others = [f"{stem}{name}.lora_B.weight" for name in ("q_proj", "v_proj")]
+    sealed = read_metadata(file)
+    write(file, swap(arrays, *parts), sealed)
+    refused(lambda: model.load_adapter(folder), model, "settings or weights are not those")
+    # Another package's file has no hash, and still everything that does not fit is named.
+    write(file, spoil(arrays, parts[0], others[1], parts[1]), {"format": "pt"})
+    wanted = ("stray", "query has no lora_A", "value's lora_A", "value's lora_B")
+    refused(lambda: model.load_adapter(folder), model, *wanted)
