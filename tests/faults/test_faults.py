@@ -116,9 +116,8 @@ def test_a_run_that_is_killed_goes_on_bit_by_bit(_beside, tmp_path):
     assert runs.result(tmp_path / "killed") == runs.result(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["all of them", "callbacks"])
-def test_cut_within_an_epoch_and_gone_on_with(_beside, name):
-    counts = load("resume").resumed(name, (9,))
+def test_cut_within_an_epoch_and_gone_on_with(_beside):
+    counts = load("resume").resumed("all of them", (9,))
     assert counts["equal"] == counts["same decisions"] == counts["cuts"] == 1, counts
     assert counts["largest difference"] == 0.0
 
