@@ -193,7 +193,7 @@ def _keras_config() -> Path:
 
 
 def prepare(settings: Any, layout: Any) -> None:
-    """Checks the common flags; sets memory, precision, compilation cache, mesh and seed. Call it first.
+    """Checks the common flags; sets memory, precision, caches, mesh and seed. Call it first.
 
     Args:
         settings: a `Common`.

@@ -7,8 +7,12 @@ from typing import Any, ClassVar, Self
 import keras
 
 from kmodels import lora
+from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.layers import quantized
+
+if (_heap := backend_module("kmodels.heap")) is not None:
+    _heap.watch()
 
 
 class Presets:

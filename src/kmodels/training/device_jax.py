@@ -5,6 +5,8 @@ from pathlib import Path
 
 import jax
 
+CACHE = "jax_compilation_cache_dir"
+
 
 def name() -> str:
     """Kind and number of devices, such as "cpu x1"."""
@@ -20,6 +22,6 @@ def peak_bytes() -> int | None:
 
 def keep_compiled() -> None:
     """Sets JAX's compilation cache, unless the environment or the user has set one."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, CACHE) is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(home / "kmodels" / "jax"))
+        jax.config.update(CACHE, str(home / "kmodels" / "jax"))

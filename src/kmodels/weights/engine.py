@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat
+from kmodels import compat, heap
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
@@ -70,6 +70,7 @@ def load(
         targets = [held[path] for path in rule.targets]
         filled += sum(int(np.prod(variable.shape)) for variable in targets)
         _assign(rule, targets, source[rule.source].read())
+    heap.trim()
     return filled
 
 
