@@ -15,8 +15,10 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 
 # Bottom to top. A unit is a module or folder of src/kmodels; it imports from its own row and below.
 ROWS = (
-    ("archives", "compat", "dispatch", "errors", "files", "heap")
-    + ("initializers", "precision", "tensors"),
+    (
+        *("archives", "compat", "dispatch", "errors", "files", "heap"),
+        *("initializers", "precision", "tensors"),
+    ),
     ("ops", "overrides"),
     ("layers",),
     ("data", "distribution", "generation", "lora", "text", "training", "weights"),
