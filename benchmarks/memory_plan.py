@@ -82,7 +82,7 @@ def measure(model: dict, setup: dict) -> dict:
     import keras
     import numpy as np
 
-    from kmodels import initializers, training
+    from kmodels import compat, training
     from kmodels.layers import remat
     from kmodels.lora import LoraSettings
     from kmodels.models import GemmaCausalLM, ViTImageClassifier
@@ -96,13 +96,15 @@ def measure(model: dict, setup: dict) -> dict:
     found = Plan(preset, chosen, overrides=model).estimate
     base = status("VmRSS")
 
-    with initializers.blank():
+    with compat.without_values() as made:
         cls = GemmaCausalLM if text else ViTImageClassifier
         task = cls.from_preset(preset, dtype=chosen.precision, **model)
     # Zeros of the system are not in memory before they are written.
     rng = np.random.default_rng(0)
     for variable in task.weights:
-        variable.assign(np.full(variable.shape, rng.random() * 0.02, "float32"))
+        values = np.full(variable.shape, rng.random() * 0.02, "float32")
+        compat.give_value(variable, keras.ops.convert_to_tensor(values, dtype=variable.dtype))
+    compat.draw_values(made)
     if chosen.quantize:
         task.quantize(chosen.quantize)
     if chosen.lora:
