@@ -24,7 +24,11 @@ __all__ = [
     "callbacks_beside",
     "changing",
     "detach",
+    "draw_values",
+    "forget_step",
+    "give_value",
     "global_seed",
+    "has_value",
     "keep_watching",
     "metrics_built",
     "random_seed",
@@ -178,6 +182,12 @@ def keep_watching(callback: Any, attributes: Iterable[str]) -> None:
 def start_at(model: Any, epoch: int | None) -> None:
     """Makes the `fit` that is beginning start at this epoch; None takes that back."""
     model._initial_epoch = epoch
+
+
+def forget_step(model: Any) -> None:
+    """Lets go of the state that a step outside of `fit` left, which Keras on JAX would write back."""
+    if getattr(model, "_jax_state", None) is not None:
+        model._jax_state = None
 
 
 def symbolic_build(model: Any, batch: Any) -> None:

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kmodels import compat
+
 
 class Replay:
     """Takes the place of a model's step until the batches of the checkpoint are gone through.
@@ -29,9 +31,7 @@ class Replay:
         self._first = first
         self._step = model.train_function
         self._begun = False
-        if getattr(model, "_jax_state", None) is not None:
-            # What a step outside of `fit` left; Keras would put it over the checkpoint.
-            model._jax_state = None
+        compat.forget_step(model)
         model.train_function = self
 
     def __call__(self, *arguments: Any) -> Any:
