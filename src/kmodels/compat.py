@@ -185,7 +185,7 @@ def start_at(model: Any, epoch: int | None) -> None:
 
 
 def forget_step(model: Any) -> None:
-    """Lets go of the state that a step outside of `fit` left, which Keras on JAX would write back."""
+    """Lets go of what a step outside of `fit` left, which Keras would write back on JAX."""
     if getattr(model, "_jax_state", None) is not None:
         model._jax_state = None
 
