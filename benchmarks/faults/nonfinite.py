@@ -104,9 +104,15 @@ def not_finite(path: Path) -> bool:
 
 def trials(kind: str, way: str, steps: range) -> dict[str, int]:
     """One kind of trouble in one way of training, from each of the steps on."""
-    counts = dict.fromkeys(
-        ("runs", "told in a line", "told badly", "went on", "checkpoints", "not finite"), 0
+    names: tuple[str, ...] = (
+        "runs",
+        "told in a line",
+        "told badly",
+        "went on",
+        "checkpoints",
+        "not finite",
     )
+    counts: dict[str, int] = dict.fromkeys(names, 0)
     for step in steps:
         with tempfile.TemporaryDirectory() as name:
             counts[run(kind, way, step, Path(name))] += 1
