@@ -104,14 +104,7 @@ def not_finite(path: Path) -> bool:
 
 def trials(kind: str, way: str, steps: range) -> dict[str, int]:
     """One kind of trouble in one way of training, from each of the steps on."""
-    names: tuple[str, ...] = (
-        "runs",
-        "told in a line",
-        "told badly",
-        "went on",
-        "checkpoints",
-        "not finite",
-    )
+    names = ["runs", "told in a line", "told badly", "went on", "checkpoints", "not finite"]
     counts: dict[str, int] = dict.fromkeys(names, 0)
     for step in steps:
         with tempfile.TemporaryDirectory() as name:
