@@ -100,6 +100,15 @@ ROWS: tuple[tuple[str, str, Callable[[Content], str]], ...] = (
         lambda c: f"{total(c, 'not finite')} of {total(c, 'checkpoints')}",
     ),
     (
+        "saved on each backend, gone on with on each (all nine pairs), with six optimizers: arrays "
+        "that are not bit-equal; the next 20 losses",
+        "backends",
+        lambda c: (
+            f"{c['arrays not bit-equal']} in {c['runs']} runs; within "
+            f"{c['largest difference of losses']}"
+        ),
+    ),
+    (
         "disk full: clear error, former checkpoint intact",
         "writing",
         lambda c: of(c, "full disk", "former intact", "trials"),
