@@ -1,7 +1,7 @@
-"""Attention for TensorFlow under a causal mask: a block of queries after the other.
+"""Attention for TensorFlow with a backward pass of its own, which keeps the weights alone.
 
-What the mask hides from a whole block is not computed, forward or backward, and the products of
-grouped heads are plain ones.
+Under a causal mask a block of queries after the other: what it hides from a whole block is not
+computed, forward or backward. The products of grouped heads are plain ones.
 """
 
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ def supports(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> str | None:
-    """Causal attention without a soft cap and dropout, on CPU."""
-    if not causal:
-        return "only under a causal mask were blocks measured to be faster"
+    """Attention without a soft cap and dropout, of known sizes, on CPU."""
+    if not causal and tf.as_dtype(query.dtype).size > 2:
+        return "in float32 only a causal mask was measured to make it faster"
     if soft_cap is not None:
         return "the backward pass by blocks has no soft cap"
     if dropout and seed is not None:
@@ -83,7 +83,8 @@ def attention_tensorflow(
     factor = head_dim**-0.5 if scale is None else scale
     sizes = _Sizes(length, keys, groups, heads // groups, causal, window, factor)
     pairs = allowed_pairs(query, key, mask, False, None)
-    cut = blocks(length, keys, causal, window, SIZE)
+    hides = causal or window is not None
+    cut = blocks(length, keys, causal, window, SIZE if hides else length)
 
     @tf.custom_gradient
     def products(query: Tensor, key: Tensor, value: Tensor) -> Any:
@@ -147,10 +148,11 @@ def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) 
     """Attention weights of a block of scores (B, K, t * G, s), in their dtype."""
     queries, seen = block
     allowed = near(block, sizes.keys - sizes.length, sizes.causal, sizes.window)
-    # A number that is added: TensorFlow selects slowly on a CPU.
-    hidden = np.repeat(np.where(allowed, 0.0, MASKED), sizes.shared, axis=0)
     full = wide(scores) * sizes.scale
-    full += tf.constant(hidden, full.dtype)
+    if not allowed.all():
+        # A number that is added: TensorFlow selects slowly on a CPU.
+        hidden = np.repeat(np.where(allowed, 0.0, MASKED), sizes.shared, axis=0)
+        full += tf.constant(hidden, full.dtype)
     if pairs is None:
         return tf.cast(tf.nn.softmax(full), scores.dtype)
     # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, t, G, s), then as the scores lie
