@@ -13,7 +13,7 @@ from kmodels.errors import InputError, check_whole
 from kmodels.files import lock, remove_leftovers, unlock
 from kmodels.training import checkpoint, moments, state
 from kmodels.training.callback_state import CallbackStates
-from kmodels.training.device import versions
+from kmodels.training.device import check_one_process, versions
 from kmodels.training.due import Due
 from kmodels.training.replay import Replay
 from kmodels.training.signals import Interrupted, StopRequest
@@ -40,7 +40,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     Under `keras.distribution` each array is gathered whole in host memory and written whole, so the
     mesh may be another one when the run goes on. That holds for one process with all the devices;
-    a run of several processes is not covered.
+    a run of several processes is refused.
 
     Args:
         directory: of the run's checkpoints; no other process may be using it.
@@ -120,6 +120,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes the directory, and puts the newest state into model and optimizer."""
+        check_one_process()
         beside, code = compat.callbacks_beside(self)
         if not self._begun:
             self.prepare(self.model, self.params.get("steps"))
