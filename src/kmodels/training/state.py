@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.training.slots import slots, unique
+from kmodels.weights import engine
 from kmodels.weights.readers import read_safetensors
 from kmodels.weights.tensors import LazyArray
 
@@ -19,7 +19,6 @@ Arrays = dict[str, np.ndarray]
 # Keras numbers seed generators by how many the process has made.
 _NUMBERED_SEED = re.compile(r"\bseed_generator_\d+")
 _SHOWN = 8
-_host = backend_module("kmodels.weights.host")
 
 
 class CheckpointError(InputError):
@@ -145,11 +144,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
 def put(variable: Any, values: np.ndarray) -> None:
     """Assigns values from the host; integers may be wider on another backend."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    array = np.ascontiguousarray(values, dtype=dtype).reshape(variable.shape)
-    if _host is None:
-        variable.assign(array)
-    else:
-        _host.fill(variable, array)
+    engine.put(variable, np.ascontiguousarray(values, dtype=dtype).reshape(variable.shape))
 
 
 def _misfits(found: Mapping[str, LazyArray], wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -126,15 +126,20 @@ def _assign(rule: Bound, targets: Sequence[Any], array: np.ndarray) -> None:
         parts = np.split(array, split_points(shapes, rule.transform, rule.axis), axis=rule.axis)
     for variable, part in zip(targets, parts, strict=True):
         value = np.ascontiguousarray(rule.transform.forward(part)).reshape(variable.shape)
-        if _host is not None:
-            _host.fill(variable, value)
-            continue
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        value = np.asarray(value, dtype=np.dtype(dtype))
-        if compat.has_value(variable):
-            variable.assign(value)
-        else:
-            compat.give_value(variable, keras.ops.convert_to_tensor(value, dtype))
+        put(variable, value)
+
+
+def put(variable: Any, array: np.ndarray) -> None:
+    """Assigns a host array of the variable's shape, as its first value where it has none yet."""
+    if _host is not None:
+        _host.fill(variable, array)
+        return
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    array = np.asarray(array, dtype=np.dtype(dtype))
+    if compat.has_value(variable):
+        variable.assign(array)
+    else:
+        compat.give_value(variable, keras.ops.convert_to_tensor(array, dtype))
 
 
 def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:
