@@ -58,16 +58,7 @@ def damage(flips: int, cuts: int) -> dict[str, int]:
         folder = model.save_adapter(Path(name) / "adapter")
         good, fresh = what(model), True
         files = sorted(folder.iterdir())
-        for number in range(flips + cuts):
-            file = files[number % len(files)]
-            content = file.read_bytes()
-            if number < flips:
-                place = draw.randrange(len(content) * 8)
-                changed = bytearray(content)
-                changed[place // 8] ^= 1 << place % 8
-            else:
-                changed = content[: draw.randrange(len(content))]
-            file.write_bytes(changed)
+        for _ in tally.damaged(files, flips, cuts, draw):
             if fresh:
                 fill(model, 2)
             before = what(model)
@@ -82,7 +73,6 @@ def damage(flips: int, cuts: int) -> dict[str, int]:
                 counts["models changed by a refusal"] += what(model) != before
             except Exception:
                 counts["other errors"] += 1
-            file.write_bytes(content)
         # Undamaged it loads, or the counts above would mean nothing.
         model.load_adapter(folder)
         counts["whole after all"] = int(what(model) == good and len(adapters(model)) == 2)

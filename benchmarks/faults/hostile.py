@@ -208,6 +208,23 @@ def _all(reader: Reader, path: Path, contents: dict[str, bytes]) -> list[str]:
     return [name for name, content in contents.items() if _loads(reader, path, content, name)]
 
 
+def _tried(
+    reader: Reader,
+    name: str,
+    good: bytes,
+    hostile: dict[str, bytes],
+    draw: random.Random,
+    trials: int,
+) -> dict[str, Any]:
+    """Reads hostile files, and mutated ones of a good one, under the same name."""
+    with tempfile.TemporaryDirectory() as folder, watched(Path(tempfile.gettempdir())) as found:
+        path = Path(folder) / name
+        wrong = _all(reader, path, hostile)
+        for number in range(trials):
+            _loads(reader, path, foreign.mutated(good, draw), f"mutated {number}")
+    return reader.report(handmade=len(hostile), mutated=trials, events=found[:8], which=wrong)
+
+
 def npz_files(trials: int, size: int) -> dict[str, Any]:
     """npz files as weights, and as a data set."""
     draw = random.Random(12)
@@ -230,13 +247,7 @@ def npz_files(trials: int, size: int) -> dict[str, Any]:
             raise errors[0]
 
     reader = Reader(read)
-    with tempfile.TemporaryDirectory() as name, watched(Path(tempfile.gettempdir())) as found:
-        path = Path(name) / "a.npz"
-        hostile = files.hostile_npz(size)
-        wrong = _all(reader, path, hostile)
-        for number in range(trials):
-            _loads(reader, path, foreign.mutated(good, draw), f"mutated {number}")
-    return reader.report(handmade=len(hostile), mutated=trials, events=found[:8], which=wrong)
+    return _tried(reader, "a.npz", good, files.hostile_npz(size), draw, trials)
 
 
 def picture_zips(trials: int, size: int) -> dict[str, Any]:
@@ -256,12 +267,7 @@ def picture_zips(trials: int, size: int) -> dict[str, Any]:
 
     hostile = files.hostile_pictures(pairs, size)
     reader = Reader(read)
-    with tempfile.TemporaryDirectory() as name, watched(Path(tempfile.gettempdir())) as found:
-        path = Path(name) / "a.zip"
-        wrong = _all(reader, path, hostile)
-        for number in range(trials):
-            _loads(reader, path, foreign.mutated(good, draw), f"mutated {number}")
-    return reader.report(handmade=len(hostile), mutated=trials, events=found[:8], which=wrong)
+    return _tried(reader, "a.zip", good, hostile, draw, trials)
 
 
 def torch_files(trials: int, size: int) -> dict[str, Any]:
@@ -272,12 +278,7 @@ def torch_files(trials: int, size: int) -> dict[str, Any]:
     torch.save({"a": torch.arange(6.0), "b": torch.ones(2, 2)}, stream)
     good, hostile = stream.getvalue(), files.hostile_pickles(size)
     reader = Reader(lambda path: [t.read() for t in read_safetensors(path.parent).values()])
-    with tempfile.TemporaryDirectory() as name, watched(Path(tempfile.gettempdir())) as found:
-        path = Path(name) / PICKLED
-        wrong = _all(reader, path, hostile)
-        for number in range(trials):
-            _loads(reader, path, foreign.mutated(good, draw), f"mutated {number}")
-    return reader.report(handmade=len(hostile), mutated=trials, events=found[:8], which=wrong)
+    return _tried(reader, PICKLED, good, hostile, draw, trials)
 
 
 def gguf_files(trials: int) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,22 @@ def report(name: str, found: dict[str, Any], options: argparse.Namespace) -> Non
     if options.write and not options.quick:
         file = f"faults_{name}_{backend}_cpu_{time.strftime('%Y-%m-%d')}.json"
         (RESULTS / file).write_text(text)
+
+
+def damaged(files: list[Path], flips: int, cuts: int, draw: random.Random) -> Iterator[None]:
+    """Turns one bit, or cuts one file, at a time; the file is whole again after each turn."""
+    for number in range(flips + cuts):
+        file = files[number % len(files)]
+        content = file.read_bytes()
+        if number < flips:
+            place = draw.randrange(len(content) * 8)
+            changed = bytearray(content)
+            changed[place // 8] ^= 1 << place % 8
+        else:
+            changed = content[: draw.randrange(len(content))]
+        file.write_bytes(changed)
+        yield
+        file.write_bytes(content)
 
 
 def plain(counts: dict[str, Any]) -> dict[str, Any]:

@@ -139,16 +139,7 @@ def damage(flips: int, cuts: int) -> dict[str, int]:
         for step in (1, 2):
             checkpoint.save(folder, snapshot(step, 400))
         files = sorted((folder / "step_00000002").iterdir())
-        for number in range(flips + cuts):
-            file = files[number % len(files)]
-            content = file.read_bytes()
-            if number < flips:
-                place = draw.randrange(len(content) * 8)
-                changed = bytearray(content)
-                changed[place // 8] ^= 1 << place % 8
-            else:
-                changed = content[: draw.randrange(len(content))]
-            file.write_bytes(changed)
+        for _ in tally.damaged(files, flips, cuts, draw):
             step = is_whole(folder)
             passed_over = checkpoint.newest(folder)[2]  # type: ignore[index]
             if step == 1 and len(passed_over) == 1 and "step_00000002" in passed_over[0]:
@@ -157,7 +148,6 @@ def damage(flips: int, cuts: int) -> dict[str, int]:
                 counts["harmless"] += 1  # such as a blank of the manifest
             else:
                 counts["wrong loads"] += 1
-            file.write_bytes(content)
     return counts
 
 
