@@ -56,6 +56,14 @@ def test_values_are_read_when_asked_for_and_changed_on_the_way():
     assert (x.read() == 2).all()
 
 
+def test_a_file_that_is_removed_after_it_was_opened_is_read_all_the_same(tmp_path):
+    file = tmp_path / "gone.safetensors"
+    save_file({"a": np.arange(6.0)}, file)
+    opened = read_safetensors(file)
+    file.unlink()
+    np.testing.assert_array_equal(opened["a"].read(), np.arange(6.0))
+
+
 def test_a_cut_file_is_named(tmp_path):
     file = tmp_path / "x.safetensors"
     save_file({"a": np.zeros(100, "float32")}, file)

@@ -4,6 +4,7 @@ import json
 import math
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,10 +110,16 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
             )
         return LazyArray(tuple(header.get_shape()), _DTYPES[kind], lambda: read(name))
 
+    def reopened() -> Any:
+        try:
+            return safe_open(str(path), framework="numpy")
+        except FileNotFoundError:
+            return nullcontext(file)  # removed since, such as an old checkpoint by its writer
+
     def read(name: str) -> Any:
         # Opened anew for each part: pages of a mapped file count to the process until it is closed,
         # and what is read would be in memory twice.
-        with safe_open(str(path), framework="numpy") as once:
+        with reopened() as once:
             header = once.get_slice(name)
             shape, kind = header.get_shape(), _DTYPES[header.get_dtype()]
             step = PART // max(math.prod(shape[1:]) * kind.itemsize, 1)
@@ -121,7 +128,7 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
         values = np.empty(shape, kind)
         for start in range(0, shape[0], step):
             stop = min(start + step, shape[0])
-            with safe_open(str(path), framework="numpy") as once:
+            with reopened() as once:
                 values[start:stop] = once.get_slice(name)[start:stop]
         return values
 
