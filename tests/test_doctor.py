@@ -11,7 +11,7 @@ from kmodels import cli, dispatch, doctor
 BACKEND = keras.backend.backend()
 
 
-def run(*arguments: str) -> int:
+def run(*arguments: str) -> object:
     with pytest.raises(SystemExit) as stopped:
         cli.main(list(arguments))
     return stopped.value.code
@@ -32,6 +32,49 @@ def test_json_holds_what_the_process_runs_on(capsys) -> None:
         assert (entry["path"] == "override") == (entry["reason"] is None)
         if override is None:
             assert entry["reason"] == f"no override for {BACKEND}"
+        assert {case["dtype"] for case in entry["cases"]} == {"float32", "bfloat16"}
+        for case in entry["cases"]:
+            assert (case["path"] == "generic") == (case["reason"] is not None)
+            assert not (case["reason"] and case["measured"])
+
+
+def cases(name: str) -> dict:
+    return {(case["case"], case["dtype"]): case for case in doctor.report()["ops"][name]["cases"]}
+
+
+def test_the_path_of_attention_is_told_by_dtype_dropout_and_length() -> None:
+    paths = {key: case["path"] for key, case in cases("attention").items()}
+    images, dropped = "8x197x6x64 dropout 0.0", "8x197x6x64 dropout 0.1"
+    if BACKEND == "torch":
+        assert paths["1x1024x6x64", "float32"] == "SDPA"
+        if keras.ops.zeros(1).device.type == "cpu":
+            assert paths[dropped, "float32"] == paths[images, "bfloat16"] == "matrix products"
+    elif BACKEND == "jax":
+        assert paths[images, "float32"] == paths[dropped, "bfloat16"] == "matrix products"
+        assert paths["1x1024x6x64 causal", "float32"] == "products by 16 blocks"
+    else:
+        assert paths[images, "float32"] == paths[dropped, "bfloat16"] == "generic"
+        assert paths["1x1024x6x64 causal", "bfloat16"] == "products by 8 blocks"
+    assert {paths["8x197x6x64 soft cap", dtype] for dtype in ("float32", "bfloat16")} == {"generic"}
+
+
+def test_what_was_measured_stands_with_its_file(capsys, monkeypatch, tmp_path) -> None:
+    case, dtype = "1x1024x6x64 causal", "float32"
+    row = {"override": f"attention_{BACKEND}", "case": case, "dtype": dtype, "time_ratio": 0.5}
+    file = tmp_path / f"ops_{BACKEND}_cpu_2026-01-01.json"
+    rows = [{**row, "memory_ratio": 0.25, "declines": None}]
+    rows.append({**rows[0], "dtype": "bfloat16", "declines": "was slower"})
+    file.write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(doctor, "RESULTS", tmp_path)
+    found = cases("attention")
+    assert found[case, dtype]["measured"] == {file.name: {"time": 0.5, "memory": 0.25}}
+    # What was measured while it declined decided against it.
+    assert not found[case, "bfloat16"]["measured"]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run("doctor") == 0
+    printed = capsys.readouterr().out
+    assert "time 0.50, memory 0.25 (1)" in printed
+    assert f"(1) benchmarks/results/{file.name}" in printed
 
 
 def test_doctor_covers_every_op_and_counts_nothing() -> None:
@@ -46,6 +89,7 @@ def test_switched_off_ops_say_so() -> None:
     for entry in found.values():
         if entry["override"] is not None:
             assert entry["reason"] == "turned off by generic_only()"
+            assert {case["path"] for case in entry["cases"]} == {"generic"}
 
 
 def test_table_shows_reasons(capsys, monkeypatch) -> None:

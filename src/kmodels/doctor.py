@@ -1,7 +1,9 @@
 """What this installation runs on: backend, versions, devices, precision, and each op's path."""
 
 import importlib.metadata
+import json
 import platform
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +17,8 @@ PACKAGES = (
     "keras", "jax", "jaxlib", "torch", "tensorflow", "numpy", "safetensors",
     "tokenizers", "scikit-learn", "pillow", "transformers", "timm", "peft", "keras-hub",
 )  # fmt: skip
+# Where a checkout keeps what `benchmarks/ops.py` measured; an installed package has none of it.
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def report() -> dict[str, Any]:
@@ -24,22 +28,25 @@ def report() -> dict[str, Any]:
         `backend`, `python`, `platform`, `versions` (package -> version, installed ones only),
         `devices` (names), `dtype_policy`, `matmul_precision`, and `ops`: for each op `override`
         (its file's name or `None`), `path` (`"override"` or `"generic"`), `reason` (why the
-        override is not in force, or `None`) in its plainest case, and `cases`: reasons by case.
+        override is not in force, or `None`) in its plainest case, and `cases`, a list of:
+        `case` and `dtype` of tensors on the default device, the `path` that they take
+        (`"generic"`, or which body of the override), `reason`, and `measured`: by result file,
+        the override's `time` and `memory` over the generic body's.
 
     Raises:
         InputError: if `KMODELS_GENERIC_OPS` names an unknown op.
     """
     load_environment(strict=True)
-    module = backend_module("kmodels.doctor")
+    engine: Any = backend_module("kmodels.doctor")
     return {
         "backend": backend(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": _versions(),
-        "devices": module.devices() if module is not None else [],
+        "devices": engine.devices(),
         "dtype_policy": keras.config.dtype_policy().name,
         "matmul_precision": precision.matmul_precision(),
-        "ops": _ops(),
+        "ops": _ops(engine),
     }
 
 
@@ -53,49 +60,82 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _cases() -> list[tuple[Any, str, tuple, dict[str, Any]]]:
-    """(op, case, arguments, keywords) with the tensors of a ViT and a Gemma block."""
-    dtype = keras.config.dtype_policy().compute_dtype
+def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
+    """(op, case, arguments, keywords); cases that `benchmarks/ops.py` has bear its names."""
 
     def zeros(*shape: int, kind: str = dtype) -> Any:
         return keras.ops.zeros(shape, kind)
 
     seed = keras.random.SeedGenerator(0)
-    heads, tokens, width = zeros(1, 197, 3, 64), zeros(1, 197, 192), zeros(192)
-    images, patches = zeros(1, 32, 32, 3), zeros(768, 192)
-    hidden, table = zeros(8, 64), zeros(512, 64)
-    labels, weights = zeros(8, kind="int32"), zeros(8, kind="float32")
-    positions, bits = zeros(1, 197, kind="int32"), zeros(192, 192, kind="int8")
+    heads, long = (zeros(8, 197, 6, 64),) * 3, (zeros(1, 1024, 6, 64),) * 3
+    shared = (zeros(2, 256, 4, 256), *[zeros(2, 256, 1, 256)] * 2)
+    tokens, wide, width = zeros(8, 197, 384), zeros(8, 197, 1536), zeros(384)
+    gate, text = zeros(2, 256, 2048), zeros(2, 256, 640)
+    hidden, table, labels = zeros(8, 64), zeros(512, 64), zeros(8, kind="int32")
+    weights, positions = zeros(8, kind="float32"), zeros(256, kind="int32")
+    bits, scales = zeros(384, 384, kind="int8"), zeros(1, 384, kind="float32")
+    turned = {"positions": positions, "max_wavelength": 10_000.0}
     return [
-        (ops.attention, "inference", (heads, heads, heads), {}),
-        (ops.attention, "dropout", (heads, heads, heads), {"dropout": 0.1, "seed": seed}),
-        (ops.attention, "soft cap", (heads, heads, heads), {"soft_cap": 50.0}),
-        (ops.dense, "tokens", (tokens, zeros(192, 192)), {}),
-        (ops.dropout, "training", (tokens, 0.1, seed), {}),
-        (ops.gated_gelu, "tokens", (tokens, tokens), {}),
-        (ops.gelu, "tokens", (tokens,), {}),
-        (ops.layer_norm, "tokens", (tokens, width), {}),
-        (ops.linear_cross_entropy, "frozen table", (hidden, table, labels, weights), {}),
-        (ops.patch_embedding, "images", (images, patches), {"patch_size": 16}),
-        (ops.quantized_dense, "8 bits", (tokens, bits, zeros(1, 192, kind="float32")), {}),
-        (ops.rms_norm, "tokens", (tokens, width), {"epsilon": 1e-6}),
-        (ops.rotary_embedding, "heads", (heads, positions), {"max_wavelength": 10_000.0}),
+        (ops.attention, "8x197x6x64 dropout 0.0", heads, {}),
+        (ops.attention, "8x197x6x64 dropout 0.1", heads, {"dropout": 0.1, "seed": seed}),
+        (ops.attention, "1x1024x6x64", long, {}),
+        (ops.attention, "1x1024x6x64 causal", long, {"causal": True}),
+        (ops.attention, "2x256x4x256, one key head, causal", shared, {"causal": True}),
+        (ops.attention, "8x197x6x64 soft cap", heads, {"soft_cap": 50.0}),
+        (ops.dense, "8x197x384 to 1536", (tokens, zeros(384, 1536)), {}),
+        (ops.dense, "8x17x64 to 64", (zeros(8, 17, 64), zeros(64, 64)), {}),
+        (ops.dropout, "8x197x1536 rate 0.1", (wide, 0.1, seed), {}),
+        (ops.gated_gelu, "2x256x2048", (gate, gate), {}),
+        (ops.gelu, "8x197x1536", (wide,), {}),
+        (ops.layer_norm, "8x197x384", (tokens, width), {}),
+        (ops.linear_cross_entropy, "8x64 on 512", (hidden, table, labels, weights), {}),
+        (
+            ops.patch_embedding,
+            "8x224x224x3 patch 16",
+            (zeros(8, 224, 224, 3), zeros(768, 384)),
+            {"patch_size": 16},
+        ),
+        (ops.quantized_dense, "8x197x384, 8 bits", (tokens, bits, scales), {}),
+        (ops.rms_norm, "2x256x640", (text, zeros(640)), {"epsilon": 1e-6}),
+        (ops.rotary_embedding, "2x256x4x256", (shared[0],), turned),
     ]
 
 
-def _ops() -> dict[str, dict[str, Any]]:
-    """Asks each op what it would do with those tensors in the policy's compute dtype."""
-    asked = [(op, case, op.declines(*given, **more)) for op, case, given, more in _cases()]
+def _ops(engine: Any) -> dict[str, dict[str, Any]]:
+    """Asks each op, and its override, what they would do with those tensors."""
+    own = keras.config.dtype_policy().compute_dtype
+    measured = _measured()
     found: dict[str, dict[str, Any]] = {}
-    for op, case, reason in asked:
-        if op.name not in found:
-            found[op.name] = {
-                "override": None if op.override is None else op.override.__name__,
-                "path": "override" if reason is None else "generic",
-                "reason": reason,
-                "cases": {},
-            }
-        found[op.name]["cases"][case] = reason
+    for dtype in dict.fromkeys((own, "float32", "bfloat16")):
+        for op, case, given, more in _cases(dtype):
+            reason = op.declines(*given, **more)
+            name = None if op.override is None else op.override.__name__
+            entry = found.setdefault(
+                op.name,
+                {
+                    "override": name,
+                    "path": "generic" if reason else "override",
+                    "reason": reason,
+                    "cases": [],
+                },
+            )
+            path = "generic" if reason else engine.way(op, *given, **more) or "override"
+            ratios = {} if reason else measured.get((name, case, dtype), {})
+            row = {"case": case, "dtype": dtype, "path": path, "reason": reason}
+            entry["cases"].append({**row, "measured": ratios})
+    return found
+
+
+def _measured() -> dict[Any, dict[str, dict[str, float]]]:
+    """By override, case and dtype: the files that measured it in force, and the ratios there."""
+    found: dict[Any, dict[str, dict[str, float]]] = {}
+    for path in sorted(RESULTS.glob(f"ops_{backend()}_*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            if row["declines"] is None:
+                ratios = {"time": row["time_ratio"], "memory": row.get("memory_ratio")}
+                key = (row["override"], row["case"], row["dtype"])
+                kept = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+                found.setdefault(key, {})[path.name] = kept
     return found
 
 
@@ -109,8 +149,29 @@ def show(found: dict[str, Any], console: Console) -> None:
     facts.add_row("devices", "\n".join(found["devices"]))
     facts.add_row("versions", "\n".join(f"{k} {v}" for k, v in found["versions"].items()))
     console.print(facts)
-    paths = Table("op", "case", "path", "why not the override")
+    paths = Table("op", "case", "dtype", "path", "why, or beside the generic body")
+    files: dict[str, int] = {}
     for name, entry in found["ops"].items():
-        for case, reason in entry["cases"].items():
-            paths.add_row(name, case, "generic" if reason else "override", reason or "")
+        rows: dict[tuple[str, str, str], list[str]] = {}
+        for case in entry["cases"]:
+            why = case["reason"] or _told(case["measured"], files)
+            rows.setdefault((case["case"], case["path"], why), []).append(case["dtype"])
+        for (label, path, why), dtypes in sorted(rows.items(), key=lambda row: row[0][0]):
+            paths.add_row(name, label, ", ".join(dtypes), path, why)
     console.print(paths)
+    for file, number in files.items():
+        console.print(f"({number}) benchmarks/results/{file}", highlight=False)
+
+
+def _told(measured: dict[str, dict[str, float]], files: dict[str, int]) -> str:
+    """The ratios, and the numbers of their files, which are given here."""
+    if not measured:
+        return ""
+    words = []
+    for name in ("time", "memory"):
+        ratios = [f"{found[name]:.2f}" for found in measured.values() if name in found]
+        if ratios:
+            low, high = min(ratios), max(ratios)
+            words.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+    numbers = (str(files.setdefault(file, len(files) + 1)) for file in measured)
+    return f"{', '.join(words)} ({', '.join(numbers)})"

@@ -14,7 +14,7 @@ def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | Non
     """Three axes or more or bfloat16, on CPU, no model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU is a flat product faster"
-    if len(x.shape) < 3 and not _narrow(x, kernel):
+    if len(x.shape) < 3 and not narrow(x, kernel):
         return "x is a matrix already"
     if isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
         return "merging axes could gather a sharded tensor"
@@ -30,7 +30,7 @@ def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     x, kernel = jnp.asarray(x), jnp.asarray(kernel)
     check_width(x, kernel)
-    if _narrow(x, kernel):
+    if narrow(x, kernel):
         y = _single(x, kernel) if math.prod(x.shape[:-1]) == 1 else _product(x, kernel)
         return y if bias is None else y + jnp.asarray(bias)
     y = x.reshape(-1, x.shape[-1]) @ kernel
@@ -38,7 +38,8 @@ def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.reshape(*x.shape[:-1], kernel.shape[1])
 
 
-def _narrow(*arrays: Tensor) -> bool:
+def narrow(*arrays: Tensor) -> bool:
+    """Whether all are bfloat16, whose products have float32 results here."""
     return all(keras.backend.standardize_dtype(a.dtype) == "bfloat16" for a in arrays)
 
 
