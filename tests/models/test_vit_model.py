@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
+from gradients import value_and_grad
 from kmodels import compat
 from kmodels.dispatch import decisions, generic_only, reset_decisions
 from kmodels.errors import InputError
 from kmodels.models import ViTBackbone, ViTConfig, ViTImageClassifier
 from kmodels.models.vit.presets import PRESETS
+from tolerances import tolerance
 
 TINY = {
     "image_shape": (16, 24, 3),
@@ -115,6 +117,34 @@ def test_attention_maps_are_those_of_the_blocks(model):
     x = model.backbone.intermediates(_images())["block_0"]
     expected = block.attention.probabilities(block.attention_norm(x))
     np.testing.assert_allclose(to_numpy(maps[1]), to_numpy(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [1, 4])
+@pytest.mark.parametrize("more", [{}, {"num_register_tokens": 3, "layer_scale": 0.1}])
+def test_the_first_tokens_alone_have_the_values_and_gradients_that_they_have_among_all(kept, more):
+    backbone = ViTBackbone(**{**TINY, "final_norm": kept > 1, **more})
+    images = _images()
+    whole, of_whole = value_and_grad(lambda x: backbone(x)[:, :kept], images)
+    alone, of_alone = value_and_grad(lambda x: backbone(x, keep=kept), images)
+    assert alone.shape == (2, kept, 16)
+    np.testing.assert_allclose(to_numpy(alone), to_numpy(whole), atol=tolerance("hidden"))
+    assert np.abs(of_whole[0]).max() > 1e-2
+    largest = np.abs(of_whole[0]).max()
+    np.testing.assert_allclose(of_alone[0], of_whole[0], atol=tolerance("hidden") * largest)
+
+
+def test_the_last_block_of_a_classifier_by_the_class_token_makes_that_token_alone(monkeypatch):
+    classifier = ViTImageClassifier(ViTBackbone(**TINY), 5)
+    lengths = []
+    for block in classifier.backbone.blocks:
+        call = block.mlp.call
+        spy = lambda x, call=call, **kw: lengths.append(x.shape[1]) or call(x, **kw)  # noqa: E731
+        monkeypatch.setattr(block.mlp, "call", spy)
+    logits = classifier(_images())
+    assert lengths == [7, 1]
+    token = classifier.backbone(_images())[:, 0]
+    expected = classifier.get_layer("logits")(token)
+    np.testing.assert_allclose(to_numpy(logits), to_numpy(expected), atol=tolerance("logits"))
 
 
 def test_one_seed_gives_the_same_model_on_each_backend():

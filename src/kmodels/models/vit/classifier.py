@@ -83,7 +83,8 @@ class ViTImageClassifier(Task):
 
         # === Graph ===
         inputs = backbone.input
-        x = pool(backbone(inputs))
+        # Of a model that reads the class token alone, the last block need not make the others.
+        x = pool(backbone(inputs, keep=1) if pooling == "token" else backbone(inputs))
         if norm is not None:
             x = norm(x)
         if pre_logits is not None:

@@ -66,9 +66,14 @@ class Block(Layer):
             if part is not None:
                 part.build(input_shape)
 
-    def call(self, x: Any, training: bool = False) -> Any:
-        """(B, T, D) -> (B, T, D)."""
-        y = self.attention(self.attention_norm(x), training=training)
+    def call(self, x: Any, training: bool = False, keep: int | None = None) -> Any:
+        """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
+        y = self.attention_norm(x)
+        if keep is None:
+            y = self.attention(y, training=training)
+        else:
+            y = self.attention(y[:, :keep], y, training=training)
+            x = x[:, :keep]
         x = x + self._branch(y, self.attention_scale, training)
         y = self.mlp(self.mlp_norm(x), training=training)
         return x + self._branch(y, self.mlp_scale, training)
@@ -95,7 +100,8 @@ class ViTBackbone(Backbone):
         **sizes: the other fields of `ViTConfig`, keras-hub's names where it has them.
 
     Call:
-        images (B, height, width, C), preprocessed floats -> tokens (B, prefix + P, D).
+        images (B, height, width, C), preprocessed floats -> tokens (B, prefix + P, D), or with
+        `keep` the first so many of them: (B, keep, D).
 
     Raises:
         InputError: for sizes that do not fit together, or names that `ViTConfig` lacks.
@@ -139,24 +145,50 @@ class ViTBackbone(Backbone):
             for i in range(config.num_layers)
         ]
 
+        def norm(name: str) -> LayerNorm:
+            return LayerNorm(config.layer_norm_epsilon, name=name, dtype=policy)
+
+        steps = [patch_embedding, tokens, dropout]
+        steps += [norm("pre_norm")] if config.pre_norm else []
+        steps += blocks
+        steps += [norm("final_norm")] if config.final_norm else []
+
         # === Graph ===
-        images = keras.Input(config.image_shape, name="images", dtype="float32")
-        out = {"patch_embedding": patch_embedding(images)}
-        x = out["tokens"] = tokens(out["patch_embedding"])
-        x = dropout(x)
-        if config.pre_norm:
-            x = LayerNorm(config.layer_norm_epsilon, name="pre_norm", dtype=policy)(x)
-            out["pre_norm"] = x
-        for block in blocks:
-            x = out[block.name] = block(x)
-        if config.final_norm:
-            x = LayerNorm(config.layer_norm_epsilon, name="final_norm", dtype=policy)(x)
-            out["final_norm"] = x
+        x = images = keras.Input(config.image_shape, name="images", dtype="float32")
+        out = {}
+        for step in steps:
+            x = step(x)
+            if step is not dropout:
+                out[step.name] = x
         super().__init__(config=config, intermediates=out, inputs=images, outputs=x, name=name)
 
         # === Config ===
         self.blocks = blocks
+        self.steps = steps
         self.dtype_policy = policy
+
+    def call(
+        self, inputs: Any, training: Any = None, mask: Any = None, keep: int | None = None
+    ) -> Any:
+        """Images to tokens; nothing that only the tokens after the first `keep` need is computed.
+
+        The last block is the one where that can be left out: what comes before it is read by all.
+        """
+        if keep is None:
+            return super().call(inputs, training=training, mask=mask)
+        x = inputs
+        for step in self.steps:
+            x = step(x, keep=keep) if step is self.blocks[-1] else step(x)
+        return x
+
+    def compute_output_spec(
+        self, inputs: Any, training: Any = None, mask: Any = None, keep: int | None = None
+    ) -> Any:
+        """What `call` gives, without numbers."""
+        found = super().compute_output_spec(inputs, training=training, mask=mask)
+        if keep is None:
+            return found
+        return keras.KerasTensor((found.shape[0], keep, found.shape[2]), found.dtype)
 
     def attention_maps(self, images: Any) -> list[Any]:
         """What each block attends to.
