@@ -13,7 +13,7 @@ import numpy as np
 
 from kmodels.callbacks import Checkpoint
 from kmodels.data.adapters import fit_arguments
-from kmodels.training import AdamW, StepCallbacks, WarmupSchedule, state, track_step_loss
+from kmodels.training import SGD, AdamW, StepCallbacks, WarmupSchedule, state, track_step_loss
 
 SAVED, LAST, STEPS, EPOCHS = 12, 32, 8, 4
 rng = np.random.default_rng(0)
@@ -21,6 +21,7 @@ X = rng.normal(size=(STEPS * 8, 6)).astype("float32")
 Y = (X[:, :3] * X[:, 3:]).sum(-1, keepdims=True)
 OPTIMIZERS = {
     "ours": lambda: AdamW(WarmupSchedule(0.02, LAST, 4), ema=0.9, accumulate=2, clip_norm=1.0),
+    "our_sgd": lambda: SGD(0.02, 0.9, nesterov=True, weight_decay=0.1),
     "adamw": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.02, LAST)),
     "sgd": lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True),
     "adafactor": lambda: keras.optimizers.Adafactor(0.02),

@@ -18,7 +18,7 @@ from tolerances import tolerance
 
 HERE = Path(__file__).parent
 BACKENDS = ("jax", "torch", "tensorflow")
-OPTIMIZERS = ("ours", "adamw", "sgd", "adafactor", "lion", "muon")
+OPTIMIZERS = ("ours", "our_sgd", "adamw", "sgd", "adafactor", "lion", "muon")
 pytestmark = pytest.mark.across(*BACKENDS)
 
 

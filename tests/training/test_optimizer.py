@@ -1,4 +1,4 @@
-"""AdamW against its equations in float64, on the backend's own path."""
+"""AdamW and SGD against their equations in float64, on the backend's own path."""
 
 from contextlib import ExitStack
 
@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from kmodels.errors import InputError
-from kmodels.training import AdamW, WarmupSchedule
-from kmodels.training.optimizer import depth_multipliers
+from kmodels.training import SGD, AdamW, WarmupSchedule
+from kmodels.training.by_weight import depth_multipliers
+from kmodels.training.slots import slots
+from tolerances import tolerance
 
 PATHS = (
     "patch_embedding/kernel",
@@ -88,6 +90,83 @@ def test_steps_are_those_of_the_equations(layer_decay):
     expected = reference(start, grads, rate, 0.3, 1.5, multipliers)[-1]
     for path, got, wanted in zip(PATHS, values(variables), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6, err_msg=path)
+
+
+MOMENTA = [(0.0, False), (0.9, False), (0.9, True)]
+
+
+def descent(start, updates, momentum, nesterov, decay=0.0, rate=0.1):
+    """Sutskever et al. 2013 as Keras writes it; also the velocities at the end."""
+    weights = [w.copy() for w in start]
+    velocities = [np.zeros_like(w) for w in start]
+    for grads in updates:
+        for i, g in enumerate(grads):
+            if DECAYED[i]:
+                weights[i] = weights[i] * (1 - rate * decay)
+            velocities[i] = momentum * velocities[i] - rate * g.astype("float64")
+            ahead = momentum * velocities[i] - rate * g
+            weights[i] = weights[i] + (ahead if nesterov else velocities[i])
+    return weights, velocities
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), MOMENTA)
+def test_sgd_is_that_of_the_equations_and_of_keras(momentum, nesterov):
+    ours, theirs, start = make_variables(), make_variables(), values(make_variables())
+    grads = gradients(5)
+    optimizer = SGD(0.1, momentum, nesterov, weight_decay=0.3)
+    other = keras.optimizers.SGD(0.1, momentum, nesterov, weight_decay=0.3)
+    kept = [v for v, decayed in zip(theirs, DECAYED, strict=True) if not decayed]
+    other.exclude_from_weight_decay(kept)
+    for step in grads:
+        apply(optimizer, ours, step)
+        apply(other, theirs, step)
+    weights, velocities = descent(start, grads, momentum, nesterov, 0.3)
+    allowed = tolerance("optimizer")
+    for got, wanted, keras_own in zip(values(ours), weights, values(theirs), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=allowed)
+        np.testing.assert_allclose(got, keras_own, rtol=0, atol=allowed)
+    held = slots(optimizer)
+    if not momentum:
+        assert set(held) == {"iteration", "learning_rate"}
+        return
+    for path, wanted in zip(PATHS, velocities, strict=True):
+        np.testing.assert_allclose(values([held[f"{path}:momentum"]])[0], wanted, atol=allowed)
+
+
+def test_sgd_goes_on_from_saved_state():
+    grads = gradients(4)
+    whole, parts = make_variables(), make_variables()
+    optimizer = SGD(0.1, 0.9, True)
+    for step in grads:
+        apply(optimizer, whole, step)
+    first = SGD(0.1, 0.9, True)
+    for step in grads[:2]:
+        apply(first, parts, step)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(first))
+    again.build(parts)
+    store = {}
+    first.save_own_variables(store)
+    again.load_own_variables(store)
+    for step in grads[2:]:
+        apply(again, parts, step)
+    for got, wanted in zip(values(parts), values(whole), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_sgd_has_what_adamw_has():
+    variables, start = make_variables(), values(make_variables())
+    settings = {"layer_decay": 0.5, "clip_norm": 1.5, "accumulate": 2}
+    optimizer = SGD(0.1, **settings)
+    multipliers = (0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0)
+    grads = gradients(2)
+    for step in grads:
+        apply(optimizer, variables, step)
+    means = [(a + b) / 2 for a, b in zip(*grads, strict=True)]
+    norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in means))
+    for i, got in enumerate(values(variables)):
+        wanted = start[i] - 0.1 * multipliers[i] * means[i] * min(1, 1.5 / norm)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("optimizer"))
+    assert {key: optimizer.get_config()[key] for key in settings} == settings
 
 
 def test_accumulation_is_one_update_with_the_mean():

@@ -4,7 +4,7 @@ from kmodels.training.checkpoint import restore_newest
 from kmodels.training.checkpointing import Checkpoint
 from kmodels.training.evaluation import WholeBatches
 from kmodels.training.keras_file import load_keras_file
-from kmodels.training.optimizer import AdamW
+from kmodels.training.optimizer import SGD, AdamW
 from kmodels.training.runner import Runner
 from kmodels.training.schedules import SCHEDULES, WarmupSchedule
 from kmodels.training.signals import Interrupted
@@ -12,6 +12,7 @@ from kmodels.training.step_loss import StepCallbacks, track_step_loss
 
 __all__ = [
     "SCHEDULES",
+    "SGD",
     "AdamW",
     "Checkpoint",
     "Interrupted",

@@ -1,4 +1,4 @@
-"""The TensorFlow body of AdamW: its own kernel for Adam in place of a dozen passes over memory."""
+"""The TensorFlow bodies of AdamW and SGD: its own kernels in place of many passes over memory."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 
-class Base(keras.optimizers.AdamW):
+class AdamW(keras.optimizers.AdamW):
     """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -28,4 +28,27 @@ class Base(keras.optimizers.AdamW):
             beta2=tf.cast(self.beta_2, kind),
             epsilon=tf.cast(self.epsilon, kind),
             grad=tf.cast(gradient, kind),
+        )
+
+
+class SGD(keras.optimizers.SGD):
+    """Keras' SGD; a variable, its gradient and its slot are read and written once."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Moves one variable, which is TensorFlow's own under `tf.distribute` too."""
+        if isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        kind = variable.dtype
+        rate, gradient = tf.cast(learning_rate, kind), tf.cast(gradient, kind)
+        if not self.momentum:
+            tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+            return
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=self.momentums[self._get_variable_index(variable)].value.handle,
+            lr=rate,
+            grad=gradient,
+            momentum=tf.cast(self.momentum, kind),
+            use_nesterov=self.nesterov,
         )

@@ -1,4 +1,4 @@
-"""The torch body of AdamW: few kernels over all variables instead of several per variable."""
+"""The torch bodies of AdamW and SGD: few kernels over all variables instead of several for each."""
 
 from typing import Any
 
@@ -8,13 +8,14 @@ import torch
 # On torch Keras answers the constructor with a class of its own that has the parallel step; a
 # subclass of the public name would lose it.
 _KerasAdamW: Any = type(keras.optimizers.AdamW())
+_KerasSGD: Any = type(keras.optimizers.SGD())
 
 
-class Base(_KerasAdamW):
-    """Keras' parallel AdamW with decay and learning rate by variable."""
+class _Groups:
+    """Keras' parallel step with decay and learning rate by variable."""
 
     @torch.no_grad()
-    def _parallel_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+    def _parallel_update_step(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
         groups: dict[float, tuple[list[Any], list[Any], list[Any]]] = {}
         for gradient, variable in zip(grads, variables, strict=True):
             index = self._get_variable_index(variable)
@@ -27,10 +28,10 @@ class Base(_KerasAdamW):
             rate = learning_rate * multiplier
             if self.weight_decay and decayed:
                 torch._foreach_mul_(decayed, 1 - self.weight_decay * rate)
-            super()._parallel_update_step(gradients, members, rate)
+            super()._parallel_update_step(gradients, members, rate)  # type: ignore[misc]
 
     @torch.no_grad()
-    def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
+    def _update_model_variables_moving_average(self: Any, trainable_variables: Any) -> None:
         if not self.use_ema:
             return
         values = [v.value for v in trainable_variables]
@@ -39,3 +40,11 @@ class Base(_KerasAdamW):
         momentum = (self.iterations != 0) * self.ema_momentum
         torch._foreach_mul_(averages, momentum)
         torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))
+
+
+class AdamW(_Groups, _KerasAdamW):
+    """Keras' AdamW."""
+
+
+class SGD(_Groups, _KerasSGD):
+    """Keras' SGD, which takes no memory beside the slots."""
