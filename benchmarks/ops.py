@@ -55,6 +55,8 @@ def cases() -> list[Case]:
         found.append(("layer_norm", "8x197x384", dtype, [tokens, (width,), (width,)], {}))
         found.append(("rms_norm", "2x256x640", dtype, [(2, 256, 640), (640,)], {}))
         found.append(("gelu", "8x197x1536", dtype, [(8, 197, 1536)], {}))
+        hidden = [tokens, (width, 1536), (1536,), (1536, width), (width,)]
+        found.append(("mlp", "8x197x384 by 1536", dtype, hidden, {}))
         found.append(("gated_gelu", "2x256x2048", dtype, [(2, 256, 2048)] * 2, {}))
         found.append(("dense", "8x197x384 to 1536", dtype, [tokens, (width, 1536), (1536,)], {}))
         found.append(

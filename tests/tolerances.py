@@ -11,6 +11,7 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "rotary_embedding": {"float32": 1e-5, "bfloat16": 2e-2},
     "gated_gelu": {"float32": 1e-6, "bfloat16": 2e-2},
     "dense": {"float32": 1e-5, "bfloat16": 2e-2},
+    "mlp": {"float32": 1e-5, "bfloat16": 2e-2},
     "gelu": {"float32": 1e-6, "bfloat16": 2e-2},
     "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
     "linear_cross_entropy": {"float32": 1e-5, "bfloat16": 2e-2},

@@ -134,6 +134,22 @@ def test_patch_embedding_refuses_to_drop_pixels() -> None:
         ops.patch_embedding(keras.ops.ones((1, 32, 32, 3)), keras.ops.ones((256, 4)), patch_size=16)
 
 
+def test_mlp() -> None:
+    shapes = [(2, 5, 6), (6, 8), (8,), (8, 4), (4,)]
+    x, up, up_bias, down, down_bias = arrays = [normal(*shape) for shape in shapes]
+    hidden = x.astype("float64") @ up + up_bias
+    hidden *= 0.5 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
+    tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
+    expected = hidden @ down + down_bias
+    for body in (ops.mlp, ops.mlp.generic):
+        found = to_numpy(body(*tensors))
+        assert np.abs(found - expected).max() < tolerance("mlp") * np.abs(expected).max()
+    without = to_numpy(ops.mlp(tensors[0], tensors[1], None, tensors[3], None))
+    assert np.abs(without - expected).max() > 0.1
+    with pytest.raises(InputError, match="must be 6"):
+        ops.mlp(tensors[3], *tensors[1:])
+
+
 def test_gelu() -> None:
     x = np.linspace(-4, 4, 33).astype("float32")
     exact = [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.astype("float64")]

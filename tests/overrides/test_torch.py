@@ -57,6 +57,26 @@ if keras.backend.backend() == "torch":
         assert "no soft cap" in ops.attention.declines(*tensors, soft_cap=1.0)
         assert "no SeedGenerator" in ops.attention.declines(*tensors, dropout=0.1, seed=3)
 
+    @pytest.mark.parametrize("case", op_cases.ATTENTION, ids=lambda case: case.name)
+    def test_attention_one_example_after_the_other(case, monkeypatch) -> None:
+        """As examples whose scores fill the cache go; those of the other tests fit in together."""
+        monkeypatch.setattr(attention_torch, "by_products", lambda *_: True)
+        mask = op_cases.mask(case) if case.mask else None
+
+        def run(near: int):
+            monkeypatch.setattr(attention_torch, "NEAR", near)
+            seed = keras.random.SeedGenerator(3)
+            return value_and_grad(
+                lambda *x: ops.attention(*x, mask, **case.keywords, dropout=0.2, seed=seed),
+                *op_cases.arrays(case),
+            )
+
+        (value, gradients), (expected, wanted) = run(1), run(2**18)
+        for found, right in zip([value, *gradients], [expected, *wanted], strict=True):
+            found, right = to_numpy(found), to_numpy(right)
+            assert np.abs(right).max() > 0
+            assert np.abs(found - right).max() <= tolerance("attention")
+
     LONG_CASES = {
         "causal": {"causal": True},
         "causal, more keys": {"causal": True, "queries": 100},
@@ -119,6 +139,35 @@ if keras.backend.backend() == "torch":
         y = ops.dropout(x, 0.4, keras.random.SeedGenerator(2))
         y.sum().backward()
         np.testing.assert_array_equal(to_numpy(x.grad), to_numpy(y.detach()))
+
+    def test_mlp_drops_what_its_generic_body_drops(monkeypatch) -> None:
+        rng = np.random.default_rng(8)
+        shapes = [(2, 5, 6), (6, 8), (8,), (8, 4), (4,)]
+        arrays = [rng.normal(size=shape).astype("float32") for shape in shapes]
+
+        def run(body):
+            seed = keras.random.SeedGenerator(4)
+            return value_and_grad(lambda *x: body(*x, dropout=0.4, seed=seed), *arrays)
+
+        (value, gradients), (expected, wanted) = run(ops.mlp.override), run(ops.mlp.generic)
+        undropped = to_numpy(ops.mlp(*map(torch.from_numpy, arrays)))
+        assert np.abs(to_numpy(value) - undropped).max() > 0.1
+        for found, right in zip([value, *gradients], [expected, *wanted], strict=True):
+            found, right = to_numpy(found), to_numpy(right)
+            assert np.abs(right).max() > 0
+            assert np.abs(found - right).max() <= tolerance("mlp") * max(1, np.abs(right).max())
+
+    def test_mlp_keeps_its_hidden_activations_once() -> None:
+        x = torch.ones(2, 5, 6, requires_grad=True)
+        up, down = (torch.ones(*shape, requires_grad=True) for shape in ((6, 8), (8, 6)))
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor
+        ):
+            ops.mlp(x, up, None, down, None)
+        assert sorted(kept) == [(2, 5, 6), (2, 5, 8), (6, 8), (8, 6)]
+        with torch.no_grad():
+            assert "nothing is kept" in ops.mlp.declines(x, up, None, down, None)
 
     def test_dropout_says_when_it_declines() -> None:
         x = torch.ones(4)

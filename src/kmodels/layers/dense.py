@@ -65,6 +65,11 @@ class Dense(Layer):
             return self.quantized.dense(x, bias)
         return ops.dense(x, self.kernel, bias)
 
+    @property
+    def plain(self) -> bool:
+        """Whether the layer is nothing but `x @ kernel + bias`."""
+        return self.adapter is None and self.quantized is None
+
     def wide_kernel(self) -> Any:
         """The kernel (in, units) in float32, widened where it is quantized."""
         if self.quantized is not None:

@@ -34,9 +34,14 @@ class Dropout(_Random):
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Same shape and dtype."""
-        if training and self.seed_generator is not None:
-            return ops.dropout(x, self.rate, self.seed_generator)
-        return x
+        rate, seed = self.active(training)
+        return x if seed is None else ops.dropout(x, rate, seed)
+
+    def active(self, training: bool) -> tuple[float, keras.random.SeedGenerator | None]:
+        """Rate and seed, for an op that drops by itself; (0, None) where nothing is dropped."""
+        if not training or self.seed_generator is None:
+            return 0.0, None
+        return self.rate, self.seed_generator
 
 
 class DropPath(_Random):

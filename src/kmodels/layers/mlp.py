@@ -46,8 +46,23 @@ class MLP(Layer):
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""
+        if self.up.plain and self.down.plain:
+            return self._together(x, training)
         x = ops.gelu(self.up(x), approximate=self.approximate)
         return self.down(self.dropout(x, training=training))
+
+    def _together(self, x: Any, training: bool) -> Any:
+        rate, seed = self.dropout.active(training)
+        return ops.mlp(
+            x,
+            self.up.kernel,
+            self.up.bias,
+            self.down.kernel,
+            self.down.bias,
+            approximate=self.approximate,
+            dropout=rate,
+            seed=seed,
+        )
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""

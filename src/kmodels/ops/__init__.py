@@ -8,6 +8,7 @@ from kmodels.ops.gated_gelu import gated_gelu
 from kmodels.ops.gelu import gelu
 from kmodels.ops.layer_norm import layer_norm
 from kmodels.ops.linear_cross_entropy import linear_cross_entropy
+from kmodels.ops.mlp import mlp
 from kmodels.ops.patch_embedding import patch_embedding
 from kmodels.ops.quantized_dense import quantized_dense
 from kmodels.ops.rms_norm import rms_norm
@@ -23,6 +24,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "linear_cross_entropy",
+    "mlp",
     "patch_embedding",
     "quantized_dense",
     "rms_norm",

@@ -20,6 +20,8 @@ from kmodels.tensors_torch import as_tensor
 
 # Keys from which SDPA is taken on CPUs too: the products hold length x keys weights.
 LONG = 1024
+# Scores at a time: 0.5 MB in bfloat16, which a core's own cache holds.
+NEAR = 2**18
 
 
 def supports(
@@ -162,8 +164,9 @@ def _one_query(
 class _Products(torch.autograd.Function):
     """softmax(query @ key.T) @ value, block by block; keeps the weights, and a byte of dropout.
 
-    Inside, queries lie as (B * K, T * G, H): the G heads that share a key follow each other, so
-    that a key head is read once for all of them, and nothing is copied where there is one.
+    It goes through as many texts or images at a time as have scores that stay near the processor.
+    Inside, queries lie as (b * K, T * G, H): the G heads that share a key follow each other, so
+    that a key head is read once for all of them.
     """
 
     @staticmethod
@@ -179,77 +182,95 @@ class _Products(torch.autograd.Function):
         kept: Tensor | None,
         share: float,
     ) -> Tensor:
-        ctx.sizes = (*key.shape[:3], query.shape[1], query.shape[2] // key.shape[2])
-        ctx.scale, ctx.share = scale, share
+        (batch, length, heads, _), (_, keys, groups, _) = query.shape, key.shape
+        shared = heads // groups
+        ctx.scale, ctx.share, ctx.shared = scale, share, shared
         # 64 queries in float32 and 128 in bfloat16 were measured to be the best.
         size = 256 // query.dtype.itemsize
-        ctx.blocks = blocks(query.shape[1], key.shape[1], causal, window, size)
-        query, key, value = _rows(query, ctx.sizes), _heads_first(key), _heads_first(value)
-        batch, keys, groups, length, shared = ctx.sizes
+        ctx.blocks = blocks(length, keys, causal, window, size)
+        ctx.parts = _parts(batch, NEAR // (heads * length * keys))
         if kept is not None:
-            kept = kept.view(batch * groups, length * shared, keys)
-        output, saved, masks = torch.empty_like(query), [], []
-        for queries, seen in ctx.blocks:
-            rows = _rows_of(queries, shared)
-            scores = _scaled_product(query[:, rows], key[:, seen].transpose(1, 2), scale)
-            weights = _softmax(scores, mask, queries, seen, causal, window, ctx.sizes)
-            saved.append(weights)
-            if kept is not None:
-                masks.append(kept[:, rows, seen])
-                weights = weights * masks[-1]
-            output[:, rows] = _scaled_product(weights, value[:, seen], ctx.share)
-        ctx.save_for_backward(query, key, value, *saved, *masks)
-        return _back(output, ctx.sizes)
+            kept = kept.view(batch, groups, length * shared, keys)
+        output, saved = torch.empty_like(query, memory_format=torch.contiguous_format), []
+        for part in ctx.parts:
+            q, k, v = _rows(query[part], shared), _heads_first(key[part]), _heads_first(value[part])
+            allowed = mask[part] if mask is not None and mask.shape[0] > 1 else mask
+            blocks_of_part = []
+            for queries, seen in ctx.blocks:
+                rows = _rows_of(queries, shared)
+                scores = _scaled_product(q[:, rows], k[:, seen].transpose(1, 2), scale)
+                near_keys = (queries, seen, keys - length)
+                weights = _softmax(scores, allowed, near_keys, causal, window, (groups, shared))
+                saved.append(weights)
+                if kept is not None:
+                    weights = weights * kept[part, :, rows, seen].flatten(0, 1)
+                blocks_of_part.append(_scaled_product(weights, v[:, seen], share))
+            output[part] = _back(_joined(blocks_of_part), groups, shared)
+        ctx.save_for_backward(query, key, value, kept, *saved)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *saved = ctx.saved_tensors
-        count = len(ctx.blocks)
-        saved, masks = saved[:count], saved[count:] or [None] * count
-        gradient = _rows(gradients[0], ctx.sizes)
-        for_query = torch.empty_like(query)
-        for_key, for_value = torch.zeros_like(key), torch.zeros_like(value)
-        for (queries, seen), weights, kept in zip(ctx.blocks, saved, masks, strict=True):
-            rows = _rows_of(queries, ctx.sizes[4])
-            part = gradient[:, rows]
-            slope = _scaled_product(part, value[:, seen].transpose(1, 2), ctx.share)
-            left = weights
-            if kept is not None:
-                left, slope = weights * kept, slope.mul_(kept)
-            for_value[:, seen].baddbmm_(left.transpose(1, 2), part, alpha=ctx.share)
-            slope = torch._softmax_backward_data(slope, weights, -1, weights.dtype)
-            for_query[:, rows] = _scaled_product(slope, key[:, seen], ctx.scale)
-            for_key[:, seen].baddbmm_(slope.transpose(1, 2), query[:, rows], alpha=ctx.scale)
-        found = (
-            _back(for_query, ctx.sizes),
-            *(
-                x.view(ctx.sizes[0], ctx.sizes[2], *x.shape[1:]).transpose(1, 2)
-                for x in (for_key, for_value)
-            ),
+        query, key, value, kept, *saved = ctx.saved_tensors
+        found = tuple(
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
+        groups, shared, left = key.shape[2], ctx.shared, iter(saved)
+        alone = ctx.blocks == [(slice(0, query.shape[1]), slice(0, key.shape[1]))]
+        for part in ctx.parts:
+            q, k, v = _rows(query[part], shared), _heads_first(key[part]), _heads_first(value[part])
+            gradient = _rows(gradients[0][part], shared)
+            totals: list[Tensor] = []
+            for queries, seen in ctx.blocks:
+                rows, weights = _rows_of(queries, shared), next(left)
+                slope = _scaled_product(gradient[:, rows], v[:, seen].transpose(1, 2), ctx.share)
+                dropped = weights
+                if kept is not None:
+                    stays = kept[part, :, rows, seen].flatten(0, 1)
+                    dropped, slope = weights * stays, slope.mul_(stays)
+                slope = torch._softmax_backward_data(slope, weights, -1, weights.dtype)
+                of_block = (
+                    _scaled_product(slope, k[:, seen], ctx.scale),
+                    _scaled_product(slope.transpose(1, 2), q[:, rows], ctx.scale),
+                    _scaled_product(dropped.transpose(1, 2), gradient[:, rows], ctx.share),
+                )
+                if alone:
+                    totals = list(of_block)
+                    break
+                totals = totals or [torch.zeros_like(x) for x in (q, k, v)]
+                for total, at, x in zip(totals, (rows, seen, seen), of_block, strict=True):
+                    total[:, at].add_(x)
+            for whole, of_part, count in zip(found, totals, (shared, 1, 1), strict=True):
+                whole[part] = _back(of_part, groups, count)
         return (*found, None, None, None, None, None, None)
 
 
-Sizes = tuple[int, int, int, int, int]  # B, S, K, T, G
+def _joined(blocks_of_part: list[Tensor]) -> Tensor:
+    return blocks_of_part[0] if len(blocks_of_part) == 1 else torch.cat(blocks_of_part, 1)
 
 
-def _rows(x: Tensor, sizes: Sizes) -> Tensor:
-    """(B, T, K * G, H) -> (B * K, T * G, H)."""
-    batch, _, groups, length, shared = sizes
-    split = x.reshape(batch, length, groups, shared, x.shape[-1])
-    return split.permute(0, 2, 1, 3, 4).reshape(batch * groups, length * shared, x.shape[-1])
+def _parts(batch: int, size: int) -> list[slice]:
+    """The batch in slices of at least one and at most `size`."""
+    size = max(size, 1)
+    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
 
 
-def _back(x: Tensor, sizes: Sizes) -> Tensor:
-    """(B * K, T * G, H) -> (B, T, K * G, H)."""
-    batch, _, groups, length, shared = sizes
-    split = x.view(batch, groups, length, shared, x.shape[-1])
-    return split.permute(0, 2, 1, 3, 4).reshape(batch, length, groups * shared, x.shape[-1])
+def _rows(x: Tensor, shared: int) -> Tensor:
+    """(b, T, K * G, H) -> (b * K, T * G, H), a copy: products with strides take longer."""
+    batch, length, heads, width = x.shape
+    split = x.reshape(batch, length, heads // shared, shared, width)
+    return split.permute(0, 2, 1, 3, 4).contiguous().view(-1, length * shared, width)
+
+
+def _back(x: Tensor, groups: int, shared: int) -> Tensor:
+    """(b * K, T * G, H) -> (b, T, K * G, H)."""
+    split = x.view(-1, groups, x.shape[1] // shared, shared, x.shape[2])
+    return split.permute(0, 2, 1, 3, 4).flatten(2, 3)
 
 
 def _heads_first(x: Tensor) -> Tensor:
-    """(B, S, K, H) -> (B * K, S, H)."""
-    return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
+    """(b, S, K, H) -> (b * K, S, H)."""
+    return _rows(x, 1)
 
 
 def _rows_of(queries: slice, shared: int) -> slice:
@@ -264,26 +285,29 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 def _softmax(
     scores: Tensor,
     mask: Tensor | None,
-    queries: slice,
-    seen: slice,
+    near_keys: tuple[slice, slice, int],
     causal: bool,
     window: int | None,
-    sizes: Sizes,
+    split: tuple[int, int],
 ) -> Tensor:
-    """Attention weights of a block of scores (B * K, t * G, s); the scores are used up."""
-    batch, keys, groups, length, shared = sizes
-    heads = scores.view(batch, groups, -1, shared, scores.shape[2])
+    """Attention weights of a block of scores (b * K, t * G, s); the scores are used up.
+
+    `near_keys` are the queries, the keys, and how far the last key is ahead of the last query.
+    """
+    queries, seen, ahead = near_keys
+    groups, shared = split
+    heads = scores.view(-1, groups, queries.stop - queries.start, shared, scores.shape[2])
     close = None
     if causal or window is not None:
-        found = near((queries, seen), keys - length, causal, window)
+        found = near((queries, seen), ahead, causal, window)
         close = torch.from_numpy(found).to(scores.device)[:, None]
         # Under a causal mask alone, the keys before the block's first query need none.
-        start = 0 if window is not None else queries.start + keys - length - seen.start
+        start = 0 if window is not None else queries.start + ahead - seen.start
         heads[..., start:].masked_fill_(~close[..., start:], MASKED)
     if mask is None:
         return torch.softmax(scores, -1)
-    # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, T or 1, G or 1, S or 1)
-    split = (groups, shared) if mask.shape[1] > 1 else (1, 1)
+    # (b or 1, N or 1, T or 1, S or 1) -> (b or 1, K or 1, T or 1, G or 1, S or 1)
+    split = split if mask.shape[1] > 1 else (1, 1)
     allowed = mask.reshape(mask.shape[0], *split, *mask.shape[2:]).transpose(2, 3)
     allowed = allowed[:, :, queries if allowed.shape[2] > 1 else slice(None)]
     allowed = allowed[..., seen if allowed.shape[4] > 1 else slice(None)]

@@ -1,7 +1,8 @@
-"""Affine map for torch: one call, and on CPUs that are not Intel's oneDNN's product in float32.
+"""Affine map for torch: one call, and on CPUs oneDNN's product where it is faster than torch's.
 
-MKL leaves the wide registers of other makers' processors unused: there oneDNN, which torch carries
-too and takes in bfloat16, was measured to be more than twice as fast.
+In float32 torch takes MKL, which leaves the wide registers of processors that are not Intel's
+unused: there oneDNN, which torch carries too, was measured to be more than twice as fast. In
+bfloat16 torch takes oneDNN, but writes the bias to the result first; oneDNN can add it to its sums.
 """
 
 from functools import cache
@@ -20,11 +21,29 @@ SMALL = 2**21
 INFO = Path("/proc/cpuinfo")
 
 
-def by_onednn(x: Tensor, kernel: Tensor) -> bool:
-    """Large products in float32, where MKL is slow; the compiler chooses its own product."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
+def by_onednn(x: Tensor, kernel: Tensor, biased: bool = False) -> bool:
+    """Large products in float32, where MKL is slow, and such with a bias in bfloat16.
+
+    Not when compiling: the compiler chooses its own product.
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return mkl_is_slow() and x.numel() * kernel.shape[1] >= SMALL
+    if x.numel() * kernel.shape[1] < SMALL:
+        return False
+    if x.dtype == torch.float32:
+        return mkl_is_slow()
+    return biased and x.dtype == torch.bfloat16 and has_narrow_products()
+
+
+@cache
+def has_narrow_products() -> bool:
+    """Whether oneDNN is there and multiplies bfloat16 on this processor."""
+    names = ("_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in names):
+        return False
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @cache
@@ -39,11 +58,11 @@ def mkl_is_slow() -> bool:
 
 @override(dense)
 def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product and the sum in one call; by oneDNN, its gradients are products of that kind."""
+    """The product and the sum in one call; by oneDNN with gradients of our own."""
     x, kernel = as_tensor(x), as_tensor(kernel)
     check_width(x, kernel)
     bias = None if bias is None else as_tensor(bias)
-    if by_onednn(x, kernel):
+    if by_onednn(x, kernel, bias is not None):
         return _Affine.apply(x, kernel, bias)
     return functional.linear(x, kernel.T, bias)
 
@@ -60,10 +79,10 @@ class _Affine(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         for_x = for_kernel = for_bias = None
         if ctx.needs_input_grad[0]:
-            for_x = product(gradient, kernel.T)
+            for_x = affine(gradient, kernel.T)
         rows = gradient.flatten(0, -2)
         if ctx.needs_input_grad[1]:
-            for_kernel = product(x.flatten(0, -2).T, rows)
+            for_kernel = matmul(x.flatten(0, -2).T, rows)
         if ctx.needs_input_grad[2]:
             for_bias = rows.sum(0)
         return for_x, for_kernel, for_bias
@@ -72,6 +91,13 @@ class _Affine(torch.autograd.Function):
 def product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """X (..., in) @ kernel (in, out) + bias by oneDNN, without autograd."""
     return torch.ops.mkldnn._linear_pointwise(x, kernel.T, bias, "none", [], "")
+
+
+def affine(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The faster way to x (..., in) @ kernel (in, out) + bias, without autograd."""
+    if by_onednn(x, kernel, bias is not None):
+        return product(x, kernel, bias)
+    return functional.linear(x, kernel.T, bias)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

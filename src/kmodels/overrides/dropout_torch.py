@@ -83,14 +83,14 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
         ctx.save_for_backward(kept)
         ctx.scale = scale
-        return _scaled(x, kept, scale)
+        return scaled(x, kept, scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (kept,) = ctx.saved_tensors
-        return _scaled(gradients[0], kept, ctx.scale), None, None
+        return scaled(gradients[0], kept, ctx.scale), None, None
 
 
-def _scaled(x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
-    """The product of all three in one pass, rounded once."""
+def scaled(x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+    """The product of all three in one pass, rounded once; without autograd."""
     return torch.addcmul(x.new_zeros(()), x, kept, value=scale)

@@ -1,0 +1,116 @@
+"""The MLP for torch with a backward of its own: of the hidden activations it keeps one array.
+
+Autograd keeps what goes into GELU and what comes out, with dropout a third, and these are the
+largest arrays of a block. What comes out is cheap to compute again.
+"""
+
+from typing import Any
+
+import keras
+import torch
+from torch.nn import functional
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.dense import check_width
+from kmodels.ops.mlp import mlp
+from kmodels.overrides import dropout_torch
+from kmodels.overrides.dense_torch import affine, matmul
+from kmodels.tensors_torch import as_tensor
+
+
+def supports(
+    x: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    *,
+    approximate: bool = False,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> str | None:
+    """In training, outside torch.compile; dropout as far as its own override goes."""
+    if not torch.is_grad_enabled():
+        return "without gradients nothing is kept"
+    if torch.compiler.is_compiling():
+        return "the compiler decides what to keep"
+    if dropout and seed is not None:
+        return dropout_torch.supports(x, dropout, seed)
+    return None
+
+
+@override(mlp, supports)
+def mlp_torch(
+    x: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    *,
+    approximate: bool = False,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> Tensor:
+    """The same products, and GELU once more in the backward pass."""
+    x, up, down = as_tensor(x), as_tensor(up), as_tensor(down)
+    check_width(x, up)
+    check_width(up, down)
+    biases = (None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias))
+    kept, share = None, 1.0
+    if dropout and isinstance(seed, keras.random.SeedGenerator):
+        kept, share = dropout_torch.keep(seed, x.numel() // up.shape[0] * up.shape[1], dropout)
+        kept = kept.view(*x.shape[:-1], up.shape[1])
+    return _MLP.apply(x, up, down, *biases, "tanh" if approximate else "none", kept, share)
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        up: Tensor,
+        down: Tensor,
+        up_bias: Tensor | None,
+        down_bias: Tensor | None,
+        form: str,
+        kept: Tensor | None,
+        share: float,
+    ) -> Tensor:
+        hidden = affine(x, up, up_bias)
+        ctx.save_for_backward(x, up, down, hidden, kept)
+        ctx.form, ctx.share = form, share
+        return affine(_active(hidden, form, kept, share), down, down_bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, up, down, hidden, kept = ctx.saved_tensors
+        for_x, for_up, for_down, for_up_bias, for_down_bias, *_ = ctx.needs_input_grad
+        found: list[Tensor | None] = [None] * 8
+        gradient = gradients[0].contiguous()
+        rows = gradient.flatten(0, -2)
+        if for_down:
+            active = _active(hidden, ctx.form, kept, ctx.share)
+            found[2] = matmul(active.flatten(0, -2).T, rows)
+            del active
+        if for_down_bias:
+            found[4] = rows.sum(0)
+        if not (for_x or for_up or for_up_bias):
+            return tuple(found)
+        slope = affine(gradient, down.T)
+        if kept is not None:
+            slope = dropout_torch.scaled(slope, kept, ctx.share)
+        slope = torch.ops.aten.gelu_backward(slope, hidden, approximate=ctx.form)
+        rows = slope.flatten(0, -2)
+        if for_up:
+            found[1] = matmul(x.flatten(0, -2).T, rows)
+        if for_up_bias:
+            found[3] = rows.sum(0)
+        if for_x:
+            found[0] = affine(slope, up.T)
+        return tuple(found)
+
+
+def _active(hidden: Tensor, form: str, kept: Tensor | None, share: float) -> Tensor:
+    """What goes into the second product."""
+    active = functional.gelu(hidden, approximate=form)
+    return active if kept is None else dropout_torch.scaled(active, kept, share)
