@@ -92,6 +92,23 @@ def test_steps_are_those_of_the_equations(layer_decay):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6, err_msg=path)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-7])
+def test_many_steps_are_those_of_keras(scale):
+    """Where gradients are small, epsilon counts; one of them lies across in memory."""
+    rng = np.random.default_rng(2)
+    start = rng.normal(size=(6, 4))
+    ours, theirs = (keras.Variable(start, dtype="float32", name="kernel") for _ in range(2))
+    optimizer = AdamW(0.01, weight_decay=0.1)
+    other = keras.optimizers.AdamW(0.01, weight_decay=0.1, epsilon=1e-8)
+    for _ in range(60):
+        gradient = keras.ops.convert_to_tensor(scale * rng.normal(size=(4, 6)), "float32")
+        optimizer.apply([keras.ops.transpose(gradient)], [ours])
+        other.apply([keras.ops.transpose(gradient)], [theirs])
+    got, wanted = values([ours, theirs])
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("optimizer"))
+    assert np.abs(got - start).max() > 0.1
+
+
 MOMENTA = [(0.0, False), (0.9, False), (0.9, True)]
 
 

@@ -1,5 +1,6 @@
 """The torch bodies of AdamW and SGD: few kernels over all variables instead of several for each."""
 
+import math
 from typing import Any
 
 import keras
@@ -42,8 +43,48 @@ class _Groups:
         torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))
 
 
-class AdamW(_Groups, _KerasAdamW):
-    """Keras' AdamW."""
+class _Fused(_KerasAdamW):
+    """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
+
+    def _parallel_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+        indices = [self._get_variable_index(variable) for variable in variables]
+        weights = [variable.value for variable in variables]
+        first = [self._momentums[index].value for index in indices]
+        second = [self._velocities[index].value for index in indices]
+        grads = [gradient.contiguous() for gradient in grads]
+        if self.amsgrad or not _fusible([*weights, *first, *second, *grads]):
+            super()._parallel_update_step(grads, variables, learning_rate)
+            return
+        step = (self.iterations + 1).to(torch.float32)
+        rate = learning_rate * (1 - self.beta_2**step).sqrt() / (1 - self.beta_1**step)
+        # torch corrects the root by the count of steps before it adds epsilon, Keras after. With
+        # a count without end torch corrects nothing; the correction is in the rate.
+        endless = torch.full_like(step, math.inf)
+        torch._fused_adamw_(
+            weights, grads, first, second, [], [endless] * len(weights),
+            lr=rate.to(torch.float32), beta1=self.beta_1, beta2=self.beta_2, weight_decay=0.0,
+            eps=self.epsilon, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+
+def _fusible(tensors: list[Any]) -> bool:
+    """Whether torch's fused kernel takes them; it goes through memory, whatever the strides."""
+    dtype, device = tensors[0].dtype, tensors[0].device
+    # A compiler makes few passes of Keras' own step.
+    return (
+        dtype in (torch.float32, torch.bfloat16)
+        and not torch.compiler.is_compiling()
+        and all(
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and (tensor.dtype, tensor.device) == (dtype, device)
+            and tensor.is_contiguous()
+            for tensor in tensors
+        )
+    )
+
+
+class AdamW(_Groups, _Fused):
+    """Keras' AdamW with its own step where torch has none for the dtypes at hand."""
 
 
 class SGD(_Groups, _KerasSGD):
