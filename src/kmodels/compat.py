@@ -130,6 +130,11 @@ def set_rematerialized(layer: Any, active: bool) -> None:
     layer._remat_mode = active or None
 
 
+def is_rematerialized(layer: Any) -> bool:
+    """Whether `set_rematerialized`, or a scope of Keras' own, made this layer so."""
+    return bool(layer._remat_mode)
+
+
 def no_autocast() -> AutocastScope:
     """A block in which variables have their own dtype."""
     return AutocastScope(None)

@@ -9,6 +9,7 @@ import keras
 from kmodels import lora
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
+from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
 
 if (_heap := backend_module("kmodels.heap")) is not None:
@@ -214,6 +215,70 @@ class Task(Presets, Adapters, keras.Model):
         super().__init__(**kwargs)
         self.backbone = backbone
         self.preprocessor = preprocessor
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """Keras' `compile`; on torch `jit_compile` is about the blocks, not about the whole step.
+
+        Args:
+            optimizer: as in Keras, like all that follow but `jit_compile`.
+            loss: what is made small.
+            loss_weights: for models with several outputs.
+            metrics: of outputs and labels.
+            weighted_metrics: the same with sample weights.
+            run_eagerly: compiles nothing.
+            steps_per_execution: batches in one call of the compiled step; 1 on torch.
+            jit_compile: on torch True has `torch.compile` take each block, False never, and "auto"
+                does so where it was measured to pay, see `kmodels.layers.compile`. On JAX and
+                TensorFlow as in Keras: whether XLA compiles the step, "auto" for yes on JAX and, on
+                TensorFlow, yes where there is an accelerator.
+            auto_scale_loss: under "mixed_float16".
+
+        Raises:
+            InputError: on torch, where compiled blocks cannot work.
+        """
+        super().compile(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=compiling.choose(self, jit_compile, run_eagerly),
+            auto_scale_loss=auto_scale_loss,
+        )
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """The arguments of `compile`, for a `.keras` file."""
+        config = super().get_compile_config()
+        return {**config, "jit_compile": True} if compiling.compiled(self) else config
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Calls `compile` with what `get_compile_config` gave, and makes the optimizer's slots."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built and self.optimizer is not None:
+            self.optimizer.build(self.trainable_variables)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step; here, before the first one, what was changed since `compile` is looked at.
+
+        Raises:
+            InputError: where compiled blocks cannot work any more.
+        """
+        if self.train_function is None and compiling.compiled(self):
+            compiling.check(self)
+        return super().make_train_function(force)
 
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `fit` on anything that yields batches.

@@ -1,5 +1,6 @@
 """The base of every layer: weights that are keyed by their path."""
 
+import inspect
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,24 +19,29 @@ class _Calls(threading.local):
     """Whether layers of this thread are called directly; torch.compile cannot read a ContextVar."""
 
     direct = False
+    training = False
 
 
 _calls = _Calls()
 
 
 @contextmanager
-def direct_calls(policy: Any) -> Iterator[None]:
+def direct_calls(training: bool = False) -> Iterator[None]:
     """Layers inside the block run their `call` at once, without what Keras does around it.
 
-    That costs more than the arithmetic when one token at a time goes through a model. For built
-    layers of one policy, outside training.
+    That costs more than the arithmetic when one token at a time goes through a model, and ties
+    what torch.compile traces to the names of the layers. For built layers of one policy; what
+    variables are cast to is the caller's to say.
+
+    Args:
+        training: for layers that are not told by the layer that calls them.
     """
-    before, _calls.direct = _calls.direct, True
+    before = _calls.direct, _calls.training
+    _calls.direct, _calls.training = True, training
     try:
-        with compat.autocast(policy):
-            yield
+        yield
     finally:
-        _calls.direct = before
+        _calls.direct, _calls.training = before
 
 
 def reshape(x: Any, shape: Sequence[int]) -> Any:
@@ -47,11 +53,19 @@ def reshape(x: Any, shape: Sequence[int]) -> Any:
 class Layer(keras.layers.Layer):
     """A Keras layer whose first weights are the same on each backend."""
 
+    _takes_training = False
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls._takes_training = "training" in inspect.signature(cls.call).parameters
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Keras' call, or inside `direct_calls` the layer's own."""
-        if _calls.direct:
-            return self.call(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        if not _calls.direct:
+            return super().__call__(*args, **kwargs)
+        if _calls.training and self._takes_training:
+            kwargs.setdefault("training", True)
+        return type(self).call(self, *args, **kwargs)
 
     def add_parameter(
         self, name: str, shape: Sequence[int], draw: initializers.Draw, trainable: bool = True

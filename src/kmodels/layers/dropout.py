@@ -56,6 +56,7 @@ class DropPath(_Random):
         if not training or self.seed_generator is None:
             return x
         shape = (keras.ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
-        draw = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
-        keep = keras.ops.cast(draw >= self.rate, x.dtype)
+        # The op's draw is one that torch.compile can trace; Keras' own breaks the graph.
+        draw = ops.dropout(keras.ops.ones(shape, "float32"), self.rate, self.seed_generator)
+        keep = keras.ops.cast(draw > 0, x.dtype)
         return x * keep / (1.0 - self.rate)

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from kmodels import compat
 from kmodels.errors import InputError
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
@@ -170,7 +171,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
             (B, T, D).
         """
         x = self.token_embedding(token_ids)
-        with direct_calls(self.dtype_policy):
+        with compat.autocast(self.dtype_policy), direct_calls():
             for block, cache in zip(self.blocks, caches, strict=True):
                 x = block(x, positions=positions, cache=cache)
             return self.final_norm(x)
