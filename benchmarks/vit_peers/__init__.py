@@ -37,6 +37,12 @@ SYSTEMS = {
     "kmodels_generic": System(
         "kmodels_vit", "model.fit, no overrides", environment={"KMODELS_GENERIC_OPS": "all"}
     ),
+    "kmodels_compiled": System(
+        "kmodels_vit",
+        "model.fit, jit_compile=True: blocks under torch.compile",
+        ("torch",),
+        {"compiled": True},
+    ),
     "kmodels_bare": System(
         "kmodels_vit", "the framework's own loop and optimizer in place of fit", options={"fit": 0}
     ),

@@ -30,7 +30,13 @@ def build(settings: Settings, policy: str) -> ViTImageClassifier:
     return model
 
 
-def train(settings: Settings, pace: Pace, fit: bool = True, narrow: bool = False) -> None:
+def train(
+    settings: Settings,
+    pace: Pace,
+    fit: bool = True,
+    narrow: bool = False,
+    compiled: bool | str = "auto",
+) -> None:
     model = build(settings, "bfloat16" if narrow else settings.keras_policy)
     block = model.backbone.blocks[0]
     found = facts(
@@ -55,7 +61,7 @@ def train(settings: Settings, pace: Pace, fit: bool = True, narrow: bool = False
         )
     else:
         optimizer = loop_fit.keras_optimizer(settings)
-    loop_fit.train(model, optimizer, settings, pace, found)
+    loop_fit.train(model, optimizer, settings, pace, found, compiled)
 
 
 def bare_torch(model: Any, settings: Settings, pace: Pace, found: dict) -> None:

@@ -49,9 +49,17 @@ def one_thread() -> None:
         torch.set_num_threads(1)
 
 
-def train(model: Any, optimizer: Any, settings: Settings, pace: Pace, facts: dict) -> None:
+def train(
+    model: Any,
+    optimizer: Any,
+    settings: Settings,
+    pace: Pace,
+    facts: dict,
+    jit_compile: bool | str = "auto",
+) -> None:
     one_thread()
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=jit_compile)
     pace.ready(facts)
     model.fit(Batches(settings), verbose=0, shuffle=False, callbacks=[Steps(pace)])
 
