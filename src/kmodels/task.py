@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
 
@@ -14,6 +14,11 @@ from kmodels.layers import quantized
 
 if (_heap := backend_module("kmodels.heap")) is not None:
     _heap.watch()
+_step = backend_module("kmodels.step")
+if TYPE_CHECKING or _step is None:
+    Model = keras.Model
+else:
+    Model = _step.Model
 
 
 class Presets:
@@ -198,7 +203,7 @@ class Backbone(Presets, Adapters, keras.Model):
         return cls(**config)
 
 
-class Task(Presets, Adapters, keras.Model):
+class Task(Presets, Adapters, Model):
     """A backbone with a head, trained by `fit`.
 
     Attributes:
