@@ -29,4 +29,5 @@ if keras.backend.backend() == "torch":
         for _ in range(2):
             model.train_on_batch(images, np.arange(2))
             assert held() == len(model.trainable_variables)
-        assert during == [0, 0]
+        # Keras builds the model by a call before the first step.
+        assert len(during) >= 2 and not any(during)
