@@ -44,7 +44,7 @@ class Settings(recipe.Common):
     dora: bool = flag(False, "learn the length of each column apart from its direction")
     quantize: str | None = flag(None, "the frozen weights", choices=("int8", "int4"))
     remat: str = flag(
-        "none", "compute again in place of keeping", choices=("none", "block", "attention")
+        "none", "compute again in place of keeping", choices=("none", "block", "attention", "mlp")
     )
     # Optimizer
     precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))

@@ -30,6 +30,9 @@ class Settings(recipe.Common):
     skip_bad: bool = flag(False, "leave unreadable pictures out, and list them")
     epochs: int = flag(50, "passes over the training pictures", small=2)
     batch_size: int = flag(32, "pictures per step, over all devices")
+    remat: str = flag(
+        "none", "compute again in place of keeping", choices=("none", "block", "attention", "mlp")
+    )
     # Optimizer
     learning_rate: float = flag(3e-3, "highest learning rate")
     schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
@@ -66,6 +69,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     from kmodels import plan, training
     from kmodels.data import Augment, ImageLoader, open_dataset
+    from kmodels.layers import remat
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
     from kmodels.models.vit import presets, sharding
     from kmodels.training import classification
@@ -101,14 +105,16 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     setup = plan.Setup(
         settings.batch_size,
         precision=settings.precision,
+        remat=settings.remat,
         accumulate=settings.accumulate,
         ema=bool(settings.ema),
     )
     sizes = {"image_shape": shape, **overrides}
     if not settings.anyway:
         found = plan.Plan(origin, setup, overrides=sizes)
-        plan.check(found, ("--batch-size", "--precision"), "--anyway")
+        plan.check(found, ("--batch-size", "--precision", "--remat"), "--anyway")
     model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes)
+    remat.rematerialize(model.backbone, settings.remat)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
     )

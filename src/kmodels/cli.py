@@ -53,7 +53,7 @@ def plan(
     targets: Annotated[str, typer.Option(help="Layers that get adapters.")] = "query,value",
     dora: Annotated[bool, typer.Option(help="Weight-decomposed adapters.")] = False,
     quantize: Annotated[str | None, typer.Option(help="int8 or int4 for frozen kernels.")] = None,
-    remat: Annotated[str, typer.Option(help="none, block or attention.")] = "none",
+    remat: Annotated[str, typer.Option(help="none, block, attention or mlp.")] = "none",
     optimizer: Annotated[str, typer.Option(help="adamw, adam, lion, momentum or sgd.")] = "adamw",
     accumulate: Annotated[int, typer.Option(help="Batches of an update.")] = 1,
     generate: Annotated[int, typer.Option(help="Tokens that generate keeps per row.")] = 0,

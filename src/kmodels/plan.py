@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kmodels import compat, presets
 from kmodels.errors import InputError
+from kmodels.layers import remat
 from kmodels.lora import LoraSettings
 from kmodels.training import memory
 from kmodels.training.footprint import ACTIVATIONS, FROZEN, PARTS, SLOTS, TRAINED, Setup, Sizes
@@ -126,7 +127,7 @@ def _leaner(setup: Setup, text: bool) -> list[tuple[str, Setup]]:
     if text and setup.sequence_length >= 64:
         half = setup.sequence_length // 2
         found.append((f"--sequence-length {half}", replace(setup, sequence_length=half)))
-    for mode in ("block", "attention"):
+    for mode in remat.MODES[1:]:
         if setup.remat == "none":
             found.append((f"--remat {mode}", replace(setup, remat=mode)))
     if setup.lora is None:

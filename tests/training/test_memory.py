@@ -109,8 +109,9 @@ def test_parts_follow_the_setup(monkeypatch):
     assert "block_0" not in late.blocks and late.blocks["block_1"] <= base.blocks["block_1"]
     lean = replace(memory.activations.facts(), remat=True)
     monkeypatch.setattr(memory.activations, "facts", lambda: lean)
-    block, attention = (changed(remat=mode) for mode in ("block", "attention"))
-    assert block.part(ACTIVATIONS) < attention.part(ACTIVATIONS) < base.part(ACTIVATIONS)
+    block, *parts = (changed(remat=mode) for mode in ("block", "attention", "mlp"))
+    for part in parts:
+        assert block.part(ACTIVATIONS) < part.part(ACTIVATIONS) < base.part(ACTIVATIONS)
     kept = {held.name for held in block.held if held.part == ACTIVATIONS}
     assert {name for name in kept if "head" not in name} == {"block_0/input", "block_1/input"}
     # The head holds tiles, never positions times vocabulary, for the loss that compile chooses.
@@ -154,7 +155,7 @@ def test_the_command(capsys):
         ("--preset gemma3_270", "'gemma3_270' is no preset and no directory; did you mean gemma3"),
         ("--preset gemma3_debug --targets keys", "LoRA target 'keys' is no linear layer"),
         ("--preset gemma3_debug --rank 0", "LoRA rank is 0"),
-        ("--preset gemma3_debug --remat all", "remat is 'all'; choose none, block, attention"),
+        ("--preset gemma3_debug --remat all", "remat is 'all'; choose none, block, attention, mlp"),
         ("--preset gemma3_debug --full --quantize int8", "quantize is 'int8' but all weights are"),
         ("--preset gemma3_debug --quantize int2", "quantization mode is 'int2'"),
         ("--preset gemma3_debug --optimizer x", "optimizer is 'x'; choose adamw"),

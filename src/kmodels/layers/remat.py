@@ -9,7 +9,9 @@ from kmodels import compat
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 
-MODES = ("none", "block", "attention")
+# Besides blocks as a whole, the layers of a block that can be computed again.
+PARTS = ("attention", "mlp")
+MODES = ("none", "block", *PARTS)
 
 
 def rematerialize(model: Any, mode: str) -> None:
@@ -17,8 +19,8 @@ def rematerialize(model: Any, mode: str) -> None:
 
     Args:
         model: with layers called block_0, block_1, ...
-        mode: "none"; "block", which keeps only what goes from block to block; or "attention", which
-            does so for the attention of each block.
+        mode: "none"; "block", which keeps only what goes from block to block; "attention" or "mlp",
+            which keep what goes into that part of each block, and nothing inside it.
 
     Raises:
         InputError: for another mode.
@@ -26,11 +28,10 @@ def rematerialize(model: Any, mode: str) -> None:
     if mode not in MODES:
         raise InputError(f"remat is {mode!r}; choose {', '.join(MODES)}")
     for layer in compat.sublayers(model):
-        block = layer.name.startswith("block_")
-        inside = layer.name == "attention" and "/block_" in f"/{layer.path}"
-        if block or inside:
-            chosen = (mode == "block" and block) or (mode == "attention" and inside)
-            compat.set_rematerialized(layer, chosen)
+        if layer.name.startswith("block_"):
+            compat.set_rematerialized(layer, mode == "block")
+        elif layer.name in PARTS and "/block_" in f"/{layer.path}":
+            compat.set_rematerialized(layer, mode == layer.name)
 
 
 def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,9 +40,11 @@ def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     seeds = _seeds(layer)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("training"):
-            return fn(*args, **kwargs)
         context = compat.current_call_context()
+        # A layer that does the same in training has no such argument.
+        training = kwargs["training"] if "training" in kwargs else context.get_value("training")
+        if not training:
+            return fn(*args, **kwargs)
 
         def again(*args: Any, **kwargs: Any) -> Any:
             with compat.call_context(context):

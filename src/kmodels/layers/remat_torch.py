@@ -28,7 +28,10 @@ def call(
         finally:
             _assign(seeds, now)
 
-    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    # Without a stop when all is there that backward asks for: torch raises an exception to stop,
+    # to which Keras adds arguments on its way, and what was computed again stays in that cycle.
+    options = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": False}
+    return checkpoint(run, *args, **options, **kwargs)
 
 
 def _assign(seeds: list[Any], values: list[Any]) -> None:

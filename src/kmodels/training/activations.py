@@ -8,6 +8,7 @@ import keras
 
 from kmodels import ops
 from kmodels.dispatch import backend_module
+from kmodels.layers import remat
 from kmodels.ops.linear_cross_entropy import tile_of
 from kmodels.overrides.blocks import blocks
 from kmodels.training.footprint import ACTIVATIONS, HEAD, SCRATCH, TRAINED, Held, Setup, Sizes
@@ -77,8 +78,8 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
         again: list[Held] = []
         if mode == "block":
             again = [held for held in block if held.name != f"block_{index}/input"]
-        elif mode == "attention":
-            again = [held for held in block if "/attention/" in held.name]
+        elif mode in remat.PARTS:
+            again = [held for held in block if f"/{mode}/" in held.name]
             yield step.wide(f"block_{index}/normed", sizes.width)
         yield from (held for held in block if held not in again)
         largest = max(largest, again, key=lambda arrays: sum(held.bytes for held in arrays))
@@ -98,7 +99,7 @@ class _Step:
         self.way = _way_of_attention(sizes, self.tokens, self.dtype)
         x = keras.ops.zeros((1, 8), self.dtype)
         self.norms = self.facts.norm if ops.rms_norm.declines(x, x[0]) else 0
-        plain = ops.gated_gelu.declines(x, x) if sizes.gated else "no override of GELU"
+        plain = ops.gated_gelu.declines(x, x) if sizes.gated else ops.gelu.declines(x)
         self.gelu = self.facts.gelu if plain else 0
 
     def wide(
@@ -139,8 +140,9 @@ class _Step:
         for number in range(max(self.gelu, "mlp_hidden" in reads)):
             yield self.wide(f"{prefix}/mlp/hidden_{number}", sizes.mlp_dim)
         if sizes.dropout:
-            masks = 2 * width + (0 if sizes.gated else sizes.mlp_dim)
-            yield self.wide(f"{prefix}/dropout", masks, "bool")
+            yield self.wide(f"{prefix}/dropout", 2 * width, "bool")
+            if not sizes.gated:
+                yield self.wide(f"{prefix}/mlp/dropout", sizes.mlp_dim, "bool")
 
     def norm(self, name: str, width: int) -> Iterator[Held]:
         """A norm's input, and what the backend keeps beside."""
