@@ -60,7 +60,7 @@ def train(
             settings.learning_rate, WEIGHT_DECAY, BETAS[0], BETAS[1], 1e-8
         )
     else:
-        optimizer = loop_fit.keras_optimizer(settings)
+        optimizer = training.SGD(settings.learning_rate)
     loop_fit.train(model, optimizer, settings, pace, found, compiled)
 
 
