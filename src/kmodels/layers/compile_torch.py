@@ -21,7 +21,7 @@ def declines() -> str | None:
     """See `kmodels.layers.compile.declines`; by what `docs/measured.md` says."""
     if torch.accelerator.is_available():
         return "compiled blocks have not been measured on accelerators"
-    # `compile` cannot know how long a run will be, and a fifth more memory is a price as well.
+    # `compile` cannot know how long a run will be, and up to a fifth more memory counts too.
     return "measured on a CPU, it saves less in a short run than compiling takes"
 
 
