@@ -283,6 +283,11 @@ class Task(Presets, Adapters, Model):
         """
         if self.train_function is None and compiling.compiled(self):
             compiling.check(self)
+        optimizer = self.optimizer
+        if optimizer is not None and self.built and not optimizer.built:
+            # In TensorFlow's first step Keras would make the slots while it traces: a condition in
+            # the graph for each of them, and the whole step traced again without.
+            optimizer.build(self.trainable_variables)
         return super().make_train_function(force)
 
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:

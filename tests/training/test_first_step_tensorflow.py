@@ -1,0 +1,23 @@
+"""What TensorFlow traces before the first step; collects nothing on the other backends."""
+
+import keras
+import numpy as np
+
+from kmodels import training
+from kmodels.models import ViTImageClassifier
+
+if keras.backend.backend() == "tensorflow":
+
+    def test_a_step_is_traced_once():
+        """Slots that Keras made while tracing would have TensorFlow trace all of it again."""
+        model = ViTImageClassifier.from_preset("vit_debug")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(training.AdamW(1e-3), loss)
+        traced = []
+        norm = model.backbone.blocks[0].mlp_norm
+        own = norm.call
+        norm.call = lambda x: traced.append(0) or own(x)
+        images = np.zeros((4, *model.backbone.config.image_shape), "float32")
+        model.fit(images, np.zeros(4, "int32"), batch_size=2, verbose=0)
+        assert len(traced) == 1
+        assert model.optimizer.iterations == 2
