@@ -6,7 +6,17 @@ import keras
 import tensorflow as tf
 
 
-class AdamW(keras.optimizers.AdamW):
+class _Alone:
+    """An optimizer that waits for other replicas only where there are some."""
+
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        # With one replica the sum is an IdentityN, behind which updates wait for all gradients.
+        if self._distribution_strategy.num_replicas_in_sync == 1:
+            return grads_and_vars
+        return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+
+
+class AdamW(_Alone, keras.optimizers.AdamW):
     """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -31,7 +41,7 @@ class AdamW(keras.optimizers.AdamW):
         )
 
 
-class SGD(keras.optimizers.SGD):
+class SGD(_Alone, keras.optimizers.SGD):
     """Keras' SGD; a variable, its gradient and its slot are read and written once."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
