@@ -73,6 +73,7 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
     gate, text = zeros(2, 256, 2048), zeros(2, 256, 640)
     hidden, table, labels = zeros(8, 64), zeros(512, 64), zeros(8, kind="int32")
     weights, positions = zeros(8, kind="float32"), zeros(256, kind="int32")
+    linear = (tokens, zeros(384, 1536), zeros(1536), zeros(1536, 384), width)
     bits, scales = zeros(384, 384, kind="int8"), zeros(1, 384, kind="float32")
     turned = {"positions": positions, "max_wavelength": 10_000.0}
     return [
@@ -89,6 +90,8 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
         (ops.gelu, "8x197x1536", (wide,), {}),
         (ops.layer_norm, "8x197x384", (tokens, width), {}),
         (ops.linear_cross_entropy, "8x64 on 512", (hidden, table, labels, weights), {}),
+        (ops.mlp, "8x197x384 by 1536", linear, {}),
+        (ops.mlp, "8x197x384 by 1536, dropout 0.1", linear, {"dropout": 0.1, "seed": seed}),
         (
             ops.patch_embedding,
             "8x224x224x3 patch 16",
