@@ -123,21 +123,41 @@ def jax_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
 
 
 def tensorflow_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
-    """(run, nan) of a graph's forward and backward pass; images get no gradient."""
+    """(run, memory in MiB) of a graph's forward and backward pass; images get no gradient."""
     import tensorflow as tf
 
     tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
-
     weight = tf.ones_like(function(*tensors))
+    forward = []
 
     @tf.function
     def step(cotangent: Any, *values: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(values[skip:])
             output = function(*values)
+        graph = tf.compat.v1.get_default_graph()
+        forward[:] = [operation.name for operation in graph.get_operations()]
         return output, *tape.gradient(output, values[skip:], cotangent)
 
-    return lambda: [x.numpy() for x in step(weight, *tensors)], math.nan
+    graph = step.get_concrete_function(weight, *tensors).graph
+    kept = kept_tensors(graph.get_operations(), set(forward))
+    memory = sum(math.prod(x.shape) * x.dtype.size for x in kept) / 2**20
+    return lambda: [x.numpy() for x in step(weight, *tensors)], memory
+
+
+def kept_tensors(operations: list[Any], forward: set[str]) -> list[Any]:
+    """What the forward pass of a graph makes and the backward pass reads, each once."""
+    found = {}
+    for operation in operations:
+        if operation.name in forward:
+            continue
+        for tensor in operation.inputs:
+            while tensor.op.type in ("Identity", "Reshape") and tensor.op.inputs:
+                tensor = tensor.op.inputs[0]
+            made = tensor.op.type not in ("Placeholder", "Const", "ReadVariableOp")
+            if made and tensor.op.name in forward and tensor.shape.is_fully_defined():
+                found[tensor.name] = tensor
+    return list(found.values())
 
 
 def main() -> None:

@@ -19,3 +19,8 @@ def later(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:
     with tf.control_dependencies([gradient]):
         found = [tf.identity(x) for x in tensors]
     return found[0] if len(found) == 1 else found
+
+
+def sum_of_rows(x: tf.Tensor) -> tf.Tensor:
+    """(..., D) -> (D,): a fifth to two thirds of the time of `tf.reduce_sum`, in float32."""
+    return tf.raw_ops.BiasAddGrad(out_backprop=wide(x))

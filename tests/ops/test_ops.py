@@ -190,3 +190,40 @@ def test_dropout_rate_is_checked() -> None:
     np.testing.assert_array_equal(to_numpy(ops.dropout(x, 0.0, seed)), np.ones(3))
     with pytest.raises(InputError, match=r"rate 1.0; it must be in \[0, 1\)"):
         ops.dropout(x, 1.0, seed)
+
+
+DROPPED = {
+    "attention": [(2, 6, 2, 4)] * 3,
+    "mlp": [(2, 5, 6), (6, 8), (8,), (8, 4), (4,)],
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_gradients_under_dropout_are_those_of_what_was_kept(name: str) -> None:
+    """Against differences of values, with the same draw in each call."""
+    op, arrays = getattr(ops, name), [normal(*shape) for shape in DROPPED[name]]
+
+    def run(*values: np.ndarray) -> tuple:
+        seed = keras.random.SeedGenerator(5)
+        return value_and_grad(lambda *x: op(*x, dropout=0.4, seed=seed), *values)
+
+    value, gradients = run(*arrays)
+    weight = np.random.default_rng(7).normal(size=tuple(value.shape)).astype("float32")
+
+    def total(*values: np.ndarray) -> float:
+        seed = keras.random.SeedGenerator(5)
+        tensors = [keras.ops.convert_to_tensor(x) for x in values]
+        output = to_numpy(op(*tensors, dropout=0.4, seed=seed))
+        return float((output.astype("float64") * weight).sum())
+
+    plain = to_numpy(op(*(keras.ops.convert_to_tensor(x) for x in arrays)))
+    assert np.abs(to_numpy(value) - plain).max() > 0.1
+    for i, gradient in enumerate(gradients):
+        step = normal(*arrays[i].shape) * 1e-2
+        up, down = (
+            total(*(x + sign * step if j == i else x for j, x in enumerate(arrays)))
+            for sign in (1, -1)
+        )
+        slope = float((gradient.astype("float64") * step).sum())
+        assert abs(slope) > 1e-3
+        assert abs((up - down) / 2 - slope) < 2e-3 * max(1.0, abs(slope))

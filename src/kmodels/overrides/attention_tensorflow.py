@@ -14,6 +14,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides.blocks import Block, blocks, near
 from kmodels.tensors_tensorflow import later, wide
 
@@ -34,13 +35,14 @@ def supports(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> str | None:
-    """Attention without a soft cap and dropout, of known sizes, on CPU."""
-    if not causal and tf.as_dtype(query.dtype).size > 2:
-        return "in float32 only a causal mask was measured to make it faster"
+    """Attention without a soft cap, of known sizes, on CPU."""
+    drops = dropout and seed is not None
+    if not causal and not drops and tf.as_dtype(query.dtype).size > 2:
+        return "in float32 only a causal mask and dropout were measured to make it faster"
     if soft_cap is not None:
         return "the backward pass by blocks has no soft cap"
-    if dropout and seed is not None:
-        return "the backward pass by blocks has no dropout"
+    if drops and (reason := dropout_tensorflow.supports(query, dropout, seed)):
+        return reason
     if None in (*query.shape[1:], *key.shape[1:]):
         return "lengths are not known"
     if tf.config.list_physical_devices("GPU"):
@@ -75,7 +77,7 @@ def attention_tensorflow(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> Tensor:
-    """Keeps the attention weights for the way back, and nothing else of their size."""
+    """Keeps the attention weights for the way back, and a byte for each where some are dropped."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     length, heads, head_dim = query.shape[1:]
@@ -85,6 +87,17 @@ def attention_tensorflow(
     pairs = allowed_pairs(query, key, mask, False, None)
     hides = causal or window is not None
     cut = blocks(length, keys, causal, window, SIZE if hides else length)
+    stays, share = None, 1.0
+    if dropout and seed is not None:
+        shape = (tf.shape(query)[0], groups, length * sizes.shared, keys)
+        stays, share = dropout_tensorflow.keep(seed, shape, dropout)
+
+    def dropped(x: Tensor, stays: Any, place: tuple[slice, slice]) -> Tensor:
+        return x if stays is None else x * tf.cast(stays[:, :, place[0], place[1]], x.dtype)
+
+    def scaled(x: Tensor) -> Tensor:
+        # What dropout multiplies by, which the weights themselves could not hold in bfloat16.
+        return x if stays is None else tf.cast(wide(x) * share, x.dtype)
 
     @tf.custom_gradient
     def products(query: Tensor, key: Tensor, value: Tensor) -> Any:
@@ -93,20 +106,27 @@ def attention_tensorflow(
         for block in cut:
             rows, seen = _places(block, sizes)
             scores = tf.matmul(query[:, :, rows], key[:, :, seen], transpose_b=True)
-            saved.append(_softmax(scores, pairs, block, sizes))
-            outputs.append(tf.matmul(saved[-1], value[:, :, seen]))
+            saved.append(tf.cast(_softmax(scores, pairs, block, sizes), value.dtype))
+            weights = dropped(saved[-1], stays, (rows, seen))
+            outputs.append(scaled(tf.matmul(weights, value[:, :, seen])))
 
         def backward(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            query_, key_, value_, *kept = later(gradient, query, key, value, *saved)
+            drawn = [] if stays is None else [stays]
+            found = later(gradient, query, key, value, *saved, *drawn)
+            query_, key_, value_, kept = *found[:3], found[3 : 3 + len(saved)]
+            stays_ = None if stays is None else found[-1]
             gradient = _rows(gradient, sizes)
             for_query, for_key, for_value = [], [], []
             for block, weights in zip(cut, kept, strict=True):
                 rows, seen = _places(block, sizes)
                 part = gradient[:, :, rows]
                 rest = [[0, 0], [0, 0], [seen.start, keys - seen.stop], [0, 0]]
-                for_value.append(tf.pad(tf.matmul(weights, part, transpose_a=True), rest))
+                full, place = wide(weights), (rows, seen)
+                left = dropped(weights, stays_, place)
+                own = scaled(tf.matmul(left, part, transpose_a=True))
+                for_value.append(tf.pad(own, rest))
                 slope = wide(tf.matmul(part, value_[:, :, seen], transpose_b=True))
-                full = wide(weights)
+                slope = dropped(slope, stays_, place) * share
                 slope = full * (slope - tf.reduce_sum(slope * full, axis=-1, keepdims=True))
                 slope = tf.cast(slope * factor, weights.dtype)
                 for_query.append(tf.matmul(slope, key_[:, :, seen]))
@@ -145,7 +165,7 @@ def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
 
 
 def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) -> Tensor:
-    """Attention weights of a block of scores (B, K, t * G, s), in their dtype."""
+    """Attention weights of a block of scores (B, K, t * G, s), in float32 at least."""
     queries, seen = block
     allowed = near(block, sizes.keys - sizes.length, sizes.causal, sizes.window)
     full = wide(scores) * sizes.scale
@@ -154,7 +174,7 @@ def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) 
         hidden = np.repeat(np.where(allowed, 0.0, MASKED), sizes.shared, axis=0)
         full += tf.constant(hidden, full.dtype)
     if pairs is None:
-        return tf.cast(tf.nn.softmax(full), scores.dtype)
+        return tf.nn.softmax(full)
     # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, t, G, s), then as the scores lie
     split = (sizes.groups, sizes.shared) if pairs.shape[1] > 1 else (1, 1)
     whole = tf.broadcast_to(pairs, (tf.shape(pairs)[0], pairs.shape[1], sizes.length, sizes.keys))
@@ -165,5 +185,4 @@ def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) 
     part = tf.reshape(part, (-1, split[0], here * sizes.shared, there))
     weights = tf.nn.softmax(tf.where(part, full, tf.constant(MASKED, full.dtype)))
     # A query that sees nothing has even weights by now; it gets none.
-    weights *= tf.cast(tf.reduce_any(part, axis=-1, keepdims=True), full.dtype)
-    return tf.cast(weights, scores.dtype)
+    return weights * tf.cast(tf.reduce_any(part, axis=-1, keepdims=True), full.dtype)

@@ -27,14 +27,7 @@ def dropout_tensorflow(x: Tensor, rate: float, seed: keras.random.SeedGenerator 
     """Drops `round(rate * 65536)` of 65,536 draws; scales by exactly the share that stays."""
     check_rate(rate)
     x = ops.convert_to_tensor(x)
-    dropped = round(rate * LANE)
-    scale = LANE / (LANE - dropped)
-    count = tf.size(x)
-    state = tf.cast(seed.next(), tf.int64)  # type: ignore[union-attr]
-    whole: Any = {"minval": None, "maxval": None, "dtype": tf.uint64}
-    words = tf.random.stateless_uniform(((count + 3) // 4,), state, **whole)
-    lanes = tf.reshape(tf.bitcast(words, tf.int16), (-1,))[:count]
-    kept = tf.cast(tf.reshape(lanes, tf.shape(x)) >= dropped - LANE // 2, tf.uint8)
+    kept, scale = keep(seed, tf.shape(x), rate)
 
     @tf.custom_gradient
     def drop(x: Tensor) -> tuple:
@@ -46,3 +39,14 @@ def dropout_tensorflow(x: Tensor, rate: float, seed: keras.random.SeedGenerator 
         return scaled(x, kept), lambda gradient: scaled(gradient, later(gradient, kept))
 
     return drop(x)
+
+
+def keep(seed: Any, shape: Any, rate: float) -> tuple[Tensor, float]:
+    """What stays, uint8 of 0 and 1, and what it is multiplied by."""
+    dropped = round(rate * LANE)
+    state, count = tf.cast(seed.next(), tf.int64), tf.reduce_prod(shape)
+    whole: Any = {"minval": None, "maxval": None, "dtype": tf.uint64}
+    words = tf.random.stateless_uniform(((count + 3) // 4,), state, **whole)
+    lanes = tf.reshape(tf.bitcast(words, tf.int16), (-1,))[:count]
+    kept = tf.cast(tf.reshape(lanes, shape) >= dropped - LANE // 2, tf.uint8)
+    return kept, LANE / (LANE - dropped)

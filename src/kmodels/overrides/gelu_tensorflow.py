@@ -25,14 +25,18 @@ def gelu_tensorflow(x: Tensor, *, approximate: bool = False) -> Tensor:
 
         def backward(gradient: Tensor) -> Tensor:
             y = wide(later(gradient, x))
-            density = tf.exp(-0.5 * y * y) / math.sqrt(2.0 * math.pi)
-            return tf.cast((_share(y) + y * density) * wide(gradient), x.dtype)
+            return tf.cast((share(y) + y * density(y)) * wide(gradient), x.dtype)
 
-        return tf.cast(y * _share(y), x.dtype), backward
+        return tf.cast(y * share(y), x.dtype), backward
 
     return exact(ops.convert_to_tensor(x))
 
 
-def _share(x: Tensor) -> Tensor:
+def share(x: Tensor) -> Tensor:
     """The normal distribution function."""
     return 0.5 + 0.5 * tf.math.erf(x * math.sqrt(0.5))
+
+
+def density(x: Tensor) -> Tensor:
+    """Its derivative."""
+    return tf.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)

@@ -1,0 +1,44 @@
+"""Layer normalisation for TensorFlow with a backward of its own: keeps x and two numbers a row."""
+
+import tensorflow as tf
+from keras import ops
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.layer_norm import layer_norm
+from kmodels.tensors_tensorflow import later, sum_of_rows, wide
+
+
+@override(layer_norm)
+def layer_norm_tensorflow(
+    x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6
+) -> Tensor:
+    """The op's own arithmetic; the gradient tape would keep several arrays of x's size, widened."""
+
+    @tf.custom_gradient
+    def norm(x: Tensor, scale: Tensor, *bias: Tensor) -> tuple:
+        full = wide(x)
+        mean = tf.reduce_mean(full, -1, keepdims=True)
+        inverse = tf.reduce_mean(tf.math.squared_difference(full, mean), -1, keepdims=True)
+        inverse = tf.math.rsqrt(inverse + epsilon)
+
+        def backward(gradient: Tensor) -> tuple[Tensor, ...]:
+            slope, factor = wide(gradient), wide(scale) / x.shape[-1]
+            normal = (wide(later(gradient, x)) - mean) * inverse
+            product = slope * normal
+            for_scale = sum_of_rows(product)
+            for_bias = [tf.cast(sum_of_rows(slope), b.dtype) for b in bias]
+            # Means over the last axis, as products: they leave nothing of x's size behind.
+            of_slope = tf.linalg.matvec(slope, factor)[..., None]
+            of_product = tf.linalg.matvec(product, factor)[..., None]
+            for_x = (slope * wide(scale) - of_slope - normal * of_product) * inverse
+            return tf.cast(for_x, x.dtype), tf.cast(for_scale, scale.dtype), *for_bias
+
+        output = (full - mean) * inverse * wide(scale)
+        for shift in bias:
+            output += wide(shift)
+        return tf.cast(output, x.dtype), backward
+
+    # Read here: a variable that is read inside would have to be told of.
+    parameters = [scale] if bias is None else [scale, bias]
+    parameters = [tf.convert_to_tensor(ops.convert_to_tensor(value)) for value in parameters]
+    return norm(ops.convert_to_tensor(x), *parameters)

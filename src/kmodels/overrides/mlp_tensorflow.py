@@ -1,0 +1,106 @@
+"""The MLP for TensorFlow with a backward of its own: of the hidden activations it keeps one array.
+
+What comes out of GELU, and out of dropout, is computed again from what went in.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from kmodels.dispatch import Tensor, override
+from kmodels.ops.dense import check_width
+from kmodels.ops.mlp import mlp
+from kmodels.overrides import dropout_tensorflow
+from kmodels.overrides.gelu_tensorflow import density, share
+from kmodels.tensors_tensorflow import later, sum_of_rows, wide
+
+
+def supports(
+    x: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    *,
+    approximate: bool = False,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> str | None:
+    """The form of GELU with the error function; dropout as far as its own override goes."""
+    if approximate:
+        return "only the exact form of GELU was measured to be faster"
+    if dropout and seed is not None:
+        return dropout_tensorflow.supports(x, dropout, seed)
+    return None
+
+
+@override(mlp, supports)
+def mlp_tensorflow(
+    x: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    *,
+    approximate: bool = False,
+    dropout: float = 0.0,
+    seed: keras.random.SeedGenerator | Tensor | None = None,
+) -> Tensor:
+    """The same products; GELU in float32 between its ends, as in its own override."""
+    check_width(x, up)
+    check_width(up, down)
+    x = ops.convert_to_tensor(x)
+    hidden_dim, shape = up.shape[1], tf.shape(x)
+    rows = tf.reshape(x, (-1, x.shape[-1]))
+    kept, factor = None, 1.0
+    if dropout and seed is not None:
+        kept, factor = dropout_tensorflow.keep(seed, (tf.shape(rows)[0], hidden_dim), dropout)
+
+    def dropped(full: Tensor, kept: Any) -> Tensor:
+        return full if kept is None else full * (tf.cast(kept, full.dtype) * factor)
+
+    @tf.custom_gradient
+    def products(rows: Tensor, up: Tensor, down: Tensor, *biases: Tensor) -> tuple:
+        of_up, of_down = _pair(biases, up_bias, down_bias)
+        hidden = _affine(rows, up, of_up)
+        full = wide(hidden)
+        active = tf.cast(dropped(full * share(full), kept), rows.dtype)
+
+        def backward(gradient: Tensor) -> tuple[Tensor, ...]:
+            again = [hidden] if kept is None else [hidden, kept]
+            again = later(gradient, *again, rows)
+            full, stays = wide(again[0]), None if kept is None else again[1]
+            below = share(full)
+            active = tf.cast(dropped(full * below, stays), rows.dtype)
+            for_down = tf.matmul(active, gradient, transpose_a=True)
+            slope = dropped(wide(tf.matmul(gradient, down, transpose_b=True)), stays)
+            slope *= below + full * density(full)
+            narrow = tf.cast(slope, rows.dtype)
+            for_up = tf.matmul(again[-1], narrow, transpose_a=True)
+            sums = (slope if of_up is not None else None, gradient if of_down is not None else None)
+            for_biases = [tf.cast(sum_of_rows(x), rows.dtype) for x in sums if x is not None]
+            return tf.matmul(narrow, up, transpose_b=True), for_up, for_down, *for_biases
+
+        return _affine(active, down, of_down), backward
+
+    # Read here: variables that are read inside would have to be told of.
+    given = [value for value in (up, down, up_bias, down_bias) if value is not None]
+    given = [tf.convert_to_tensor(ops.convert_to_tensor(value)) for value in given]
+    output = products(rows, *given)
+    return tf.reshape(output, tf.concat([shape[:-1], [down.shape[1]]], 0))
+
+
+def _affine(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    y = tf.matmul(x, kernel)
+    return y if bias is None else tf.nn.bias_add(y, bias)
+
+
+def _pair(biases: tuple, first: Any, second: Any) -> tuple[Any, Any]:
+    """The tensors of those biases that were given."""
+    left = list(biases)
+    return (
+        left.pop(0) if first is not None else None,
+        left.pop(0) if second is not None else None,
+    )
