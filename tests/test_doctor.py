@@ -113,3 +113,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys) -> 
     assert len(captured.err.strip().splitlines()) == 1
     assert captured.err.startswith("kmodels: ")
     assert message in captured.err
+
+
+def test_why_blocks_are_compiled_or_not_is_told(capsys) -> None:
+    assert run("doctor", "--json") == 0
+    told = json.loads(capsys.readouterr().out)["jit_compile"]
+    assert ("measured" if BACKEND == "torch" else "Keras compiles the whole step") in told
+    assert run("doctor") == 0
+    assert told.split()[0] in capsys.readouterr().out.split("jit compile")[1]

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kmodels import __version__, ops, precision
 from kmodels.dispatch import backend, backend_module, load_environment
+from kmodels.layers import compile as compiling
 
 PACKAGES = (
     "keras", "jax", "jaxlib", "torch", "tensorflow", "numpy", "safetensors",
@@ -26,7 +27,8 @@ def report() -> dict[str, Any]:
 
     Returns:
         `backend`, `python`, `platform`, `versions` (package -> version, installed ones only),
-        `devices` (names), `dtype_policy`, `matmul_precision`, and `ops`: for each op `override`
+        `devices` (names), `dtype_policy`, `matmul_precision`, `jit_compile` (what "auto" does to
+        the blocks, and why), and `ops`: for each op `override`
         (its file's name or `None`), `path` (`"override"` or `"generic"`), `reason` (why the
         override is not in force, or `None`) in its plainest case, and `cases`, a list of:
         `case` and `dtype` of tensors on the default device, the `path` that they take
@@ -46,6 +48,7 @@ def report() -> dict[str, Any]:
         "devices": engine.devices(),
         "dtype_policy": keras.config.dtype_policy().name,
         "matmul_precision": precision.matmul_precision(),
+        "jit_compile": compiling.declines() or "auto compiles each block",
         "ops": _ops(engine),
     }
 
@@ -147,7 +150,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     facts = Table(show_header=False, title="kmodels doctor", title_justify="left")
     facts.add_column(no_wrap=True)
     facts.add_column()
-    for name in ("backend", "python", "platform", "dtype_policy", "matmul_precision"):
+    plain = ("backend", "python", "platform", "dtype_policy", "matmul_precision", "jit_compile")
+    for name in plain:
         facts.add_row(name.replace("_", " "), found[name])
     facts.add_row("devices", "\n".join(found["devices"]))
     facts.add_row("versions", "\n".join(f"{k} {v}" for k, v in found["versions"].items()))
