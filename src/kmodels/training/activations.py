@@ -98,9 +98,14 @@ class _Step:
         self.tokens = sizes.tokens or setup.sequence_length
         self.way = _way_of_attention(sizes, self.tokens, self.dtype)
         x = keras.ops.zeros((1, 8), self.dtype)
-        self.norms = self.facts.norm if ops.rms_norm.declines(x, x[0]) else 0
+        norm = ops.rms_norm if sizes.gated else ops.layer_norm
+        self.norms = self.facts.norm if norm.declines(x, x[0]) else 0
         plain = ops.gated_gelu.declines(x, x) if sizes.gated else ops.gelu.declines(x)
         self.gelu = self.facts.gelu if plain else 0
+        # Adapters may stand between the two layers of an MLP.
+        together = not sizes.gated and setup.lora is None
+        square = keras.ops.zeros((8, 8), self.dtype)
+        self.again = together and ops.mlp.declines(x, square, None, square, None) is None
 
     def wide(
         self, name: str, width: int, dtype: str | None = None, part: str = ACTIVATIONS
@@ -137,7 +142,8 @@ class _Step:
             yield self.wide(f"{prefix}/mlp/input", width)
         for array in ("gate", "up") if sizes.gated else ("up",):
             yield self.wide(f"{prefix}/mlp/{array}", sizes.mlp_dim)
-        for number in range(max(self.gelu, "mlp_hidden" in reads)):
+        hidden = 0 if self.again else max(self.gelu, "mlp_hidden" in reads)
+        for number in range(hidden):
             yield self.wide(f"{prefix}/mlp/hidden_{number}", sizes.mlp_dim)
         if sizes.dropout:
             yield self.wide(f"{prefix}/dropout", 2 * width, "bool")
