@@ -24,3 +24,13 @@ def later(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:
 def sum_of_rows(x: tf.Tensor) -> tf.Tensor:
     """(..., D) -> (D,): a fifth to two thirds of the time of `tf.reduce_sum`, in float32."""
     return tf.raw_ops.BiasAddGrad(out_backprop=wide(x))
+
+
+def after(tensor: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
+    """A gradient that is handed on when those of the weights are there.
+
+    With one thread for operations TensorFlow goes down the whole chain of a backward pass before it
+    turns to what nothing waits for, and keeps all that the weights' gradients are made of.
+    """
+    with tf.control_dependencies(others):
+        return tf.identity(tensor)

@@ -5,7 +5,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.layer_norm import layer_norm
-from kmodels.tensors_tensorflow import later, sum_of_rows, wide
+from kmodels.tensors_tensorflow import after, later, sum_of_rows, wide
 
 
 @override(layer_norm)
@@ -28,6 +28,7 @@ def layer_norm_tensorflow(
             for_scale = sum_of_rows(product)
             for_bias = [tf.cast(sum_of_rows(slope), b.dtype) for b in bias]
             # Means over the last axis, as products: they leave nothing of x's size behind.
+            slope = after(slope, for_scale, *for_bias)
             of_slope = tf.linalg.matvec(slope, factor)[..., None]
             of_product = tf.linalg.matvec(product, factor)[..., None]
             for_x = (slope * wide(scale) - of_slope - normal * of_product) * inverse

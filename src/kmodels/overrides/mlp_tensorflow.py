@@ -1,6 +1,7 @@
 """The MLP for TensorFlow with a backward of its own: of the hidden activations it keeps one array.
 
-What comes out of GELU, and out of dropout, is computed again from what went in.
+What comes out of GELU, and out of dropout, is computed again from what went in; kernels that are
+narrower than their variables are cast again.
 """
 
 from typing import Any
@@ -9,12 +10,13 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from kmodels import compat
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides.gelu_tensorflow import density, share
-from kmodels.tensors_tensorflow import later, sum_of_rows, wide
+from kmodels.tensors_tensorflow import after, later, sum_of_rows, wide
 
 
 def supports(
@@ -64,30 +66,35 @@ def mlp_tensorflow(
     @tf.custom_gradient
     def products(rows: Tensor, up: Tensor, down: Tensor, *biases: Tensor) -> tuple:
         of_up, of_down = _pair(biases, up_bias, down_bias)
-        hidden = _affine(rows, up, of_up)
+        hidden = _affine(rows, tf.cast(up, rows.dtype), of_up)
         full = wide(hidden)
         active = tf.cast(dropped(full * share(full), kept), rows.dtype)
 
         def backward(gradient: Tensor) -> tuple[Tensor, ...]:
-            again = [hidden] if kept is None else [hidden, kept]
-            again = later(gradient, *again, rows)
-            full, stays = wide(again[0]), None if kept is None else again[1]
+            again = [up, down, rows, hidden] + ([] if kept is None else [kept])
+            up_, down_, rows_, hidden_, *drawn = later(gradient, *again)
+            up_, down_ = tf.cast(up_, rows.dtype), tf.cast(down_, rows.dtype)
+            full, stays = wide(hidden_), None if kept is None else drawn[0]
             below = share(full)
             active = tf.cast(dropped(full * below, stays), rows.dtype)
             for_down = tf.matmul(active, gradient, transpose_a=True)
-            slope = dropped(wide(tf.matmul(gradient, down, transpose_b=True)), stays)
+            slope = dropped(wide(tf.matmul(gradient, down_, transpose_b=True)), stays)
             slope *= below + full * density(full)
             narrow = tf.cast(slope, rows.dtype)
-            for_up = tf.matmul(again[-1], narrow, transpose_a=True)
+            for_up = tf.matmul(rows_, narrow, transpose_a=True)
             sums = (slope if of_up is not None else None, gradient if of_down is not None else None)
             for_biases = [tf.cast(sum_of_rows(x), rows.dtype) for x in sums if x is not None]
-            return tf.matmul(narrow, up, transpose_b=True), for_up, for_down, *for_biases
+            for_up, for_down = tf.cast(for_up, up.dtype), tf.cast(for_down, down.dtype)
+            narrow = after(narrow, for_up, for_down, *for_biases)
+            return tf.matmul(narrow, up_, transpose_b=True), for_up, for_down, *for_biases
 
-        return _affine(active, down, of_down), backward
+        return _affine(active, tf.cast(down, rows.dtype), of_down), backward
 
     # Read here: variables that are read inside would have to be told of.
-    given = [value for value in (up, down, up_bias, down_bias) if value is not None]
-    given = [tf.convert_to_tensor(ops.convert_to_tensor(value)) for value in given]
+    biases = [ops.convert_to_tensor(bias) for bias in (up_bias, down_bias) if bias is not None]
+    with compat.no_autocast():
+        kernels = [ops.convert_to_tensor(kernel) for kernel in (up, down)]
+    given = [tf.convert_to_tensor(value) for value in (*kernels, *biases)]
     output = products(rows, *given)
     return tf.reshape(output, tf.concat([shape[:-1], [down.shape[1]]], 0))
 

@@ -1,7 +1,8 @@
 """The MLP for torch with a backward of its own: of the hidden activations it keeps one array.
 
 Autograd keeps what goes into GELU and what comes out, with dropout a third, and these are the
-largest arrays of a block. What comes out is cheap to compute again.
+largest arrays of a block. What comes out is cheap to compute again, and so are kernels in
+bfloat16 where the variables are float32.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 import torch
 from torch.nn import functional
 
+from kmodels import compat
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
@@ -52,10 +54,12 @@ def mlp_torch(
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> Tensor:
     """The same products, and GELU once more in the backward pass."""
-    x, up, down = as_tensor(x), as_tensor(up), as_tensor(down)
+    x = as_tensor(x)
+    biases = [None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias)]
+    with compat.no_autocast():
+        up, down = as_tensor(up), as_tensor(down)
     check_width(x, up)
     check_width(up, down)
-    biases = (None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias))
     kept, share = None, 1.0
     if dropout and isinstance(seed, keras.random.SeedGenerator):
         kept, share = dropout_torch.keep(seed, x.numel() // up.shape[0] * up.shape[1], dropout)
@@ -76,10 +80,10 @@ class _MLP(torch.autograd.Function):
         kept: Tensor | None,
         share: float,
     ) -> Tensor:
-        hidden = affine(x, up, up_bias)
+        hidden = affine(x, up.to(x.dtype), up_bias)
         ctx.save_for_backward(x, up, down, hidden, kept)
         ctx.form, ctx.share = form, share
-        return affine(_active(hidden, form, kept, share), down, down_bias)
+        return affine(_active(hidden, form, kept, share), down.to(x.dtype), down_bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -90,23 +94,23 @@ class _MLP(torch.autograd.Function):
         rows = gradient.flatten(0, -2)
         if for_down:
             active = _active(hidden, ctx.form, kept, ctx.share)
-            found[2] = matmul(active.flatten(0, -2).T, rows)
+            found[2] = matmul(active.flatten(0, -2).T, rows).to(down.dtype)
             del active
         if for_down_bias:
             found[4] = rows.sum(0)
         if not (for_x or for_up or for_up_bias):
             return tuple(found)
-        slope = affine(gradient, down.T)
+        slope = affine(gradient, down.to(x.dtype).T)
         if kept is not None:
             slope = dropout_torch.scaled(slope, kept, ctx.share)
         slope = torch.ops.aten.gelu_backward(slope, hidden, approximate=ctx.form)
         rows = slope.flatten(0, -2)
         if for_up:
-            found[1] = matmul(x.flatten(0, -2).T, rows)
+            found[1] = matmul(x.flatten(0, -2).T, rows).to(up.dtype)
         if for_up_bias:
             found[3] = rows.sum(0)
         if for_x:
-            found[0] = affine(slope, up.T)
+            found[0] = affine(slope, up.to(x.dtype).T)
         return tuple(found)
 
 
