@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import torch
 
+from kmodels import compat
+
 
 def as_tensor(x: Any) -> torch.Tensor:
     """`keras.ops.convert_to_tensor`, at once for what is a tensor or a variable.
@@ -17,3 +19,9 @@ def as_tensor(x: Any) -> torch.Tensor:
     if isinstance(x, keras.Variable):
         return x.value  # cast where a layer's autocast says so
     return keras.ops.convert_to_tensor(x)
+
+
+def stored(x: Any) -> torch.Tensor:
+    """The same without the cast, for what is cast again in a backward pass and not kept for it."""
+    with compat.no_autocast():
+        return as_tensor(x)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width, dense
-from kmodels.tensors_torch import as_tensor
+from kmodels.tensors_torch import as_tensor, stored
 
 # Multiplications below which the call itself takes as long.
 SMALL = 2**21
@@ -59,19 +59,21 @@ def mkl_is_slow() -> bool:
 @override(dense)
 def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product and the sum in one call; by oneDNN with gradients of our own."""
-    x, kernel = as_tensor(x), as_tensor(kernel)
+    x, bias = as_tensor(x), None if bias is None else as_tensor(bias)
+    kernel = stored(kernel) if torch.is_grad_enabled() else as_tensor(kernel)
     check_width(x, kernel)
-    bias = None if bias is None else as_tensor(bias)
     if by_onednn(x, kernel, bias is not None):
         return _Affine.apply(x, kernel, bias)
-    return functional.linear(x, kernel.T, bias)
+    return functional.linear(x, kernel.to(x.dtype).T, bias)
 
 
 class _Affine(torch.autograd.Function):
+    """A kernel that is narrower than its variable is cast again, and not kept."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, kernel)
-        return product(x, kernel, bias)
+        return product(x, kernel.to(x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -79,10 +81,10 @@ class _Affine(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         for_x = for_kernel = for_bias = None
         if ctx.needs_input_grad[0]:
-            for_x = affine(gradient, kernel.T)
+            for_x = affine(gradient, kernel.to(x.dtype).T)
         rows = gradient.flatten(0, -2)
         if ctx.needs_input_grad[1]:
-            for_kernel = matmul(x.flatten(0, -2).T, rows)
+            for_kernel = matmul(x.flatten(0, -2).T, rows).to(kernel.dtype)
         if ctx.needs_input_grad[2]:
             for_bias = rows.sum(0)
         return for_x, for_kernel, for_bias

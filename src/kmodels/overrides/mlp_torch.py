@@ -11,13 +11,12 @@ import keras
 import torch
 from torch.nn import functional
 
-from kmodels import compat
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_torch
 from kmodels.overrides.dense_torch import affine, matmul
-from kmodels.tensors_torch import as_tensor
+from kmodels.tensors_torch import as_tensor, stored
 
 
 def supports(
@@ -56,8 +55,7 @@ def mlp_torch(
     """The same products, and GELU once more in the backward pass."""
     x = as_tensor(x)
     biases = [None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias)]
-    with compat.no_autocast():
-        up, down = as_tensor(up), as_tensor(down)
+    up, down = stored(up), stored(down)
     check_width(x, up)
     check_width(up, down)
     kept, share = None, 1.0
