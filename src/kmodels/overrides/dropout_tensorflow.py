@@ -45,8 +45,9 @@ def keep(seed: Any, shape: Any, rate: float) -> tuple[Tensor, float]:
     """What stays, uint8 of 0 and 1, and what it is multiplied by."""
     dropped = round(rate * LANE)
     state, count = tf.cast(seed.next(), tf.int64), tf.reduce_prod(shape)
-    whole: Any = {"minval": None, "maxval": None, "dtype": tf.uint64}
-    words = tf.random.stateless_uniform(((count + 3) // 4,), state, **whole)
+    # Four draws each. As arguments by name: the stub knows no tensors in shapes, and no None.
+    whole: Any = {"shape": ((count + 3) // 4,), "minval": None, "maxval": None}
+    words = tf.random.stateless_uniform(seed=state, dtype=tf.uint64, **whole)
     lanes = tf.reshape(tf.bitcast(words, tf.int16), (-1,))[:count]
     kept = tf.cast(tf.reshape(lanes, shape) >= dropped - LANE // 2, tf.uint8)
     return kept, LANE / (LANE - dropped)
