@@ -65,7 +65,10 @@ def mlp_tensorflow(
 
     @tf.custom_gradient
     def products(rows: Tensor, up: Tensor, down: Tensor, *biases: Tensor) -> tuple:
-        of_up, of_down = _pair(biases, up_bias, down_bias)
+        # Those that were given, in this order.
+        left = iter(biases)
+        of_up = None if up_bias is None else next(left)
+        of_down = None if down_bias is None else next(left)
         hidden = _affine(rows, tf.cast(up, rows.dtype), of_up)
         full = wide(hidden)
         active = tf.cast(dropped(full * share(full), kept), rows.dtype)
@@ -102,12 +105,3 @@ def mlp_tensorflow(
 def _affine(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     y = tf.matmul(x, kernel)
     return y if bias is None else tf.nn.bias_add(y, bias)
-
-
-def _pair(biases: tuple, first: Any, second: Any) -> tuple[Any, Any]:
-    """The tensors of those biases that were given."""
-    left = list(biases)
-    return (
-        left.pop(0) if first is not None else None,
-        left.pop(0) if second is not None else None,
-    )
