@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from kmodels import training
+from kmodels import heap, training
 from kmodels.models import ViTImageClassifier
 
 if keras.backend.backend() == "tensorflow":
@@ -21,3 +21,19 @@ if keras.backend.backend() == "tensorflow":
         model.fit(images, np.zeros(4, "int32"), batch_size=2, verbose=0)
         assert len(traced) == 1
         assert model.optimizer.iterations == 2
+
+    def test_what_tracing_took_is_given_back_after_the_first_step(monkeypatch):
+        model = ViTImageClassifier.from_preset("vit_debug")
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        trims, seen = [], []
+        monkeypatch.setattr(heap, "trim", lambda: trims.append(0))
+        images = np.zeros((6, *model.backbone.config.image_shape), "float32")
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(len(trims))
+        )
+        for _ in range(2):
+            model.fit(images, np.zeros(6), batch_size=2, verbose=0, callbacks=[count])
+        assert seen == [1] * 6
+        model.compile("sgd", model.loss)
+        model.fit(images, np.zeros(6), batch_size=2, verbose=0)
+        assert len(trims) == 2
