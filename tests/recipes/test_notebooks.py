@@ -74,4 +74,7 @@ def test_runs_at_small_size(path, tmp_path, monkeypatch):
     settings = {"timeout": 200, "kernel_name": "python3"}
     NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}, **settings).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert outputs
+    data = [output.get("data", {}) for output in outputs]
+    figures = [shown for shown in data if "<Figure" in shown.get("text/plain", "")]
+    # Without %matplotlib inline a figure is shown as a line of text.
+    assert figures and all("image/png" in shown for shown in figures)
