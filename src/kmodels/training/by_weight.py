@@ -157,9 +157,10 @@ class ByWeight(keras.optimizers.Optimizer):
         """Decays, then moves one variable; torch has a step over all of them instead."""
         ops = keras.ops
         index = self._get_variable_index(variable)
-        rate = ops.cast(learning_rate, variable.dtype) * self._multipliers[index]
+        rate = ops.cast(learning_rate, "float32") * self._multipliers[index]
         if self.weight_decay and self._decays[index]:
-            self.assign_sub(variable, ops.multiply(variable, rate * self.weight_decay))
+            share = ops.cast(rate * self.weight_decay, variable.dtype)
+            self.assign_sub(variable, ops.multiply(variable, share))
         super().update_step(gradient, variable, rate)
 
     def _apply_weight_decay(self, variables: Any) -> None:

@@ -14,8 +14,38 @@ else:
     _AdamW, _SGD = _native.AdamW, _native.SGD
 
 
+class _InFloat32:
+    """Before Keras' AdamW, which rounds 0.999 to 1 in bfloat16 and then moves nothing at all."""
+
+    def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Moves narrow variables by steps in float32; slots and variable are rounded at the end."""
+        kind = keras.backend.standardize_dtype(variable.dtype)
+        if kind not in ("bfloat16", "float16"):
+            super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
+            return
+        ops, index = keras.ops, self._get_variable_index(variable)
+        count = ops.cast(self.iterations + 1, "float32")
+        rate = ops.cast(learning_rate, "float32") * ops.sqrt(1 - self.beta_2**count)
+        gradient = ops.cast(gradient, "float32")
+
+        def moved(slot: Any, target: Any, beta: float) -> Any:
+            old = ops.cast(slot, "float32")
+            new = old + (target - old) * (1 - beta)
+            self.assign(slot, ops.cast(new, kind))
+            return new
+
+        first = moved(self._momentums[index], gradient, self.beta_1)
+        second = moved(self._velocities[index], ops.square(gradient), self.beta_2)
+        if self.amsgrad:
+            highest = self._velocity_hats[index]
+            second = ops.maximum(ops.cast(highest, "float32"), second)
+            self.assign(highest, ops.cast(second, kind))
+        step = first * rate / (1 - self.beta_1**count) / (ops.sqrt(second) + self.epsilon)
+        self.assign(variable, ops.cast(ops.cast(variable, "float32") - step, kind))
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
-class AdamW(ByWeight, _AdamW):
+class AdamW(ByWeight, _InFloat32, _AdamW):
     """AdamW with decoupled decay (Loshchilov, Hutter 2019) of the matrices alone.
 
     Args:

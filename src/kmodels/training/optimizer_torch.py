@@ -17,15 +17,16 @@ class _Groups:
 
     @torch.no_grad()
     def _parallel_update_step(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
-        groups: dict[float, tuple[list[Any], list[Any], list[Any]]] = {}
+        # By dtype too, since kernels over many tensors take one.
+        groups: dict[tuple[float, str], tuple[list[Any], list[Any], list[Any]]] = {}
         for gradient, variable in zip(grads, variables, strict=True):
             index = self._get_variable_index(variable)
-            group = groups.setdefault(self._multipliers[index], ([], [], []))
+            group = groups.setdefault((self._multipliers[index], variable.dtype), ([], [], []))
             group[0].append(gradient)
             group[1].append(variable)
             if self._decays[index]:
                 group[2].append(variable.value)
-        for multiplier, (gradients, members, decayed) in groups.items():
+        for (multiplier, _), (gradients, members, decayed) in groups.items():
             rate = learning_rate * multiplier
             if self.weight_decay and decayed:
                 torch._foreach_mul_(decayed, 1 - self.weight_decay * rate)
@@ -51,8 +52,9 @@ class _Fused(_KerasAdamW):
         weights = [variable.value for variable in variables]
         first = [self._momentums[index].value for index in indices]
         second = [self._velocities[index].value for index in indices]
-        grads = [gradient.contiguous() for gradient in grads]
-        if self.amsgrad or not _fusible([*weights, *first, *second, *grads]):
+        highest = [self._velocity_hats[index].value for index in indices] if self.amsgrad else []
+        grads = [g.to(w.dtype).contiguous() for g, w in zip(grads, weights, strict=True)]
+        if not _fusible([*weights, *first, *second, *highest, *grads]):
             super()._parallel_update_step(grads, variables, learning_rate)
             return
         step = (self.iterations + 1).to(torch.float32)
@@ -61,9 +63,9 @@ class _Fused(_KerasAdamW):
         # a count without end torch corrects nothing; the correction is in the rate.
         endless = torch.full_like(step, math.inf)
         torch._fused_adamw_(
-            weights, grads, first, second, [], [endless] * len(weights),
+            weights, grads, first, second, highest, [endless] * len(weights),
             lr=rate.to(torch.float32), beta1=self.beta_1, beta2=self.beta_2, weight_decay=0.0,
-            eps=self.epsilon, amsgrad=False, maximize=False,
+            eps=self.epsilon, amsgrad=self.amsgrad, maximize=False,
         )  # fmt: skip
 
 
