@@ -25,6 +25,7 @@ __all__ = [
     "changing",
     "detach",
     "draw_values",
+    "forget_losses",
     "forget_step",
     "give_value",
     "global_seed",
@@ -202,4 +203,11 @@ def symbolic_build(model: Any, batch: Any) -> None:
 
 def metrics_built(model: Any) -> bool:
     """Whether the metrics given to `compile` have their variables."""
+    if (built := getattr(model, "metrics_built", None)) is not None:
+        return built
     return model._compile_metrics is None or model._compile_metrics.built
+
+
+def forget_losses(layer: Any) -> None:
+    """Lets go of what `add_loss` took in former calls of a layer and those below it."""
+    layer._clear_losses()

@@ -9,6 +9,7 @@ from kmodels.training.runner import Runner
 from kmodels.training.schedules import SCHEDULES, WarmupSchedule
 from kmodels.training.signals import Interrupted
 from kmodels.training.step_loss import StepCallbacks, track_step_loss
+from kmodels.training.train_step import TrainStep
 
 __all__ = [
     "SCHEDULES",
@@ -18,6 +19,7 @@ __all__ = [
     "Interrupted",
     "Runner",
     "StepCallbacks",
+    "TrainStep",
     "WarmupSchedule",
     "WholeBatches",
     "load_keras_file",

@@ -25,6 +25,7 @@ import keras
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory, remove_directory
 from kmodels.training import state
+from kmodels.training.slots import averages
 from kmodels.training.state import Arrays, CheckpointError
 from kmodels.weights.tensors import LazyArray
 from kmodels.weights.writer import write_safetensors
@@ -198,10 +199,8 @@ def restore_newest(folder: Path, model: keras.Model) -> Path:
             # Another process may have removed it since, having written a newer one.
             if found[0].is_dir():
                 raise
-    held = state.slots(model.optimizer)
-    for variable in model.trainable_variables:
-        if (average := held.get(f"{variable.path}:average")) is not None:
-            state.put(variable, state.host_values(average))
+    for variable, average in averages(model.optimizer):
+        state.put(variable, state.host_values(average))
     return found[0]
 
 

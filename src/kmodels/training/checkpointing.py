@@ -406,8 +406,7 @@ class Checkpoint(keras.callbacks.Callback):
             begun = self._moments["epoch"]
         else:
             begun = moments.without_rate(now) if trained else now
-        if "rate" in now:
-            arrays["optimizer"]["learning_rate"] = now["rate"]
+        arrays["optimizer"] |= moments.rates(now)
         other |= {f"random/now/{name}": values for name, values in now.items()}
         other |= {f"random/epoch/{name}": values for name, values in begun.items()}
         arrays["other"] = other

@@ -12,27 +12,44 @@ import numpy as np
 from kmodels.training import randomness, state
 from kmodels.training.state import Arrays
 
-_RATE = "rate"
+_RATE, _SLOT = "rate", "learning_rate"
 
 
 def capture(optimizer: Any) -> Arrays:
     """Both as they are; a schedule's learning rate is none that a callback could change."""
-    return randomness.capture() | state.copied(_rate(optimizer))
+    return randomness.capture() | state.copied(_rates(optimizer))
 
 
 def restore(optimizer: Any, held: Mapping[str, np.ndarray]) -> None:
     """Puts back what `capture` gave."""
     randomness.restore(held)
-    for name, variable in _rate(optimizer).items():
+    for name, variable in _rates(optimizer).items():
         if name in held:
             state.put(variable, held[name])
 
 
 def without_rate(held: Arrays) -> Arrays:
     """The random generators alone."""
-    return {name: values for name, values in held.items() if name != _RATE}
+    return {name: values for name, values in held.items() if not _is(name, _RATE)}
 
 
-def _rate(optimizer: Any) -> dict[str, Any]:
-    variable = state.slots(optimizer).get("learning_rate")
-    return {} if variable is None else {_RATE: variable}
+def rates(held: Arrays) -> Arrays:
+    """The learning rates alone, by the names that they have among the slots."""
+    return {
+        name.removesuffix(_RATE) + _SLOT: values
+        for name, values in held.items()
+        if _is(name, _RATE)
+    }
+
+
+def _rates(optimizer: Any) -> dict[str, Any]:
+    return {
+        name.removesuffix(_SLOT) + _RATE: variable
+        for name, variable in state.slots(optimizer).items()
+        if _is(name, _SLOT)
+    }
+
+
+def _is(name: str, last: str) -> bool:
+    """Whether it is that, of the only optimizer or of a player's."""
+    return name.rpartition("/")[2] == last

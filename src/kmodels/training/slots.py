@@ -14,11 +14,15 @@ def slots(optimizer: Any) -> dict[str, Any]:
     it is in, and by its place there.
 
     Args:
-        optimizer: of any of Keras' classes; one that scales losses gives its inner one's too.
+        optimizer: of any of Keras' classes; one that scales losses gives its inner one's too, and
+            those of several players give each one's, after its name.
 
     Returns:
         For example "iteration", "block_0/mlp/up/kernel:momentum".
     """
+    players: dict[str, Any] = getattr(optimizer, "by_player", {})
+    if players:
+        return {f"{name}/{k}": v for name, own in players.items() for k, v in slots(own).items()}
     inner = getattr(optimizer, "inner_optimizer", None)
     found = {} if inner is None else slots(inner)
     inside = {id(variable) for variable in found.values()}
@@ -41,6 +45,17 @@ def slots(optimizer: Any) -> dict[str, Any]:
             name = f"{path}:{slot}"
         found[unique(name, found)] = variable
     return found
+
+
+def averages(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Each weight with its moving average, where a built optimizer keeps one."""
+    players: dict[str, Any] = getattr(optimizer, "by_player", {})
+    if players:
+        return [pair for own in players.values() for pair in averages(own)]
+    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        return averages(inner)
+    found = getattr(optimizer, "_model_variables_moving_average", None)
+    return list(zip(optimizer._trainable_variables, found, strict=True)) if found else []
 
 
 def unique(name: str, taken: Any) -> str:

@@ -40,7 +40,8 @@ def has_adapters(model: keras.Model) -> bool:
 
 def frozen(model: keras.Model) -> dict[str, Any]:
     """Weights that training does not change, by path."""
-    return named(variable for variable in model.weights if not variable.trainable)
+    moved = {id(variable) for variable in model.trainable_variables}
+    return named(variable for variable in model.weights if id(variable) not in moved)
 
 
 def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,69 @@
+"""One training step on TensorFlow: each player's turn under a tape, the whole in one graph."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kmodels.training.train_step_metrics import Results, logged, rows
+from kmodels.training.train_step_players import LossFunction, Players
+
+
+def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each player's turn."""
+    # Replicas' gradients are summed, and each has the mean over its part of the batch.
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    results: Results = {}
+    for player in players:
+        values = [variable.value for variable in player.variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for value in values:
+                tape.watch(value)
+            loss, logs = players.loss(player, losses[player.name], batch, True)
+            scaled = player.optimizer.scale_loss(loss)
+            if replicas > 1:
+                scaled = scaled / tf.cast(replicas, scaled.dtype)
+        gradients = tape.gradient(scaled, values)
+        if all(gradient is None for gradient in gradients):
+            raise players.unmoved(player)
+        player.optimizer.apply(gradients, player.variables)
+        results[player.name] = loss, logs
+    return results
+
+
+def evaluate(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each player's loss outside of training."""
+    return {p.name: players.loss(p, losses[p.name], batch, False) for p in players}
+
+
+def outline(
+    players: Players, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+) -> None:
+    """One forward pass of all players, of which nothing stays but what was made in it."""
+    del players
+    with scope:
+        run(batch)
+
+
+class Step(keras.Model):
+    """Keras' model whose steps are those above."""
+
+    _players: Players
+    _losses: Mapping[str, LossFunction]
+
+    def train_step(self, data: Any) -> Any:
+        """Moves the variables; the logs."""
+        batch = self._batch(data)
+        results = advance(self._players, self._losses, batch)
+        return logged(self._update_metrics(results, rows(batch)))
+
+    def test_step(self, data: Any) -> Any:
+        """The logs."""
+        batch = self._batch(data)
+        results = evaluate(self._players, self._losses, batch)
+        return logged(self._update_metrics(results, rows(batch)))
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras' hook; without a strategy it would leave all to the first trace."""
+        self._symbolic_build(iterator, data_batch)
