@@ -17,14 +17,14 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 ROWS = (
     (
         *("archives", "compat", "dispatch", "errors", "files", "heap", "step"),
-        *("initializers", "precision", "tensors"),
+        *("initializers", "precision", "processes", "tensors", "units"),
     ),
     ("ops", "overrides"),
-    ("layers",),
+    ("layers", "transforms"),
     ("data", "distribution", "generation", "lora", "text", "training", "weights"),
     ("callbacks", "task", "presets"),
     ("models",),
-    ("bench", "cli", "doctor", "plan", "recipe"),
+    ("bench", "cli", "doctor", "parity", "plan", "recipe"),
 )
 # task.py opens presets, and presets finds the family by its name: the one way up, a table look-up.
 UPWARD = {("presets.py", "models.registry")}

@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,6 +65,7 @@ def plan(
     from kmodels import plan as plans
     from kmodels.lora import LoraSettings
     from kmodels.presets import family_of
+    from kmodels.units import parse_bytes
 
     check_whole("generate", generate, 0)
     text = "vocabulary_size" in family_of(preset).backbone.config_class.__dataclass_fields__
@@ -82,7 +84,7 @@ def plan(
         ),
         image_size=image_size,
         overrides={} if num_classes is None else {"num_classes": num_classes},
-        available=None if memory is None else plans.parse_bytes(memory),
+        available=None if memory is None else parse_bytes(memory),
     )
     if as_json:
         print(json.dumps(found.to_dict(generate), indent=1))
@@ -90,6 +92,155 @@ def plan(
     from rich.console import Console
 
     plans.show(found, Console(), generate)
+
+
+@app.command()
+def bench(
+    preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
+    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 8,
+    backends: Annotated[str, typer.Option(help="jax,torch,tensorflow, or all there are.")] = "all",
+    precision: Annotated[
+        str, typer.Option(help="Some of float32,tf32,mixed_bfloat16,bfloat16.")
+    ] = "float32",
+    attention: Annotated[str, typer.Option(help="generic, fused (overrides) or both.")] = "",
+    ops: Annotated[str, typer.Option(help="generic, override or both: all ops.")] = "",
+    compile: Annotated[str, typer.Option(help="Some of auto,none,inductor,openxla,xla.")] = "auto",
+    workers: Annotated[str, typer.Option(help="Of a loader of pictures, such as 0,2.")] = "",
+    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Of a classifier.")] = None,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 512,
+    lora: Annotated[
+        bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
+    ] = None,
+    rank: Annotated[int, typer.Option(help="Of the adapters.")] = 4,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    rounds: Annotated[int, typer.Option(help="Turns of each row.")] = 10,
+    steps: Annotated[int, typer.Option(help="Of a turn.")] = 1,
+    check_steps: Annotated[int, typer.Option(help="First steps, whose losses must agree.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of first weights and data.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Of each process.")] = None,
+    largest_batch: Annotated[bool, typer.Option(help="Look for the largest batch, too.")] = False,
+    memory: Annotated[str | None, typer.Option(help="What a step may take: 8GiB.")] = None,
+    together: Annotated[int, typer.Option(help="Most processes at a time.")] = 16,
+    limit: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 900.0,
+    python: Annotated[
+        list[str] | None, typer.Option(help="NAME=PATH: of a backend, or of openxla.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory, or JSON file; runs/bench-<time> by default.")
+    ] = None,
+) -> None:
+    """Train a model on each backend in turn; show speed, memory and compile time side by side."""
+    import time
+
+    from rich.console import Console
+
+    from kmodels import bench as benches
+    from kmodels.units import parse_bytes
+
+    options = benches.Options(
+        preset=preset,
+        backends=backends,
+        precisions=benches.listed(precision),
+        compile=benches.listed(compile),
+        attention=benches.listed(attention),
+        ops=benches.listed(ops),
+        workers=benches.numbers("workers", workers),
+        batch_size=batch_size,
+        image_size=image_size,
+        num_classes=num_classes,
+        sequence_length=sequence_length,
+        lora=lora,
+        rank=rank,
+        optimizer=optimizer,
+        seed=seed,
+        rounds=rounds,
+        steps=steps,
+        check_steps=check_steps,
+        threads=threads,
+        limit=limit,
+        together=together,
+        largest_batch=largest_batch,
+        memory=None if memory is None else parse_bytes(memory),
+        python=tuple(python or ()),
+    )
+    try:
+        found = benches.run(options, Console(stderr=True))
+    except benches.Refused as error:
+        for line in error.lines:
+            print(f"kmodels: refused: {line}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print("kmodels: stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+    benches.show(found, Console())
+    for path in benches.write(found, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
+        print(path)
+    if any(row["failed"] is not None for row in found["rows"]):
+        raise typer.Exit(2)
+
+
+@app.command()
+def parity(
+    preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
+    backends: Annotated[str, typer.Option(help="Two of jax, torch, tensorflow.")] = "jax,torch",
+    preset_b: Annotated[str | None, typer.Option(help="Of the second side.")] = None,
+    precision: Annotated[str, typer.Option(help="Of both sides, or as A,B.")] = "float32",
+    ops: Annotated[str, typer.Option(help="override or generic; or as A,B.")] = "override",
+    steps: Annotated[int, typer.Option(help="Of training.")] = 3,
+    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 2,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 16,
+    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Of a classifier.")] = None,
+    seed: Annotated[int, typer.Option(help="Of first weights and data.")] = 0,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Share of a tensor's largest value.")
+    ] = None,
+    limit: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 900.0,
+    out: Annotated[Path | None, typer.Option(help="Directory for parity.json.")] = None,
+) -> None:
+    """Train on two backends from one seed; name the first layer that differs (exit code 1)."""
+    from rich.console import Console
+
+    from kmodels import parity as parities
+    from kmodels.files import atomic_write
+
+    names, precisions, paths = (
+        _pair(what, text)
+        for what, text in (("backends", backends), ("precision", precision), ("ops", ops))
+    )
+    presets = (preset, preset_b or preset)
+    left, right = map(parities.Side, names, presets, precisions, paths)
+    options = parities.Options(
+        left,
+        right,
+        steps=steps,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        image_size=image_size,
+        num_classes=num_classes,
+        seed=seed,
+        tolerance=tolerance,
+        limit=limit,
+    )
+    try:
+        found = parities.run(options)
+    except KeyboardInterrupt:
+        print("kmodels: stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+    parities.show(found, Console())
+    if out is not None:
+        text = json.dumps(found, indent=1) + "\n"
+        print(atomic_write(out / "parity.json", lambda path: path.write_text(text)))
+    raise typer.Exit(0 if found["equal"] else 1)
+
+
+def _pair(what: str, text: str) -> tuple[str, str]:
+    """One value for both sides, or one for each."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 2 or (what == "backends" and len(parts) != 2):
+        raise InputError(f"{what} is {text!r}; give two, a comma between them")
+    return parts[0], parts[-1]
 
 
 def main(arguments: list[str] | None = None) -> None:

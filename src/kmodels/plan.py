@@ -14,10 +14,10 @@ from kmodels.layers import remat
 from kmodels.lora import LoraSettings
 from kmodels.training import memory
 from kmodels.training.footprint import ACTIVATIONS, FROZEN, PARTS, SLOTS, TRAINED, Setup, Sizes
+from kmodels.units import human
 
 # How far an estimate may be off before a run is stopped because of it.
 DOUBT = 1.25
-UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class Saving(NamedTuple):
@@ -165,26 +165,6 @@ def check(plan: Plan, flags: Sequence[str], anyway: str) -> None:
         f"{', '.join(f'{name} {human(size)}' for name, size in parts)}; "
         f"{hint or 'take a smaller model'}; {anyway} goes on"
     )
-
-
-def human(size: int) -> str:
-    """Bytes as "1.2 GiB"."""
-    name, factor = [(unit, step) for unit, step in UNITS.items() if size >= step or unit == "B"][-1]
-    return f"{size} B" if name == "B" else f"{size / factor:.1f} {name}"
-
-
-def parse_bytes(text: str) -> int:
-    """The bytes that a text such as "80GiB" means.
-
-    Raises:
-        InputError: for anything else.
-    """
-    number = text.strip().rstrip("KMGTiB")
-    unit = text.strip()[len(number) :]
-    try:
-        return int(float(number) * UNITS[unit or "B"])
-    except (KeyError, ValueError):
-        raise InputError(f"{text!r} is no amount of memory; give one such as 80GiB") from None
 
 
 def show(plan: Plan, console: Console, slots: int = 0) -> None:

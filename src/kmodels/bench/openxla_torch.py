@@ -1,0 +1,77 @@
+"""The training step of the torch backend as one program of XLA, by torchax.
+
+Keras' own step ends at `loss.backward()`, which torchax' tensors do not have: they hold values of
+JAX, which differentiates them. So the forward pass of the model, its loss and the optimizer's rule
+are traced on those tensors, and JAX makes the gradient in between.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import torch
+import torchax  # pyright: ignore[reportMissingImports], of an environment of its own
+from torchax import interop, tensor, view  # pyright: ignore[reportMissingImports]
+
+# Where torchax' tensors say that they are.
+DEVICE = "jax"
+# Their own memory is not torch's, so they say that they are abstract; Keras would take them for
+# shapes without values.
+for _kind in (tensor.Tensor, view.View):
+    _kind.is_meta = property(lambda self: False)
+
+
+def train(model: Any, data: Iterable[Any], count: Callable[[Any], None]) -> None:
+    """Trains a compiled model; its variables are left as they were.
+
+    Args:
+        model: built, with an optimizer and a loss, without dropout.
+        data: batches (x, y) or (x, y, weights) of NumPy arrays.
+        count: called with the loss of each step.
+    """
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    held = (model.trainable_variables, optimizer.variables, model.non_trainable_variables)
+    environment = torchax.default_env()
+    state = environment.to_xla([[v.value.detach() for v in group] for group in held])
+    # The state is written over, as in every other step.
+    step = interop.jax_jit(_step(model, held), {"donate_argnums": 0})
+    with environment:
+        for batch in data:
+            values = keras.tree.map_structure(torch.from_numpy, batch)
+            state, loss = step(state, *environment.to_xla(values))
+            count(loss.numpy())
+
+
+def _step(model: Any, held: tuple[list, list, list]) -> Callable[..., Any]:
+    """(state, x, y, weights) to the state after a step and the loss."""
+    weights, slots, others = held
+    optimizer = model.optimizer
+
+    def forward(values: list, rest: list, x: Any, y: Any, sample_weight: Any = None) -> Any:
+        given = [*zip(weights, values, strict=True), *zip(others, rest, strict=True)]
+        with keras.device(DEVICE), keras.StatelessScope(state_mapping=given) as scope:
+            outputs = model(x, training=True)
+            arguments = {"x": x, "y": y, "y_pred": outputs, "sample_weight": sample_weight}
+            loss = model.compute_loss(**arguments, training=True)
+        return loss, _after(scope, others)
+
+    gradient = interop.jax_value_and_grad(forward, {"has_aux": True})
+
+    def step(state: list, *batch: Any) -> Any:
+        values, own, rest = state
+        (loss, rest), gradients = gradient(values, rest, *batch)
+        given = [*zip(weights, values, strict=True), *zip(slots, own, strict=True)]
+        with keras.device(DEVICE), keras.StatelessScope(state_mapping=given) as scope:
+            rate = keras.ops.cast(optimizer.learning_rate, "float32")
+            for change, variable in zip(gradients, weights, strict=True):
+                optimizer.update_step(change, variable, rate)
+            optimizer.iterations.assign_add(1)
+        return [_after(scope, weights), _after(scope, slots), rest], loss
+
+    return step
+
+
+def _after(scope: Any, variables: list) -> list:
+    """Their values at the end of a scope."""
+    return [scope.get_current_value(variable) for variable in variables]

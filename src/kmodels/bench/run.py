@@ -1,0 +1,280 @@
+"""Starts the processes of all rows, compares their losses, and lets them take turns."""
+
+import os
+import platform
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kmodels.bench.cases import Case, cases
+from kmodels.bench.compare import LOSSES, Refused, differences, loss_difference
+from kmodels.bench.largest import largest
+from kmodels.bench.options import Options
+from kmodels.processes import Child, ChildError, LeftOut, OutOfMemory, stopped_by_signals
+
+FORMAT = 1
+WORK = "kmodels.bench.work"
+# Another process is started where this many times the largest peak so far is left.
+ROOM = 1.3
+# Of what the host has left, what a step may take while the largest batch is looked for.
+SHARE = 0.8
+# No accelerator's memory is taken ahead of need, nothing that was compiled before is found again.
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+}
+_JOB = (
+    *("preset", "batch_size", "image_size", "num_classes", "sequence_length"),
+    *("lora", "rank", "optimizer", "seed"),
+)
+
+
+def run(options: Options, console: Console | None = None) -> dict[str, Any]:
+    """Measures all rows.
+
+    Args:
+        options: what to measure.
+        console: for the progress bar; none is shown without.
+
+    Returns:
+        Plain values: `preset`, `unit`, `options`, `hardware`, `date`, `tolerances` of losses,
+        `left_out` (sentences) and `rows`. A row that failed has a sentence as `failed`; the others
+        have `facts`, `losses`, `loss_difference`, `seconds` by step, `step_s` (median and
+        quartiles), `rate` (of `unit` per second), `build_s`, `compile_s`, `peak_memory_mb`,
+        `largest_batch`, `took` (path by op) and `group`: rows of one group took turns.
+
+    Raises:
+        InputError: for wrong settings.
+        Refused: where rows differ in more than what they are to compare; lists all of it.
+    """
+    chosen, notes = cases(options)
+    console = console or Console(quiet=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with stopped_by_signals(), Progress(*columns, console=console, transient=True) as progress:
+        bench = _Bench(options, progress, notes, len(chosen))
+        for _, members in groupby(chosen, lambda case: case.precision):
+            bench.measure(list(members))
+        if options.largest_batch:
+            bench.find_largest()
+    return _result(options, [row.values for row in bench.rows], notes)
+
+
+@dataclass
+class _Row:
+    case: Case
+    values: dict[str, Any]
+    child: Child | None = None
+    first_s: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+
+
+class _Bench:
+    """One run: its rows, and the bar that shows how far it is."""
+
+    def __init__(self, options: Options, progress: Progress, notes: list[str], count: int):
+        self.options, self.notes = options, notes
+        self.rows: list[_Row] = []
+        self._progress = progress
+        self._bar = progress.add_task("", total=count * (1 + options.rounds))
+        self._groups = 0
+        self._without_tf32: set[str] = set()
+
+    def measure(self, waiting: list[Case]) -> None:
+        """Times the rows of a precision, as many at a time as the memory holds."""
+        while waiting:
+            with ExitStack() as stack:
+                group: list[_Row] = []
+                while waiting and len(group) < self.options.together and self._has_room(group):
+                    row = self._start(stack, waiting.pop(0))
+                    group += [] if row is None else [row]
+                self._compare()
+                self._take_turns(group)
+            self._groups += bool(group)
+
+    def find_largest(self) -> None:
+        """Looks for the largest batch of each row, in processes of their own."""
+        for row in self._good():
+            self._say(f"{row.values['label']}: largest batch")
+
+            def fits(size: int, case: Case = row.case) -> bool:
+                return self._fits(case, size)
+
+            try:
+                row.values["largest_batch"] = largest(fits, self.options.batch_size)
+            except ChildError as error:
+                self.notes.append(f"largest batch: {error}")
+
+    def _good(self) -> list[_Row]:
+        return [row for row in self.rows if row.values["failed"] is None]
+
+    def _say(self, text: str, steps: int = 0) -> None:
+        self._progress.update(self._bar, description=text, advance=steps)
+
+    def _child(self, case: Case, **changes: Any) -> Child:
+        job = {name: getattr(self.options, name) for name in _JOB}
+        job |= {"precision": case.precision, "compile": case.compile, "workers": case.workers}
+        cpus = self.options.cpus
+        return Child(
+            case.label,
+            WORK,
+            {**job, "ready": 4, **changes},
+            python=case.python,
+            environment=environment(case.backend, case.generic, len(cpus) or os.cpu_count() or 1),
+            hidden=case.hidden,
+            cpus=cpus,
+            limit=self.options.limit,
+        )
+
+    def _start(self, stack: ExitStack, case: Case) -> _Row | None:
+        """Builds, compiles and makes the first steps; None for a row that is not to be timed."""
+        self._say(f"{case.label}: starts", 1)
+        if case.precision == "tf32" and case.backend in self._without_tf32:
+            return None
+        names = ("backend", "precision", "compile", "ops", "workers", "label")
+        row = _Row(case, {name: getattr(case, name) for name in names} | {"failed": None})
+        try:
+            row.child = stack.enter_context(self._child(case))
+            ready = row.child.started()
+            self._say(f"{case.label}: first steps")
+            first = row.child.ask(steps=self.options.check_steps)
+        except LeftOut as error:
+            if case.precision == "tf32":
+                self._without_tf32.add(case.backend)
+            self.notes.append(f"left out: {error}")
+            return None
+        except ChildError as error:
+            row.values["failed"] = str(error)
+            self.rows.append(row)
+            return None
+        facts = ready["facts"]
+        label = case.label.replace(f" {case.compile} ", f" {facts['compile']} ")
+        row.values |= {"facts": facts, "compile": facts["compile"], "label": label}
+        row.values |= {"losses": first["losses"], "build_s": round(ready["build_s"], 3)}
+        row.values |= {"group": self._groups, "largest_batch": None}
+        row.first_s = first["seconds"][0]
+        self._note(row, first)
+        self.rows.append(row)
+        return row
+
+    def _note(self, row: _Row, answer: dict[str, Any]) -> None:
+        row.values |= {"peak_memory_mb": answer["peak_memory_mb"], "took": answer["ops"]}
+        row.values["facts"]["host_bytes"] = answer["host_bytes"]
+
+    def _has_room(self, group: list[_Row]) -> bool:
+        """Whether one process more finds memory; a single one is always tried."""
+        if not group or (left := group[-1].values["facts"]["host_bytes"]) is None:
+            return True
+        return left > ROOM * max(row.values["peak_memory_mb"] for row in group) * 2**20
+
+    def _compare(self) -> None:
+        good = [row.values for row in self._good()]
+        if found := differences(good):
+            raise Refused(found)
+        first: dict[str, dict[str, Any]] = {}
+        for values in good:
+            beside = first.setdefault(values["precision"], values)
+            values["loss_difference"] = float(f"{loss_difference(beside, values):.2g}")
+
+    def _take_turns(self, group: list[_Row]) -> None:
+        for turn in range(self.options.rounds):
+            order = [row for row in group if row.values["failed"] is None]
+            shift = turn % max(len(order), 1)
+            for row in [*order[shift:], *order[:shift]]:
+                assert row.child is not None
+                self._say(f"{row.values['label']}: round {turn + 1}", 1)
+                try:
+                    answer = row.child.ask(steps=self.options.steps)
+                except ChildError as error:
+                    row.values["failed"] = str(error)
+                    continue
+                row.seconds += answer["seconds"]
+                self._note(row, answer)
+        for row in group:
+            if row.values["failed"] is None:
+                row.values |= _times(row, self.options)
+
+    def _fits(self, case: Case, size: int) -> bool:
+        try:
+            with self._child(case, batch_size=size, ready=1) as child:
+                facts = child.started()["facts"]
+                most = self.options.memory
+                if facts["cpu"]:
+                    if most is None and facts["host_bytes"] is not None:
+                        most = int(SHARE * facts["host_bytes"])
+                    child.memory = most
+                peak = child.ask(steps=2)["peak_memory_mb"] * 2**20
+        except OutOfMemory:
+            return False
+        return most is None or peak <= most
+
+
+def environment(backend: str, generic: str, threads: int) -> dict[str, str]:
+    """The variables of a process.
+
+    Args:
+        backend: of Keras.
+        generic: ops without overrides, as in KMODELS_GENERIC_OPS.
+        threads: of operations.
+    """
+    flags = [os.environ.get("XLA_FLAGS", "")]
+    if threads == 1:
+        flags.append("--xla_cpu_multi_thread_eigen=false")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    names = (*names, "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    return {
+        **QUIET,
+        **dict.fromkeys(names, str(threads)),
+        "XLA_FLAGS": " ".join(filter(None, flags)),
+        "KERAS_BACKEND": backend,
+        "KMODELS_GENERIC_OPS": generic,
+    }
+
+
+def _times(row: _Row, options: Options) -> dict[str, Any]:
+    median = statistics.median(row.seconds)
+    low, high = median, median
+    if len(row.seconds) > 1:
+        low, _, high = statistics.quantiles(row.seconds, n=4, method="inclusive")
+    items = options.batch_size * (options.sequence_length if row.values["facts"]["text"] else 1)
+    return {
+        "rate": round(items / median, 3),
+        "step_s": {"median": round(median, 5), "low": round(low, 5), "high": round(high, 5)},
+        "seconds": [round(seconds, 5) for seconds in row.seconds],
+        "compile_s": round(max(row.first_s - median, 0.0), 2),
+    }
+
+
+def _result(options: Options, rows: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+    settings = asdict(options)
+    # Where interpreters lie is nobody's but this machine's.
+    settings.pop("python")
+    text = any(row["facts"]["text"] for row in rows if row["failed"] is None)
+    return {
+        "kind": "kmodels bench",
+        "format": FORMAT,
+        "preset": options.preset,
+        "unit": "tokens" if text else "images",
+        "options": settings,
+        "hardware": {"processor": _processor(), "cpus": len(options.cpus) or os.cpu_count()},
+        "date": time.strftime("%Y-%m-%d"),
+        "tolerances": {name: LOSSES[name] for name in options.precisions},
+        "left_out": list(notes),
+        "rows": rows,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,251 @@
+"""Trains on both sides, step by step, until they part."""
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from kmodels.bench.options import PRECISIONS, check_names
+from kmodels.bench.run import environment
+from kmodels.errors import InputError, check_whole
+from kmodels.parity.compare import TOLERANCES, Difference, Stage, stages
+from kmodels.processes import Child, ChildError, installed, stopped_by_signals
+from kmodels.recipe import BACKENDS
+
+WORK = "kmodels.parity.work"
+FORMAT = 1
+_JOB = ("batch_size", "image_size", "num_classes", "sequence_length", "seed")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two.
+
+    Attributes:
+        backend: of Keras.
+        preset: a registered name or a directory.
+        precision: a key of `PRECISIONS`.
+        ops: "override" or "generic".
+    """
+
+    backend: str
+    preset: str
+    precision: str = "float32"
+    ops: str = "override"
+
+    def told(self, other: "Side") -> str:
+        """The backend, and what else is not as on the other side."""
+        own, theirs = asdict(self), asdict(other)
+        more = [str(own[name]) for name in own if name != "backend" and own[name] != theirs[name]]
+        return " ".join([self.backend, *more])
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is trained.
+
+    Args:
+        left: the first side.
+        right: the second side.
+        steps: of training.
+        batch_size: rows of a step.
+        sequence_length: tokens of a row of text.
+        image_size: height and width in pixels; the preset's by default.
+        num_classes: of a classifier; the preset's by default.
+        seed: of first weights and data.
+        tolerance: share of a tensor's largest value; by the coarser precision by default.
+        limit: seconds that a process may take for an answer.
+    """
+
+    left: Side
+    right: Side
+    steps: int = 3
+    batch_size: int = 2
+    sequence_length: int = 16
+    image_size: int | None = None
+    num_classes: int | None = None
+    seed: int = 0
+    tolerance: float | None = None
+    limit: float = 900.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            check_whole(name, getattr(self, name))
+        check_whole("sequence_length", self.sequence_length, 2)
+        check_whole("seed", self.seed, 0)
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance is {self.tolerance}; give a share between 0 and 1")
+        for side in (self.left, self.right):
+            check_names("backends", (side.backend,), BACKENDS)
+            check_names("precision", (side.precision,), PRECISIONS)
+            check_names("ops", (side.ops,), ("override", "generic"))
+
+    @property
+    def allowed(self) -> float:
+        """The tolerance in force."""
+        coarser = max(TOLERANCES[side.precision] for side in (self.left, self.right))
+        return coarser if self.tolerance is None else self.tolerance
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Compares two sides.
+
+    Args:
+        options: what is trained.
+
+    Returns:
+        `equal`; `sides`, how they are called; `first` (`step`, `stage` and `tensor`, `text` with
+        the values, and `weights`: those of that layer that differed before the step), None where
+        they are equal; `stages`, each with `step`, `stage`, `count`, `worst` and `apart` (its
+        largest difference over what is allowed), until the first step that differs; `tolerance`.
+
+    Raises:
+        InputError: for a backend that is not installed, or settings that a preset does not have;
+            where the two are other models, too.
+    """
+    sides = (options.left, options.right)
+    for side in sides:
+        if not installed(sys.executable, [side.backend]):
+            name = side.backend
+            raise InputError(f"{name} is not installed: pip install 'kmodels[{name}]'")
+    names = [options.left.told(options.right), options.right.told(options.left)]
+    found: list[Stage] = []
+    first = None
+    with stopped_by_signals(), ExitStack() as stack:
+        children = [stack.enter_context(_child(options, side, stack)) for side in sides]
+        facts = [_checked(child.started)["facts"] for child in children]
+        _check_same(facts, names)
+        for number in range(1, options.steps + 1):
+            answers = [_checked(child.ask, step=number) for child in children]
+            left, right = (_arrays(answer) for answer in answers)
+            order = dict(answers[0]["order"])
+            before = {"before": order.pop("before")}
+            found += stages(number, order, left, right, options.allowed)
+            if first := _first(found):
+                start = next(iter(stages(number, before, left, right, options.allowed)))
+                break
+    return {
+        "kind": "kmodels parity",
+        "format": FORMAT,
+        "sides": names,
+        "frameworks": [fact["framework"] for fact in facts],
+        "dropout": facts[0]["dropout"],
+        "steps": options.steps,
+        "tolerance": options.allowed,
+        "equal": first is None,
+        "first": None if first is None else _told(first, start),
+        "stages": [_summary(stage) for stage in found],
+    }
+
+
+def _child(options: Options, side: Side, stack: ExitStack) -> Child:
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kmodels-parity-"))
+    job = {name: getattr(options, name) for name in _JOB}
+    generic = "all" if side.ops == "generic" else ""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Child(
+        side.backend,
+        WORK,
+        {**job, "preset": side.preset, "precision": side.precision, "folder": folder},
+        environment=environment(side.backend, generic, cpus or 1),
+        hidden=[name for name in BACKENDS if name != side.backend],
+        limit=options.limit,
+    )
+
+
+def _checked(ask: Any, **request: Any) -> dict[str, Any]:
+    """An answer; a child that failed is the user's to hear of in one line."""
+    try:
+        return ask(**request)
+    except ChildError as error:
+        raise InputError(str(error)) from None
+
+
+def _check_same(facts: list[dict[str, Any]], names: list[str]) -> None:
+    same = ("parameters", "dropout", "image_shape", "kmodels", "keras")
+    left, right = facts
+    if wrong := [name for name in same if left[name] != right[name]]:
+        text = "; ".join(
+            f"{name} is {left[name]} on {names[0]} and {right[name]} on {names[1]}"
+            for name in wrong
+        )
+        raise InputError(f"the two sides are not one model: {text}")
+
+
+def _arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
+    with np.load(answer["file"]) as held:
+        found = {key: held[str(i)] for i, key in enumerate(answer["keys"])}
+    Path(answer["file"]).unlink()
+    return found
+
+
+def _first(found: list[Stage]) -> tuple[Stage, Difference] | None:
+    for stage in found:
+        if stage.first is not None:
+            return stage, stage.first
+    return None
+
+
+def _told(first: tuple[Stage, Difference], start: Stage) -> dict[str, Any]:
+    stage, tensor = first
+    layer = tensor.name if stage.name == "forward" else tensor.name.rpartition("/")[0]
+    differing = [found for found in start.differences if found.is_beyond]
+    inside = [str(found) for found in differing if f"{found.name}/".startswith(f"{layer}/")]
+    return {
+        "step": stage.step,
+        "stage": stage.name,
+        "tensor": tensor.name,
+        "text": str(tensor),
+        "weights": inside,
+    }
+
+
+def _summary(stage: Stage) -> dict[str, Any]:
+    worst = stage.worst
+    return {
+        "step": stage.step,
+        "stage": stage.name,
+        "count": len(stage.differences),
+        "worst": worst.name,
+        "apart": float(f"{worst.largest / worst.allowed:.3g}"),
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Prints a comparison.
+
+    Args:
+        result: of `run`.
+        console: to print to.
+    """
+    left, right = result["sides"]
+    table = Table(title=f"kmodels parity: {left} and {right}", title_justify="left")
+    for heading in ("step", "stage", "tensors", "most apart"):
+        table.add_column(heading, justify="right" if heading in ("step", "tensors") else "left")
+    table.add_column("of what is allowed", justify="right")
+    former = 1
+    for stage in result["stages"]:
+        if stage["step"] != former:
+            table.add_section()
+            former = stage["step"]
+        cells = [str(stage["step"]), stage["stage"], str(stage["count"]), stage["worst"]]
+        table.add_row(*cells, f"{stage['apart']:.3g}")
+    console.print(table)
+    plain = {"highlight": False, "soft_wrap": True, "markup": False}
+    if result["dropout"]:
+        console.print(f"each backend drops other values: {result['dropout']}", **plain)
+    if (first := result["first"]) is None:
+        console.print(f"equal in {result['steps']} steps, to {result['tolerance']:g}", **plain)
+        return
+    console.print(
+        f"they part in step {first['step']}, {first['stage']}, at {first['text']}", **plain
+    )
+    for line in first["weights"]:
+        console.print(f"before that step already: {line}", **plain)
