@@ -10,6 +10,8 @@ _EXPORTS = {
     "decisions": "kmodels.dispatch",
     "generic_only": "kmodels.dispatch",
     "set_matmul_precision": "kmodels.precision",
+    "train_state": "kmodels.training.train_state",
+    "train_step": "kmodels.training.train_state",
 }
 _MODULES = ("callbacks", "data", "distribution", "layers", "models", "ops", "text", "training")
 
