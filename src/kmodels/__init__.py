@@ -13,7 +13,10 @@ _EXPORTS = {
     "train_state": "kmodels.training.train_state",
     "train_step": "kmodels.training.train_state",
 }
-_MODULES = ("callbacks", "data", "distribution", "layers", "models", "ops", "text", "training")
+_MODULES = (
+    *("callbacks", "data", "distribution", "layers", "models", "ops", "text", "training"),
+    "transforms",
+)
 
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
 

@@ -218,6 +218,11 @@ def generic_only(*names: "str | Op[Any, Any]") -> Iterator[None]:
         _switched_off.reset(token)
 
 
+def generic_now() -> frozenset[str]:
+    """What `generic_only` turns off here: names of ops, or "all"; for what keeps traced code."""
+    return _switched_off.get()
+
+
 def ops() -> dict[str, Op[Any, Any]]:
     """Returns all ops by name."""
     return dict(_OPS)

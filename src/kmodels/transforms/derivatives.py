@@ -1,0 +1,236 @@
+"""Derivatives: reverse, forward, and both."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import keras
+
+from kmodels.errors import InputError
+from kmodels.transforms import trees
+from kmodels.transforms.tracing import engine, tracing
+
+Function = Callable[..., Any]
+
+
+def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
+    """The gradient of a function that returns a scalar.
+
+    Args:
+        fun: takes tensors or trees of them; returns a scalar, with `has_aux` a pair of a scalar and
+            anything else.
+        argnums: positional argument, or arguments, to differentiate by; floats.
+        has_aux: whether `fun` returns such a pair.
+
+    Returns:
+        A function of the same arguments. It returns the gradient, of the structure, shapes and
+        dtypes of the argument, a tuple of them for a tuple of `argnums`; with `has_aux` a pair of
+        that and what else `fun` returned.
+
+    Raises:
+        InputError: when called, for arguments that are no floats, results that are no scalar, and
+            what the backend cannot trace.
+
+    Example:
+        >>> grad(lambda a, b: a * b)(1.5, 2.5)  # 2.5
+    """
+    both = value_and_grad(fun, argnums, has_aux, _name="grad")
+
+    @wraps(fun)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def value_and_grad(
+    fun: Function,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    *,
+    _name: str = "value_and_grad",
+) -> Function:
+    """As `grad`, with the function's value: (value, gradient), or ((value, aux), gradient).
+
+    Args:
+        fun: see `grad`.
+        argnums: see `grad`.
+        has_aux: see `grad`.
+
+    Returns:
+        A function of the same arguments.
+
+    Raises:
+        InputError: see `grad`.
+    """
+
+    @wraps(fun)
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        leaves, join, call = _chosen(fun, argnums, args, kwargs, _name)
+        rest: list[trees.Join] = []
+
+        def flat(*leaves: Any) -> tuple[Any, list[Any]]:
+            value, aux = _pair(call(leaves), _name) if has_aux else (call(leaves), None)
+            tensors, put = trees.apart(trees.taken(aux))
+            rest.append(put)
+            return _scalar(value, _name), tensors
+
+        with tracing(_name):
+            (value, aux), gradients = engine.value_and_grad(flat, leaves)
+        found = join(list(gradients))
+        return ((value, rest[-1](aux)), found) if has_aux else (value, found)
+
+    return transformed
+
+
+def hessian(fun: Function, argnums: int | tuple[int, ...] = 0) -> Function:
+    """All second derivatives of a function that returns a scalar, by forward over reverse mode.
+
+    For products with a vector, `jvp(grad(fun), (x,), (v,))` does without the matrix.
+
+    Args:
+        fun: see `grad`.
+        argnums: see `grad`.
+
+    Returns:
+        A function of the same arguments. For a tensor of shape s it returns one of shape s + s; for
+        a tree, a tree that holds such a tree at each leaf, of shapes s_i + s_j.
+
+    Raises:
+        InputError: see `grad`.
+    """
+
+    @wraps(fun)
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        leaves, join, call = _chosen(fun, argnums, args, kwargs, "hessian")
+
+        def flat(*leaves: Any) -> Any:
+            return _scalar(call(leaves), "hessian")
+
+        with tracing("hessian"):
+            rows = engine.hessian(flat, leaves)
+        return join([join(list(row)) for row in rows])
+
+    return transformed
+
+
+def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -> tuple[Any, ...]:
+    """Value and directional derivative, in forward mode.
+
+    Args:
+        fun: takes tensors or trees of them, returns the like; with `has_aux` a pair of that and
+            anything else.
+        primals: its arguments, floats.
+        tangents: the direction, of the same structure and shapes.
+        has_aux: whether `fun` returns a pair.
+
+    Returns:
+        The value and its derivative along the tangents, and with `has_aux` the rest.
+
+    Raises:
+        InputError: if tangents and primals differ in form, and for what the backend cannot trace.
+    """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise InputError("jvp: primals and tangents are tuples with one entry per argument")
+    leaves, join = trees.floats(tuple(primals), "jvp: primals")
+    directions = trees.like(tuple(tangents), leaves, join, "jvp: tangents")
+    run = _Run(fun, join, has_aux, "jvp")
+    with tracing("jvp"):
+        outputs, slopes, aux = engine.jvp(run, leaves, directions)
+    found = run.join(outputs), run.join(slopes)
+    return (*found, run.rest(aux)) if has_aux else found
+
+
+def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """Value, and a function that pulls back what is known about it, in reverse mode.
+
+    Args:
+        fun: takes tensors or trees of them, returns the like; with `has_aux` a pair of that and
+            anything else.
+        *primals: its arguments, floats.
+        has_aux: whether `fun` returns a pair.
+
+    Returns:
+        The value and a function from a cotangent, of the value's structure and shapes, to a tuple
+        with one entry per argument; with `has_aux` also the rest. The function can be called often.
+
+    Raises:
+        InputError: if a cotangent differs from the value in form, and for what the backend cannot
+            trace.
+    """
+    leaves, join = trees.floats(primals, "vjp: primals")
+    run = _Run(fun, join, has_aux, "vjp")
+    with tracing("vjp"):
+        outputs, pull, aux = engine.vjp(run, leaves)
+
+    def pulled(cotangent: Any) -> Any:
+        given = trees.like(cotangent, outputs, run.join, "vjp: cotangents")
+        with tracing("vjp"):
+            return join(list(pull(given)))
+
+    found = run.join(outputs), pulled
+    return (*found, run.rest(aux)) if has_aux else found
+
+
+class _Run:
+    """A function of flat lists, which keeps the structure of what it returned."""
+
+    join: trees.Join
+    rest: trees.Join
+
+    def __init__(self, fun: Function, join: trees.Join, has_aux: bool, name: str) -> None:
+        self.fun, self.arguments, self.has_aux, self.name = fun, join, has_aux, name
+
+    def __call__(self, *leaves: Any) -> tuple[list[Any], list[Any]]:
+        output = self.fun(*self.arguments(list(leaves)))
+        output, aux = _pair(output, self.name) if self.has_aux else (output, None)
+        tensors, self.join = trees.apart(trees.taken(output, numbers=True))
+        rest, self.rest = trees.apart(trees.taken(aux))
+        return tensors, rest
+
+
+def _chosen(
+    fun: Function, argnums: int | tuple[int, ...], args: tuple, kwargs: dict, name: str
+) -> tuple[list[Any], trees.Join, Callable[[Any], Any]]:
+    """Leaves of the arguments to differentiate by, what makes them trees, and a call with others.
+
+    The trees are a tuple if `argnums` is.
+    """
+    alone = not isinstance(argnums, (tuple, list))
+    places = [argnums] if alone else list(argnums)
+    for place in places:
+        if not -len(args) <= place < len(args):
+            raise InputError(
+                f"{name}: argnums is {argnums}, but {len(args)} positional arguments are given"
+            )
+    places = [place % len(args) for place in places]
+    said = f"{name}: argument {', '.join(map(str, places))}"
+    leaves, join = trees.floats(tuple(args[place] for place in places), said)
+    others, named = trees.taken(args), trees.taken(kwargs)
+
+    def call(leaves: Any) -> Any:
+        filled = list(others)
+        for place, value in zip(places, join(list(leaves)), strict=True):
+            filled[place] = value
+        return fun(*filled, **named)
+
+    return leaves, (lambda found: join(found)[0]) if alone else join, call
+
+
+def _pair(output: Any, name: str) -> tuple[Any, Any]:
+    if not isinstance(output, (tuple, list)) or len(output) != 2:
+        raise InputError(f"{name}: with has_aux the function returns a pair, (value, aux)")
+    return output[0], output[1]
+
+
+def _scalar(value: Any, name: str) -> Any:
+    found = trees.taken(value, numbers=True)
+    if not keras.ops.is_tensor(found):
+        raise InputError(f"{name}: the function returns {type(value).__name__}; return a scalar")
+    if tuple(found.shape) != () or "float" not in str(found.dtype):
+        raise InputError(
+            f"{name}: the function returns {keras.backend.standardize_dtype(found.dtype)} of shape "
+            f"{tuple(found.shape)}; return a scalar of floats, such as a sum or a mean"
+        )
+    return found

@@ -1,0 +1,211 @@
+"""Transforms on TensorFlow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kmodels.errors import InputError
+from kmodels.transforms.messages import OUT_AXES, VALUE
+from kmodels.transforms.trees import Join, apart, taken
+
+ZERO = tf.UnconnectedGradients.ZERO
+# Overrides of this backend are made of operations that it can map and differentiate as often as
+# one likes.
+GENERIC: frozenset[str] = frozenset()
+
+
+def explain(error: Exception) -> str | None:
+    """Why TensorFlow could not trace a function, in a line; None for other errors."""
+    text = str(error)
+    if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
+        return VALUE
+    if "symbolic tf.Tensor" in text or "SymbolicTensor" in text:
+        return VALUE
+    if "Input dims must be <= 5" in text:
+        return (
+            "a softmax of TensorFlow's oneDNN has at most five axes, the mapped one included; set "
+            "TF_ENABLE_ONEDNN_OPTS=0 before Keras is imported"
+        )
+    if "recompute_grad tried to transpose" in text:
+        return "TensorFlow has no forward mode through remat; leave remat out, or use grad or vjp"
+    if "variant" in text or "while vectorizing the jacobian" in text:
+        return (
+            "TensorFlow cannot transform this loop; give scan unroll=True, or differentiate the "
+            "sum of a mapped function instead of mapping a gradient"
+        )
+    return None
+
+
+def value_and_grad(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """((value, aux), gradients) of a function of tensors that returns (value, aux)."""
+    leaves = _apart(leaves)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(leaves)
+        value, aux = fun(*leaves)
+    return (value, aux), _dense(tape.gradient(value, leaves, unconnected_gradients=ZERO))
+
+
+def _apart(leaves: list[Any]) -> list[Any]:
+    """New tensors: a tape that watched those of an outer transform would differentiate by both."""
+    return [tf.identity(leaf) for leaf in leaves]
+
+
+def _dense(gradients: list[Any]) -> list[Any]:
+    """Those of rows that were looked up come as indices and values."""
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def jvp(fun: Callable[..., Any], leaves: list[Any], tangents: list[Any]) -> Any:
+    """(outputs, their derivatives, aux) of a function that returns (outputs, aux)."""
+    leaves = _apart(leaves)
+    with tf.autodiff.ForwardAccumulator(leaves, tangents) as forward:
+        outputs, aux = fun(*leaves)
+    return outputs, [forward.jvp(x, unconnected_gradients=ZERO) for x in outputs], aux
+
+
+def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """(outputs, from cotangents to those of `leaves`, aux) of a function (outputs, aux)."""
+    leaves = _apart(leaves)
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(leaves)
+        outputs, aux = fun(*leaves)
+
+    def pull(cotangents: list[Any]) -> list[Any]:
+        found = tape.gradient(outputs, leaves, cotangents, unconnected_gradients=ZERO)
+        return _dense(found)
+
+    return outputs, pull, aux
+
+
+def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """A row of second derivatives for each leaf."""
+
+    def run(*leaves: Any) -> Any:
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            _, gradients = value_and_grad(lambda *leaves: (fun(*leaves), []), list(leaves))
+        return [tape.jacobian(g, leaves, unconnected_gradients=ZERO) for g in gradients]
+
+    return _staged(run, _apart(leaves))
+
+
+def _staged(run: Callable[..., Any], leaves: list[Any]) -> Any:
+    """`run(*leaves)` as a graph, which TensorFlow's vectorisation would make of it anyway.
+
+    It would do so under AutoGraph, which rewrites errors, and log that it does so each time.
+    """
+    if not tf.executing_eagerly():
+        return run(*leaves)
+    leaves = [tf.convert_to_tensor(leaf) for leaf in leaves]
+    return tf.function(run, autograph=False).get_concrete_function(*leaves)(*leaves)
+
+
+def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> Any:
+    """(stacked, whole) of a function that returns both."""
+    mapped = [i for i, axis in enumerate(axes) if axis is not None]
+    whole = 0
+
+    def entry(parts: Any) -> Any:
+        nonlocal whole
+        filled = list(leaves)
+        for place, part in zip(mapped, parts, strict=True):
+            filled[place] = part
+        stacked, alike = fun(*filled)
+        whole = len(alike)
+        if any(_depends(tensor, parts) for tensor in alike):
+            raise InputError(f"vmap: {OUT_AXES}")
+        return [*stacked, *alike]
+
+    first = [keras.ops.moveaxis(leaves[i], axes[i], 0) if axes[i] else leaves[i] for i in mapped]
+    found = _staged(lambda *first: tf.vectorized_map(entry, list(first)), first)
+    count = len(found) - whole
+    return found[:count], [tensor[0] for tensor in found[count:]]
+
+
+def _depends(tensor: Any, parts: list[Any]) -> bool:
+    """Whether a tensor of a graph is made of any of these."""
+    sources, seen, waiting = {id(part.op) for part in parts}, set(), [tensor.op]
+    while waiting:
+        op = waiting.pop()
+        if id(op) in sources:
+            return True
+        if id(op) not in seen:
+            seen.add(id(op))
+            waiting += [x.op for x in op.inputs]
+    return False
+
+
+def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph; in a graph that is being made, a part of it."""
+    graph = tf.function(fun, autograph=False)
+    return lambda *leaves: graph(*leaves) if tf.executing_eagerly() else fun(*leaves)
+
+
+def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """The graph."""
+    return tf.function(fun, autograph=False).get_concrete_function(*leaves).graph
+
+
+def show(form: Any) -> str:
+    """A line for each node: name, type, inputs, and what comes out; then the bodies of loops."""
+    lines = [
+        f"{op.name} = {op.type}({', '.join(x.name for x in op.inputs)})"
+        + "".join(f" : {x.dtype.name}{x.shape}" for x in op.outputs)
+        for op in form.get_operations()
+    ]
+    for function in form.as_graph_def().library.function:
+        lines.append(f"\n{function.signature.name}")
+        lines += [f"  {x.name} = {x.op}({', '.join(x.input)})" for x in function.node_def]
+    return "\n".join(lines)
+
+
+def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """`tf.recompute_grad`, whose function's gradients go by its arguments alone."""
+    traced = tf.function(fun, autograph=False).get_concrete_function(*leaves)
+    if any(x.dtype.is_floating for x in traced.captured_inputs):
+        raise InputError(
+            "remat: the function uses tensors that are not its arguments, whose gradients "
+            "TensorFlow would lose; make them arguments"
+        )
+    return tf.recompute_grad(fun)(*leaves)
+
+
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """`tf.cond`; keras.ops.cond adds lines to the message of an error inside."""
+    return tf.cond(tf.convert_to_tensor(pred), true_fn, false_fn)
+
+
+while_loop = keras.ops.while_loop
+fori_loop = keras.ops.fori_loop
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    slices: list[Any],
+    join: Join,
+    count: int,
+    reverse: bool,
+    _unroll: bool | int,
+) -> tuple[Any, Any]:
+    """`tf.scan`, over carries and ys."""
+    carry, put = apart(init)
+    structure: list[Join] = []
+
+    def step(held: Any, parts: Any) -> Any:
+        found, y = f(put(list(held[0])), join(list(parts) if slices else []))
+        ys, put_ys = apart(taken(y, numbers=True))
+        structure.append(put_ys)
+        return apart(taken(found, numbers=True))[0], ys
+
+    parts = slices or [tf.range(count)]
+    # What comes out is known by tracing a step; TensorFlow's loops want to know it first.
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in carry]
+    first = [tf.TensorSpec(x.shape[1:], x.dtype) for x in parts]
+    traced = tf.function(step, autograph=False).get_concrete_function((specs, []), first)
+    ys = [tf.zeros(x.shape, x.dtype) for x in traced.structured_outputs[1]]
+    carries, ys = tf.scan(step, parts, (carry, ys), reverse=reverse)
+    last = [x[0] if reverse else x[-1] for x in carries]
+    return put(last), structure[-1](list(ys))

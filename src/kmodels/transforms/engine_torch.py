@@ -1,0 +1,203 @@
+"""Transforms on torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch._higher_order_ops.while_loop import while_loop as traced_while_loop
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils.checkpoint import checkpoint
+
+from kmodels.errors import InputError
+from kmodels.transforms.loops import unrolled
+from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
+
+# A body with an `autograd.Function` of its own, or that writes in place, cannot be transformed.
+GENERIC = frozenset({"grad", "value_and_grad", "jvp", "vjp", "hessian", "vmap"})
+
+
+def explain(error: Exception) -> str | None:
+    """Why torch could not trace a function, in a line; None for other errors."""
+    text = str(error)
+    if _unknown(error) or _mapped(error) or ".numpy() is not supported" in text:
+        return VALUE
+    if "RecursionError" in text:
+        return RECURSION
+    if "functorch tracing" in text:
+        return (
+            "torch cannot trace a loop whose length depends on a value inside vmap or a derivative "
+            "under jit; use scan, or a fori_loop between Python's numbers"
+        )
+    if "saved tensor hooks" in text:
+        return "torch.func has no rematerialisation by hooks; take kmodels.transforms.remat"
+    if "setup_context staticmethod" in text or "generate_vmap_rule" in text:
+        return "a torch.autograd.Function in it is not made for torch.func; write it with keras.ops"
+    if "forward AD" in text:
+        return "an operation in it has no forward mode on torch; use grad or vjp"
+    if "out_dim" in text and "None" in text:
+        return OUT_AXES
+    return None
+
+
+def _unknown(error: Exception) -> bool:
+    """Whether a value was asked for while tracing."""
+    return isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in str(error)
+
+
+def _mapped(error: Exception) -> bool:
+    """Whether the value of a mapped tensor was asked for."""
+    return "vmap: It looks like you're" in str(error)
+
+
+def value_and_grad(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """((value, aux), gradients) of a function of tensors that returns (value, aux)."""
+    everything = tuple(range(len(leaves)))
+    gradients, found = torch.func.grad_and_value(fun, everything, has_aux=True)(*leaves)
+    return found, gradients
+
+
+def jvp(fun: Callable[..., Any], leaves: list[Any], tangents: list[Any]) -> Any:
+    """(outputs, their derivatives, aux) of a function that returns (outputs, aux)."""
+    return torch.func.jvp(fun, tuple(leaves), tuple(tangents), has_aux=True)
+
+
+def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """(outputs, from cotangents to those of `leaves`, aux) of a function (outputs, aux)."""
+    return torch.func.vjp(fun, *leaves, has_aux=True)
+
+
+def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """A row of second derivatives for each leaf."""
+    return torch.func.hessian(fun, tuple(range(len(leaves))))(*leaves)
+
+
+def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> Any:
+    """(stacked, whole) of a function that returns both."""
+    mapping: Any = torch.func.vmap  # its declared types lack None
+    return mapping(fun, tuple(axes), (0, None), randomness="same")(*leaves)
+
+
+def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The graph of the first call, compiled on accelerators."""
+    graph: Any = None
+
+    def run(*leaves: Any) -> Any:
+        nonlocal graph
+        if _inside_another():
+            return fun(*leaves)
+        if graph is None:
+            graph = trace(fun, list(leaves))
+            if torch.accelerator.is_available():
+                graph = torch.compile(graph)
+        return graph(*leaves)
+
+    return run
+
+
+def _inside_another() -> bool:
+    """Whether torch is transforming or tracing already."""
+    return _transforming() or get_proxy_mode() is not None
+
+
+def _transforming() -> bool:
+    return peek_interpreter_stack() is not None
+
+
+def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """The graph of ATen operations; with fake tensors, so that no value can slip into it."""
+    tracer = make_fx(fun, ZEROS, "fake", _allow_non_fake_inputs=True)
+    found = tracer(*leaves)
+    found.graph.eliminate_dead_code()
+    found.recompile()
+    return found
+
+
+def _zeros(size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    return torch.zeros(size, dtype=dtype, device=device)
+
+
+# Forward mode has zeros without memory, which turn into tensors of no device in a trace.
+ZEROS: Any = {torch.ops.aten._efficientzerotensor.default: _zeros}
+
+
+def show(form: Any) -> str:
+    """The code of a graph."""
+    return form.print_readable(print_output=False)
+
+
+def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
+    """`fun(*leaves)`, of which only the arguments are kept, outside of `torch.func`."""
+    if _inside_another() or not torch.is_grad_enabled():
+        return fun(*leaves)
+    # See layers/remat_torch.py for `early_stop`.
+    return checkpoint(fun, *leaves, use_reentrant=False, early_stop=False)
+
+
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """Python's `if`, `torch.cond` where the value is traced; where it cannot be either, both."""
+    if torch.compiler.is_dynamo_compiling():
+        return torch.cond(pred, true_fn, false_fn)
+    try:
+        chosen = bool(pred)
+    except RuntimeError as error:
+        if _mapped(error) or (_unknown(error) and _transforming()):
+            return keras.tree.map_structure(
+                lambda yes, no: torch.where(pred, yes, no), true_fn(), false_fn()
+            )
+        if _unknown(error):
+            return torch.cond(pred, true_fn, false_fn)
+        raise
+    return true_fn() if chosen else false_fn()
+
+
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    maximum_iterations: int | None = None,
+) -> Any:
+    """Python's `while`, or torch's operation where the condition is traced."""
+    alone = not isinstance(loop_vars, (tuple, list))
+    held = (loop_vars,) if alone else tuple(loop_vars)
+    held = keras.tree.map_structure(keras.ops.convert_to_tensor, held)
+    try:
+        bool(cond(*held))
+    except RuntimeError as error:
+        if _mapped(error):
+            raise InputError(
+                "while_loop: torch cannot map a loop whose length depends on what is mapped; use "
+                "fori_loop for the longest, and choose by where"
+            ) from None
+        if not _unknown(error):
+            raise
+    else:
+        return keras.ops.while_loop(cond, body, loop_vars, maximum_iterations)
+
+    def proceed(count: Any, *held: Any) -> Any:
+        return (
+            cond(*held)
+            if maximum_iterations is None
+            else cond(*held) & (count < maximum_iterations)
+        )
+
+    def step(count: Any, *held: Any) -> Any:
+        found = body(*held)
+        return (count + 1, *((found,) if alone else found))
+
+    _, *held = traced_while_loop(proceed, step, (torch.zeros((), dtype=torch.int32), *held))
+    return held[0] if alone else tuple(held)
+
+
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+    """Python's loop between Python's numbers, else `while_loop`."""
+    if isinstance(lower, int) and isinstance(upper, int):
+        return keras.ops.fori_loop(lower, upper, body_fun, init_val)
+    return while_loop(
+        lambda i, _: i < upper, lambda i, val: (i + 1, body_fun(i, val)), (lower, init_val)
+    )[1]
+
+
+scan = unrolled

@@ -1,0 +1,28 @@
+"""The loop that Python runs, for backends without another."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kmodels.transforms import trees
+
+
+def unrolled(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    slices: list[Any],
+    join: trees.Join,
+    count: int,
+    reverse: bool,
+    _unroll: bool | int,
+) -> tuple[Any, Any]:
+    """`scan`; `slices` are the leaves of its `xs`, which `join` makes of them."""
+    ys: list[Any] = []
+    for index in reversed(range(count)) if reverse else range(count):
+        carry, y = f(carry, join([x[index] for x in slices]))
+        ys.append(trees.apart(trees.taken(y, numbers=True)))
+    if reverse:
+        ys.reverse()
+    columns = zip(*(tensors for tensors, _ in ys), strict=True)
+    return carry, ys[0][1]([keras.ops.stack(list(column)) for column in columns])

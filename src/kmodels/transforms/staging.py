@@ -1,0 +1,192 @@
+"""Functions that are traced as a whole: to run, to look at, to compute again."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import keras
+
+from kmodels.dispatch import generic_now
+from kmodels.errors import InputError
+from kmodels.transforms import trees
+from kmodels.transforms.tracing import engine, tracing
+
+Function = Callable[..., Any]
+
+
+def jit(
+    fun: Function,
+    static_argnums: int | tuple[int, ...] = (),
+    static_argnames: str | tuple[str, ...] = (),
+) -> Function:
+    """A function that is traced once and then runs without Python.
+
+    It is traced anew for each structure, shape and dtype of its arguments, each value of a static
+    one, and each choice of `kmodels.generic_only`. Tensors that `fun` finds elsewhere than in its
+    arguments may be read at that time only. On JAX XLA compiles the trace. On TensorFlow it is a
+    graph. On torch `torch.compile` takes it on an accelerator; on a CPU it runs as it is, by
+    torch's kernels, since compiling takes longer than it saves. A `jit` inside of others becomes
+    a part of them on torch and TensorFlow.
+
+    Args:
+        fun: takes and returns tensors or trees of them.
+        static_argnums: positional arguments that Python sees by value; they have a hash. Arguments
+            that are neither tensors nor numbers are static anyway.
+        static_argnames: the same for keyword arguments.
+
+    Returns:
+        A function of the same arguments.
+
+    Raises:
+        InputError: when called, if a static argument has no hash, and for what the backend cannot
+            trace: Python's `if` by a tensor's value, say.
+    """
+    places = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    made: dict[Any, tuple[Function, list[trees.Join]]] = {}
+
+    @wraps(fun)
+    def staged(*args: Any, **kwargs: Any) -> Any:
+        fixed = {place % len(args) for place in places if -len(args) <= place < len(args)}
+        held: Any = [_Static(x) if i in fixed else x for i, x in enumerate(args)]
+        named = {name: _Static(x) if name in names else x for name, x in kwargs.items()}
+        given = trees.taken((held, named), numbers=True)
+        leaves, join = trees.apart(given)
+        key = _key(given, leaves)
+        if key not in made:
+            structure: list[trees.Join] = []
+
+            def flat(*leaves: Any) -> list[Any]:
+                args, kwargs = keras.tree.map_structure(_value, join(list(leaves)))
+                output = trees.taken(fun(*args, **kwargs), numbers=True)
+                tensors, put = trees.apart(output)
+                structure.append(put)
+                return tensors
+
+            made[key] = engine.jit(flat), structure
+        run, structure = made[key]
+        with tracing("jit"):
+            found = run(*leaves)
+        return structure[-1](list(found))
+
+    return staged
+
+
+class Trace:
+    """A function as its backend sees it; `print` shows it.
+
+    Attributes:
+        form: a `ClosedJaxpr` on JAX, a `torch.fx.GraphModule` on torch, the graph of a
+            `tf.function` on TensorFlow.
+    """
+
+    def __init__(self, form: Any) -> None:
+        self.form = form
+
+    def __str__(self) -> str:
+        return engine.show(self.form)
+
+    __repr__ = __str__
+
+
+def trace(fun: Function) -> Callable[..., Trace]:
+    """A function of the same arguments that returns the intermediate form of `fun` for them.
+
+    JAX gives a jaxpr, torch an FX graph of ATen operations, TensorFlow the nodes of a graph.
+
+    Args:
+        fun: takes and returns tensors or trees of them; it may be the result of transforms.
+
+    Returns:
+        A function of the same arguments. It returns a `Trace`.
+
+    Raises:
+        InputError: when called, for what the backend cannot trace.
+
+    Example:
+        >>> print(trace(grad(f))(2.0))
+    """
+
+    @wraps(fun)
+    def traced(*args: Any, **kwargs: Any) -> Trace:
+        leaves, join = trees.apart(trees.taken((args, kwargs), numbers=True))
+
+        def flat(*leaves: Any) -> list[Any]:
+            args, kwargs = join(list(leaves))
+            return trees.apart(trees.taken(fun(*args, **kwargs), numbers=True))[0]
+
+        with tracing("trace"):
+            return Trace(engine.trace(flat, leaves))
+
+    return traced
+
+
+def remat(fun: Function) -> Function:
+    """A function whose inside is computed again in reverse mode, and not kept until then.
+
+    On TensorFlow every tensor that `fun` uses must be an argument, as must a model's weights, and
+    it has no derivatives in forward mode. On torch, other transforms have no such means: inside
+    them everything is kept, and the numbers are the same.
+
+    Args:
+        fun: takes and returns tensors or trees of them.
+
+    Returns:
+        A function of the same arguments.
+
+    Raises:
+        InputError: when called, on TensorFlow for tensors of floats that are no arguments.
+    """
+
+    @wraps(fun)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        leaves, join = trees.apart(trees.taken((args, kwargs)))
+        structure: list[trees.Join] = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            args, kwargs = join(list(leaves))
+            tensors, put = trees.apart(trees.taken(fun(*args, **kwargs), numbers=True))
+            structure.append(put)
+            return tensors
+
+        with tracing("remat"):
+            found = engine.remat(flat, leaves)
+        return structure[-1](list(found))
+
+    return again
+
+
+class _Static:
+    """An argument that is a leaf, whatever it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Static)
+            and type(self.value) is type(other.value)
+            and (self.value == other.value)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, _Static) else leaf
+
+
+def _key(given: Any, leaves: list[Any]) -> Any:
+    """What a trace holds for."""
+    static = tuple(leaf for leaf in keras.tree.flatten(given) if not keras.ops.is_tensor(leaf))
+    for leaf in static:
+        try:
+            hash(leaf)
+        except TypeError:
+            kind = type(_value(leaf)).__name__
+            raise InputError(
+                f"jit: a static argument is a {kind}, which has no hash; give a tuple or a number"
+            ) from None
+    form = repr(keras.tree.map_structure(keras.ops.is_tensor, given))
+    return generic_now(), form, static, tuple((tuple(x.shape), str(x.dtype)) for x in leaves)

@@ -1,0 +1,35 @@
+"""What every transform does around a traced function: the path of ops, and errors in a line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from kmodels.dispatch import backend_module, generic_only
+from kmodels.errors import InputError
+from kmodels.transforms.messages import RECURSION
+
+engine: Any = backend_module("kmodels.transforms.engine")
+
+
+@contextmanager
+def tracing(name: str) -> Iterator[None]:
+    """Around all that a transform runs.
+
+    Args:
+        name: of the transform, which errors begin with.
+
+    Raises:
+        InputError: for what the backend cannot trace.
+    """
+    try:
+        with generic_only() if name in engine.GENERIC else nullcontext():
+            yield
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError(f"{name}: {RECURSION}") from None
+    except Exception as error:
+        reason = engine.explain(error)
+        if reason is None:
+            raise
+        raise InputError(f"{name}: {reason}") from error
