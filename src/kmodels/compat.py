@@ -11,6 +11,8 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.trainers.data_adapters import get_data_adapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils import rng_utils
 
@@ -19,10 +21,12 @@ _CALLBACK_LIST: Any = CallbackList
 _UNINITIALIZED = "uninitialized_variables"
 
 __all__ = [
+    "DataAdapter",
     "PyDatasetAdapter",
     "attach",
     "callbacks_beside",
     "changing",
+    "data_adapter",
     "detach",
     "draw_values",
     "forget_losses",
@@ -34,6 +38,7 @@ __all__ = [
     "metrics_built",
     "random_seed",
     "start_at",
+    "step_output",
     "sublayers",
     "symbolic_build",
 ]
@@ -188,6 +193,18 @@ def keep_watching(callback: Any, attributes: Iterable[str]) -> None:
 def start_at(model: Any, epoch: int | None) -> None:
     """Makes the `fit` that is beginning start at this epoch; None takes that back."""
     model._initial_epoch = epoch
+
+
+def data_adapter(x: Any, **settings: Any) -> DataAdapter:
+    """What Keras makes of data that it knows; the settings are those of `fit`."""
+    return get_data_adapter(x, **settings)
+
+
+def step_output(model: Any) -> Any:
+    """An array that the last step of a running `fit` gives, on JAX; None where there is none."""
+    state = getattr(model, "_jax_state", None) or {}
+    parts = (state.get(f"{name}_variables") for name in ("metrics", "optimizer", "trainable"))
+    return next((part[-1] for part in parts if part), None)
 
 
 def forget_step(model: Any) -> None:

@@ -294,8 +294,9 @@ class Task(Presets, Adapters, Model):
         """Keras' `fit` on anything that yields batches.
 
         Args:
-            x: arrays, a PyTorch DataLoader, tf.data, grain, a PyDataset, a Hugging Face dataset or
-                any iterable of (x, y) or (x, y, sample_weight) batches, on every backend.
+            x: arrays, a PyTorch DataLoader, tf.data, grain, a PyDataset, a Hugging Face dataset,
+                any iterable of (x, y) or (x, y, sample_weight) batches, or a function that gives
+                one for each epoch, on every backend.
             y: labels, where x is arrays.
             **kwargs: as in `keras.Model.fit`; `validation_data` may be any of the above too.
         """
@@ -303,20 +304,20 @@ class Task(Presets, Adapters, Model):
         kwargs.setdefault("shuffle", True)
         if (held_out := kwargs.get("validation_data")) is not None:
             kwargs["validation_data"] = self._held_out(held_out, kwargs)
-        return super().fit(**self._arrays(x, y, kwargs))
+        return self._run(super().fit, x, y, kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `evaluate` on anything that `fit` takes."""
-        return super().evaluate(**self._arrays(x, y, kwargs))
+        return self._run(super().evaluate, x, y, kwargs)
 
     def predict(self, x: Any, **kwargs: Any) -> Any:
         """Keras' `predict` on anything that `fit` takes."""
-        return super().predict(**self._arrays(x, None, kwargs))
+        return self._run(super().predict, x, None, kwargs)
 
-    def _arrays(self, x: Any, y: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, method: Any, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         from kmodels.data import adapters
 
-        return adapters.fit_arguments(x, y, preprocess=self.preprocessor, **kwargs)
+        return adapters.run(method, x, y, preprocess=self.preprocessor, **kwargs)
 
     def _held_out(self, data: Any, kwargs: dict[str, Any]) -> Any:
         from kmodels.data import adapters

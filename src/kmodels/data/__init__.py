@@ -13,6 +13,8 @@ _EXPORTS = {
     "DataBundle": "sources",
     "ImageLoader": "loader",
     "ImageSource": "sources",
+    "TFRecords": "tfrecords",
+    "TarShards": "shards",
     "as_dataset": "adapters",
     "open_dataset": "opening",
     "order": "draws",

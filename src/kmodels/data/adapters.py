@@ -4,32 +4,37 @@ Keras takes arrays and PyDatasets everywhere and most else on some backends. Wha
 was given is told from its methods and the name of its package: nothing is imported to find out.
 """
 
-from collections.abc import Iterable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels import compat
+from kmodels import compat, dispatch
+from kmodels.data import arrays
+from kmodels.data.feed import Fed, Feed, Native
+from kmodels.data.follow import FollowEpoch
 from kmodels.data.loader import ImageLoader
 from kmodels.data.streams import (
-    IMAGE_KEYS,
     LABEL_KEYS,
+    Calls,
     IndexedBatches,
     Preprocess,
     Stream,
     as_tuple,
     prepared,
-    to_numpy,
 )
 from kmodels.errors import InputError
 
 _ACCEPTED = (
-    "arrays, a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face dataset, or an "
-    "iterable of (x, y) batches"
+    "arrays, a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face dataset, an "
+    "iterable of (x, y) batches, or a function that gives one"
 )
 # A length beyond this is how endless data sets answer.
 _ENDLESS = 2**40
+_PIPELINE = "give its map num_parallel_calls=tf.data.AUTOTUNE and end it with prefetch"
 
 
 def as_dataset(
@@ -46,7 +51,8 @@ def as_dataset(
 
     Args:
         x: arrays (nested, too), a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face
-            dataset, a sequence of samples, or an iterable of batches.
+            dataset, a sequence of samples, an iterable of batches, or a function that gives one
+            for each epoch.
         y: labels, where x is arrays.
         sample_weight: weights, where x is arrays.
         batch_size: for arrays and for datasets of single samples; 32 by default.
@@ -61,24 +67,27 @@ def as_dataset(
     Raises:
         InputError: for something that is none of these, or labels given twice.
     """
-    if isinstance(x, ImageLoader | IndexedBatches | Stream):
+    if isinstance(x, ImageLoader | IndexedBatches | Fed):
         _no_labels(x, y, sample_weight)
         return x
     size = batch_size or 32
     settings = {"shuffle": shuffle, "seed": _seed(), "preprocess": preprocess}
-    if _is_arrays(x, preprocess):
-        parts = tuple(_plain(part, preprocess) for part in (x, y, sample_weight))
+    if arrays.is_arrays(x, preprocess):
+        parts = tuple(arrays.plain(part, preprocess) for part in (x, y, sample_weight))
         parts = parts[: 1 + max(i for i, part in enumerate(parts) if i == 0 or part is not None)]
-        return IndexedBatches(lambda rows: _take(parts, rows), _length(parts), size, **settings)
+        return IndexedBatches(
+            lambda rows: arrays.take(parts, rows), arrays.length(parts), size, **settings
+        )
     _no_labels(x, y, sample_weight)
     if isinstance(x, keras.utils.PyDataset):
         return x if preprocess is None else _Mapped(x, preprocess)
-    if _is_tf_data(x):
-        if preprocess is None:
-            return x.map(as_tuple) if _named_columns(x.element_spec) else x
+    if arrays.is_tf_data(x):
+        if preprocess is None and dispatch.backend() == arrays.package(x):
+            whole = x.map(as_tuple) if _named_columns(x.element_spec) else x
+            return Native(compat.data_adapter(whole, class_weight=class_weight), _PIPELINE)
         count = int(x.cardinality())
-        return Stream(x, count if count >= 0 else None, preprocess, class_weight)
-    if _package(x) == "datasets":
+        return Stream(x, count if count >= 0 else None, preprocess, class_weight, _PIPELINE)
+    if arrays.package(x) == "datasets":
         return _hugging_face(x, size, settings, class_weight)
     if isinstance(x, str | bytes):
         raise InputError(f"cannot train on {x!r}; give {_ACCEPTED}")
@@ -86,7 +95,49 @@ def as_dataset(
         return IndexedBatches(lambda rows: _collate(x, rows), len(x), size, **settings)
     if isinstance(x, Iterable):
         return Stream(x, _known_length(x), preprocess, class_weight)
+    if inspect.isroutine(x) or isinstance(x, functools.partial):
+        return Stream(Calls(x), None, preprocess, class_weight)
     raise InputError(f"cannot train on {type(x).__name__}; give {_ACCEPTED}")
+
+
+def run(
+    method: Callable[..., Any],
+    x: Any,
+    y: Any = None,
+    *,
+    preprocess: Preprocess | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Calls Keras' `fit`, `evaluate` or `predict` on any data.
+
+    An error of the data arrives as it was raised, and whatever ends the call, no thread is left.
+
+    Args:
+        method: of a model.
+        x: see `as_dataset`.
+        y: labels, where x is arrays.
+        preprocess: see `as_dataset`.
+        **kwargs: see `fit_arguments`.
+
+    Returns:
+        What the method returns.
+    """
+    arguments = fit_arguments(x, y, preprocess=preprocess, **kwargs)
+    given = (arguments["x"], arguments.get("validation_data"))
+    feeds = [feed for feed in given if isinstance(feed, Fed) and not feed.running]
+    for feed in feeds:
+        feed.running = True
+    try:
+        return method(**arguments)
+    except Exception:
+        for feed in feeds:
+            if feed.error is not None:
+                raise feed.error from None
+        raise
+    finally:
+        for feed in feeds:
+            feed.running = False
+            feed.close()
 
 
 def fit_arguments(
@@ -103,39 +154,51 @@ def fit_arguments(
     Returns:
         All arguments by name.
     """
-    if kwargs.pop("_use_cached_eval_dataset", False):
-        # fit evaluates on what has been turned already.
-        return {"x": x, **_given(y=y), **kwargs, "_use_cached_eval_dataset": True}
-    shuffle = kwargs.get("shuffle", False)
-    weight = kwargs.get("sample_weight")
+    if isinstance(x, Fed) and x.running:
+        return {"x": x, **_given(y=y), **kwargs}  # a method that another one called
+    fits, shuffle = "shuffle" in kwargs, kwargs.get("shuffle", False)
+    size, weight = kwargs.get("batch_size"), kwargs.get("sample_weight")
     if share := kwargs.pop("validation_split", 0.0):
         x, y, weight, kwargs["validation_data"] = _split(
-            x, y, weight, share, kwargs.get("validation_data"), preprocess, kwargs.get("batch_size")
+            x, y, weight, share, kwargs.get("validation_data"), preprocess, size
         )
         kwargs["sample_weight"] = weight
     if (
         preprocess is None
-        and _is_arrays(x, None)
-        and (not shuffle or shuffle == "batch" or not _all_numpy((x, y, weight)))
+        and arrays.is_arrays(x, None)
+        and (not shuffle or shuffle == "batch" or not arrays.all_numpy((x, y, weight)))
     ):
-        data = x
-        kwargs |= _given(y=y)
+        if not fits:
+            return {"x": x, **_given(y=y), **kwargs}
+        names = ("sample_weight", "batch_size", "class_weight")
+        settings = {name: kwargs.pop(name) for name in names if name in kwargs}
+        steps = kwargs.get("steps_per_epoch")
+        adapter = compat.data_adapter(x, y=y, shuffle=shuffle, steps_per_epoch=steps, **settings)
+        data: Any = Native(adapter)
     else:
         kwargs.pop("sample_weight", None)
+        kwargs.pop("batch_size", None)
+        class_weight = kwargs.pop("class_weight", None)
         data = as_dataset(
             x,
             y,
             weight,
-            kwargs.pop("batch_size", None),
+            size,
             shuffle=bool(shuffle),
             preprocess=preprocess,
-            class_weight=kwargs.get("class_weight"),
+            class_weight=class_weight,
         )
-        if "shuffle" in kwargs:
-            kwargs["shuffle"] = False
-        if isinstance(data, Stream):
-            kwargs.pop("class_weight", None)
-    follow = FollowEpoch(data, kwargs.get("validation_data"), kwargs.get("steps_per_epoch"))
+        if isinstance(data, keras.utils.PyDataset):
+            data = Feed(data, class_weight)
+    if fits:
+        kwargs["shuffle"] = False
+        if (held_out := kwargs.get("validation_data")) is not None:
+            # Keras would take the size of the batches from arguments that are gone.
+            kwargs.setdefault("validation_batch_size", size)
+            if isinstance(held_out, keras.utils.PyDataset):
+                kwargs["validation_data"] = Feed(held_out)
+    say = functools.partial(print, flush=True) if kwargs.get("verbose", "auto") else None
+    follow = FollowEpoch(data, kwargs.get("validation_data"), kwargs.get("steps_per_epoch"), say)
     callbacks = kwargs.get("callbacks") or []
     if (held := getattr(callbacks, "callbacks", None)) is not None:
         held.append(follow)  # Keras' CallbackList
@@ -154,50 +217,11 @@ def validation_data(
         preprocess: see `as_dataset`.
         batch_size: for arrays and for datasets of single samples; 32 by default.
     """
-    if isinstance(data, tuple) and 1 <= len(data) <= 3 and _is_arrays(data[0], preprocess):
+    if isinstance(data, tuple) and 1 <= len(data) <= 3 and arrays.is_arrays(data[0], preprocess):
         if preprocess is None:
             return data
         return as_dataset(*data, batch_size=batch_size, preprocess=preprocess)
     return as_dataset(data, batch_size=batch_size, preprocess=preprocess)
-
-
-class FollowEpoch(keras.callbacks.Callback):
-    """Tells data which epoch it is in, also where training starts at a later one.
-
-    Args:
-        data: what is trained, evaluated or predicted on.
-        held_out: what `fit` evaluates on.
-        steps_per_epoch: where given, an epoch of `fit` is not one of the data, which then counts
-            for itself.
-    """
-
-    def __init__(self, data: Any, held_out: Any = None, steps_per_epoch: int | None = None):
-        super().__init__()
-        self._data = data
-        self._held_out = held_out
-        self._tells = steps_per_epoch is None
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Before the first batch is asked for."""
-        if self._tells and hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(epoch)
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """After Keras has read batches to build the model."""
-        _begin(self._data)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """As above, for evaluate, inside of fit or not."""
-        _begin(self._data if self._held_out is None else self._held_out)
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """As above, for predict."""
-        _begin(self._data)
-
-
-def _begin(data: Any) -> None:
-    if isinstance(data, Stream):
-        data.begin()
 
 
 class _Mapped(keras.utils.PyDataset):
@@ -263,108 +287,8 @@ def _no_labels(x: Any, y: Any, sample_weight: Any) -> None:
             )
 
 
-def _package(x: Any) -> str:
-    return type(x).__module__.partition(".")[0]
-
-
-def _is_tf_data(x: Any) -> bool:
-    return hasattr(x, "element_spec") and hasattr(x, "cardinality")
-
-
 def _named_columns(spec: Any) -> bool:
-    return (
-        isinstance(spec, dict)
-        and any(k in spec for k in IMAGE_KEYS)
-        and any(k in spec for k in LABEL_KEYS)
-    )
-
-
-def _is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
-    """Whether x is samples side by side, as opposed to something that yields batches."""
-    if isinstance(x, dict):
-        return not _is_data(x) and all(_is_arrays(part, None) for part in x.values())
-    if isinstance(x, list | tuple):
-        # A list of tuples is batches; a list of arrays is inputs, or pictures to preprocess.
-        return bool(x) and (
-            all(_is_leaf(part) for part in x)
-            or (preprocess is None and isinstance(x, tuple) and all(map(_is_nested, x)))
-            or (preprocess is not None and isinstance(x, list) and all(map(_is_record, x)))
-        )
-    return _is_leaf(x) and np.ndim(x) > 0
-
-
-def _is_nested(part: Any) -> bool:
-    return _is_leaf(part) or _is_arrays(part, None)
-
-
-def _is_leaf(part: Any) -> bool:
-    return (
-        isinstance(part, str | bytes | int | float)
-        or (hasattr(part, "__array__") and hasattr(part, "shape"))
-        or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
-    )
-
-
-def _is_record(part: Any) -> bool:
-    """Whether it is named texts of one sample, such as a question and an answer."""
-    return isinstance(part, dict) and all(
-        value is None
-        or isinstance(value, str | int | float)
-        or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
-        for value in part.values()
-    )
-
-
-def _is_data(x: Any) -> bool:
-    return _package(x) == "datasets" or _is_tf_data(x)
-
-
-def _all_numpy(tree: Any) -> bool:
-    if isinstance(tree, dict):
-        return all(map(_all_numpy, tree.values()))
-    if isinstance(tree, list | tuple):
-        return all(map(_all_numpy, tree))
-    return tree is None or isinstance(tree, np.ndarray)
-
-
-def _plain(part: Any, preprocess: Preprocess | None) -> Any:
-    """Arrays of any framework as NumPy; a list to preprocess stays a list of samples."""
-    if part is None:
-        return None
-    if isinstance(part, dict):
-        return {key: _plain(value, None) for key, value in part.items()}
-    if isinstance(part, tuple) or (isinstance(part, list) and preprocess is None):
-        if part and not np.isscalar(part[0]) and np.ndim(part[0]):
-            return tuple(_plain(value, None) for value in part)
-        # NumPy's own texts would all take the room of the longest.
-        texts = bool(part) and isinstance(part[0], str | bytes)
-        return np.asarray(part, dtype=object if texts else None)
-    return part if isinstance(part, list) else to_numpy(part)
-
-
-def _length(parts: Any) -> int:
-    lengths = set(_lengths(parts))
-    if len(lengths) != 1:
-        raise InputError(f"arrays have {sorted(lengths)} samples; give as many in each")
-    return lengths.pop()
-
-
-def _lengths(tree: Any) -> Iterator[int]:
-    if isinstance(tree, dict | tuple):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _lengths(part)
-    elif tree is not None:
-        yield len(tree)
-
-
-def _take(tree: Any, rows: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _take(part, rows) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_take(part, rows) for part in tree)
-    if isinstance(tree, list):
-        return tree[rows] if isinstance(rows, slice) else [tree[row] for row in rows.tolist()]
-    return None if tree is None else tree[rows]
+    return isinstance(spec, dict) and any(k in spec for k in LABEL_KEYS)
 
 
 def _split(
@@ -373,16 +297,16 @@ def _split(
     """The last share of arrays for validation, as Keras takes it."""
     if held_out is not None:
         return x, y, weight, held_out
-    if not _is_arrays(x, preprocess):
+    if not arrays.is_arrays(x, preprocess):
         raise InputError(
             f"validation_split needs arrays, not {type(x).__name__}; give validation_data"
         )
-    parts = tuple(_plain(part, preprocess) for part in (x, y, weight))
-    count = _length(tuple(part for part in parts if part is not None))
+    parts = tuple(arrays.plain(part, preprocess) for part in (x, y, weight))
+    count = arrays.length(tuple(part for part in parts if part is not None))
     at = int(count * (1 - share))
     if not 0 < at < count:
         raise InputError(f"validation_split {share} of {count} samples leaves a part empty")
-    first, last = _take(parts, slice(0, at)), _take(parts, slice(at, None))
+    first, last = arrays.take(parts, slice(0, at)), arrays.take(parts, slice(at, None))
     rest = tuple(part for part in last if part is not None)
     return *first, validation_data(rest, preprocess=preprocess, batch_size=size)
 

@@ -79,8 +79,8 @@ class ImageLoader(keras.utils.PyDataset):
         )
         self.epoch = 0
         self.skip = 0
-        self._handed_out = 0
-        self._process_count = workers
+        self.handed_out = 0
+        self.worker_count = workers
         self._pool: WorkerPool | None = None
         self._ahead: dict[tuple[int, int], Future] = {}
 
@@ -105,34 +105,34 @@ class ImageLoader(keras.utils.PyDataset):
             skip = self.skip if epoch == self.epoch else 0
         if not 0 <= skip < self.maker.batches:
             raise InputError(f"skip is {skip}; give 0 to {self.maker.batches - 1} batches")
-        self.epoch, self.skip, self._handed_out = epoch, skip, 0
+        self.epoch, self.skip, self.handed_out = epoch, skip, 0
 
     def on_epoch_end(self) -> None:
         """Goes to the next epoch where all of this one was handed out.
 
         Keras also calls this before training starts, when nothing or one batch was.
         """
-        if self._handed_out >= len(self):
+        if self.handed_out >= len(self):
             self.set_epoch(self.epoch + 1)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         epoch, number = self.epoch, index + self.skip
-        batch = self._from_workers(epoch, number) if self._process_count else None
-        self._handed_out = max(self._handed_out, index + 1)
+        batch = self._from_workers(epoch, number) if self.worker_count else None
+        self.handed_out = max(self.handed_out, index + 1)
         return batch or self.maker.make(epoch, number)
 
     def _from_workers(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         if self._pool is None:
-            self._pool = WorkerPool(self.maker, self._process_count)
+            self._pool = WorkerPool(self.maker, self.worker_count)
         if (epoch, number) not in self._ahead:
             # A jump: another epoch, or batches out of order. What was made ahead is of no use.
             for future in self._ahead.values():
                 future.cancel()
             self._ahead.clear()
         # Two for each worker: one in the making, one ready.
-        for later in range(number, min(number + 2 * self._process_count, self.maker.batches)):
+        for later in range(number, min(number + 2 * self.worker_count, self.maker.batches)):
             if (epoch, later) not in self._ahead:
                 self._ahead[epoch, later] = self._pool.submit(epoch, later)
         return self._ahead.pop((epoch, number)).result()

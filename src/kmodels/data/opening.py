@@ -1,14 +1,21 @@
 """`open_dataset`: one word for the data, as recipes take it."""
 
 import math
+import re
 from pathlib import Path
 
 from kmodels.data.folder import read_folder
 from kmodels.data.readers import read_digits, read_idx, read_npz
+from kmodels.data.sampled import read_samples
+from kmodels.data.shards import TarShards
 from kmodels.data.sources import DataBundle, SyntheticSource
+from kmodels.data.tfrecords import TFRecords
 from kmodels.errors import InputError
 
-SPECS = "digits, synthetic[:N], idx:DIR, folder:DIR_OR_ZIP, npz:FILE"
+SPECS = "digits, synthetic[:N], idx:DIR, folder:DIR_OR_ZIP, npz:FILE, FILES.tar, FILES.tfrecord"
+_KINDS = ("digits", "synthetic", "idx", "folder", "npz")
+# "x.tar", and "x.tfrecord", "x.tfrecords", "x.tfrecord-00000-of-00010".
+_SAMPLES = re.compile(r"(?P<tar>\.tar$)|\.tfrecords?(-[^/]*)?$")
 
 
 def open_dataset(
@@ -28,12 +35,14 @@ def open_dataset(
         spec: digits (scikit-learn's, 8x8 grey, always split 80/10/10) | synthetic[:N] (N random
             pictures, 1,000 by default) | idx:DIR (files of MNIST or Fashion-MNIST, gz or not) |
             folder:DIR (a folder of pictures per class, perhaps below train, validation and test;
-            or a zip of these) | npz:FILE (x_train, y_train, x_test, y_test, or x, y).
+            or a zip of these) | npz:FILE (x_train, y_train, x_test, y_test, or x, y) |
+            FILES.tar (WebDataset's shards, see `TarShards`) | FILES.tfrecord (see `TFRecords`),
+            where FILES may name several: "train-{0000..0003}.tar", "train-*.tfrecord".
         image_size: (height, width) that loaders resize to; the data's own by default. Pictures of
             a folder that differ in size need it.
         seed: of the split, and of synthetic pictures.
         validation_split: share of the training part for each part that is missing.
-        skip_bad: reads every picture of a folder now and leaves out the unreadable ones, which
+        skip_bad: reads every picture of files now and leaves out the unreadable ones, which
             `DataBundle.skipped` lists. Otherwise they raise when they are read.
 
     Returns:
@@ -47,6 +56,9 @@ def open_dataset(
     if not 0.0 <= validation_split < 0.5:
         raise InputError(f"validation_split is {validation_split}; give at least 0 and below 0.5")
     kind, colon, argument = spec.partition(":")
+    if kind not in _KINDS and (opened := _SAMPLES.search(spec)):
+        samples = TarShards(spec) if opened["tar"] else TFRecords(spec)
+        return read_samples(samples, spec, image_size, seed, validation_split, skip_bad)
     if kind in ("idx", "folder", "npz") and not argument:
         raise InputError(f"data {spec!r} names no path; give one of {SPECS}")
     if kind == "digits" and not colon:

@@ -5,17 +5,23 @@ through. Both reach every backend by the way of Keras' PyDataset.
 """
 
 import itertools
+import multiprocessing
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels import compat
 from kmodels.data.draws import order
+from kmodels.data.feed import Feed, workers_of
+from kmodels.data.waiting import Clock
+from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 
 Preprocess = Callable[..., Any]
+
+_forks_safely = getattr(backend_module("kmodels.data.placing"), "FORKS", False)
 
 # Names that data sets of pictures give their columns, the first found of each.
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
@@ -23,14 +29,20 @@ LABEL_KEYS = ("label", "labels", "fine_label", "y")
 
 
 def as_tuple(batch: Any) -> tuple:
-    """(x,), (x, y) or (x, y, sample_weight) from what a loader gave."""
+    """(x,), (x, y) or (x, y, sample_weight) from what a loader gave.
+
+    Of named columns the label is y, and x the picture where there is one, else all other columns,
+    a model's named inputs.
+    """
     if isinstance(batch, dict):
         image = next((key for key in IMAGE_KEYS if key in batch), None)
         label = next((key for key in LABEL_KEYS if key in batch), None)
-        if image is None or label is None:
-            return (batch,)  # a model's named inputs
+        apart = {label, "sample_weight"}
+        inputs = {key: value for key, value in batch.items() if key not in apart}
+        if label is None or not inputs:
+            return (batch,)
         weight = (batch["sample_weight"],) if "sample_weight" in batch else ()
-        return (batch[image], batch[label], *weight)
+        return (inputs if image is None else batch[image], batch[label], *weight)
     if not isinstance(batch, tuple | list):
         return (batch,)
     if not 1 <= len(batch) <= 3:
@@ -51,7 +63,7 @@ def to_numpy(thing: Any) -> Any:
         parts = [to_numpy(part) for part in thing]
         if len({np.shape(part) for part in parts}) > 1:
             raise InputError(
-                "pictures of one batch differ in size; resize them first, or use ImageLoader"
+                "samples of one batch differ in size; make them equal first, or use ImageLoader"
             )
         return np.asarray(parts)
     if hasattr(thing, "detach"):  # it may be on another device, and part of a gradient
@@ -69,9 +81,22 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
         x = [to_numpy(picture) for picture in x] if isinstance(x, list) else to_numpy(x)
         done = preprocess(x, *map(to_numpy, batch[1:]))
         batch = done if isinstance(done, tuple) else (done,)
-    return tuple(
-        part if keras.ops.is_tensor(part) or part is None else to_numpy(part) for part in batch
-    )
+    return tuple(map(_kept, batch))
+
+
+def _kept(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {key: _kept(value) for key, value in part.items()}
+    if isinstance(part, tuple):
+        return tuple(map(_kept, part))
+    if isinstance(part, list) and part and isinstance(part[0], dict):
+        return {key: _kept([sample[key] for sample in part]) for key in part[0]}
+    if part is None or keras.ops.is_tensor(part):
+        return part
+    part = to_numpy(part)
+    if not part.ndim:
+        raise InputError("the data gives single samples; give batches, as its batch(32) makes them")
+    return part
 
 
 class IndexedBatches(keras.utils.PyDataset):
@@ -106,7 +131,7 @@ class IndexedBatches(keras.utils.PyDataset):
         self.seed = seed
         self.preprocess = preprocess
         self._orders: tuple[int, np.ndarray] | None = None
-        self._handed_out = 0
+        self.handed_out = 0
         self.epoch = 0
 
     @property
@@ -116,11 +141,11 @@ class IndexedBatches(keras.utils.PyDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Tells which epoch comes next."""
-        self.epoch, self._handed_out = epoch, 0
+        self.epoch, self.handed_out = epoch, 0
 
     def on_epoch_end(self) -> None:
         """Goes on to the next epoch where this one was handed out in full."""
-        if self._handed_out >= self.num_batches:
+        if self.handed_out >= self.num_batches:
             self.set_epoch(self.epoch + 1)
 
     def __getitem__(self, index: int) -> tuple:
@@ -130,11 +155,11 @@ class IndexedBatches(keras.utils.PyDataset):
                 self._orders = self.epoch, order(self.count, self.seed, self.epoch)
             samples = self._orders[1]
         samples = samples[index * self.batch_size : (index + 1) * self.batch_size]
-        self._handed_out = max(self._handed_out, index + 1)
+        self.handed_out = max(self.handed_out, index + 1)
         return prepared(self.take(samples), self.preprocess)
 
 
-class Stream(compat.PyDatasetAdapter):
+class Stream(Feed):
     """Anything that can be gone through, batch by batch, handed to Keras as a data adapter.
 
     Args:
@@ -142,6 +167,7 @@ class Stream(compat.PyDatasetAdapter):
         count: number of batches in an epoch, None where that is not known.
         preprocess: applied to each batch.
         class_weight: as in `keras.Model.fit`.
+        faster: what to do where steps wait for it, if workers are not the way.
     """
 
     def __init__(
@@ -150,18 +176,21 @@ class Stream(compat.PyDatasetAdapter):
         count: int | None,
         preprocess: Preprocess | None = None,
         class_weight: dict[int, float] | None = None,
+        faster: str | None = None,
     ):
         if isinstance(batches, Iterator):
             batches = OneShot(batches)
         self.batches = batches
         self.preprocess = preprocess
-        super().__init__(_Sample(self._batches, count), class_weight=class_weight)
+        clock = Clock(*workers_of(batches), faster)
+        super().__init__(_Sample(self._batches, count), class_weight, clock)
 
     def _batches(self) -> Iterator[tuple]:
-        for batch in self.batches:
+        for batch in started(self.batches):
             yield prepared(as_tuple(batch), self.preprocess)
 
-    def _get_iterator(self) -> Iterator[tuple]:
+    def raw(self) -> Iterator[tuple]:
+        """One pass over the batches."""
         return (self._standardize_batch(batch) for batch in self._batches())
 
     def set_epoch(self, epoch: int) -> None:
@@ -173,8 +202,38 @@ class Stream(compat.PyDatasetAdapter):
 
     def begin(self) -> None:
         """Training begins: batches read until now, to build the model, are given again."""
+        super().begin()
         if isinstance(self.batches, OneShot):
             self.batches.begin()
+
+
+def started(batches: Iterable[Any]) -> Iterator[Any]:
+    """`iter`, with workers that are not forked where the backend runs threads.
+
+    Raises:
+        InputError: where the data cannot be sent to such workers.
+    """
+    # A WebLoader of the package webdataset holds a DataLoader.
+    loaders = [x for x in getattr(batches, "pipeline", [batches]) if getattr(x, "num_workers", 0)]
+    loader = next((x for x in loaders if hasattr(x, "multiprocessing_context")), None)
+    chosen = getattr(loader, "multiprocessing_context", None)
+    if loader is None or chosen is not None or _forks_safely or not _forks():
+        return iter(batches)
+    loader.multiprocessing_context = "forkserver"
+    try:
+        return iter(batches)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"the data cannot be sent to workers ({error}); put what it uses in a module, or set "
+            "num_workers to 0"
+        ) from error
+    finally:
+        loader.multiprocessing_context = None
+
+
+def _forks() -> bool:
+    default = multiprocessing.get_all_start_methods()[0]
+    return (multiprocessing.get_start_method(allow_none=True) or default) == "fork"
 
 
 class _Sample(keras.utils.PyDataset):
@@ -232,3 +291,17 @@ class OneShot:
                 self._kept.append(batch)
             yield batch
         self._empty = True
+
+
+class Calls:
+    """A function that gives the batches of an epoch, called anew for each.
+
+    Args:
+        function: takes nothing and gives an iterable, as a generator function does.
+    """
+
+    def __init__(self, function: Callable[[], Iterable[Any]]):
+        self._function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._function())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kmodels import compat
+from kmodels.data import prefetch
 from kmodels.dispatch import backend_module
 from kmodels.training.state import Arrays, host_values, put
 
@@ -14,6 +15,7 @@ _native = backend_module("kmodels.training.randomness")
 
 def capture() -> Arrays:
     """The states of Python's generator, NumPy's global one, Keras' and the backend's."""
+    prefetch.settle()
     _, words, gauss = random.getstate()
     _, key, position, has_gauss, cached = np.random.get_state(legacy=True)
     found = {
@@ -29,6 +31,7 @@ def capture() -> Arrays:
 
 def restore(states: Mapping[str, np.ndarray]) -> None:
     """Puts back what `capture` gave; another backend's generator is left out."""
+    prefetch.settle()
     gauss = states["python_gauss"].tolist()
     random.setstate((3, tuple(states["python"].tolist()), gauss[0] if gauss else None))
     *key, position, has_gauss = states["numpy"].tolist()

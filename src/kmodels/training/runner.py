@@ -9,10 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.data.adapters import run
+from kmodels.data.feed import Feed
 from kmodels.errors import InputError
 from kmodels.training import checkpoint
 from kmodels.training.checkpointing import Checkpoint
-from kmodels.training.evaluation import Timed
+from kmodels.training.evaluation import Resumed
 from kmodels.training.history import History
 from kmodels.training.out_of_memory import is_out_of_memory, out_of_memory
 from kmodels.training.progress import Progress
@@ -101,7 +103,8 @@ class Runner(keras.callbacks.Callback):
         done = self.epoch + (cut and not self._unfinished)
         self.history = History(folder / "history.csv", self.step, done)
         self.progress = Progress(total_steps, self.step)
-        self.waited = Timed(loader)
+        self.batches = Resumed(loader)
+        self.feed = Feed(self.batches)
         self._pending: list[Any] = []
         self._windows: list[tuple[int, float]] = []
         self._first_seconds = 0.0
@@ -121,15 +124,16 @@ class Runner(keras.callbacks.Callback):
         """
         model = self.trained
         self.loader.set_epoch(self.epoch, 0)
-        self.waited.seen = self.batch
+        self.batches.seen = self.batch
         callbacks = [self, self.checkpoint]
         steps = self.steps_per_epoch
         try:
             if self._unfinished:
                 self.progress.start()
                 with self.checkpoint.stop.listen():
-                    model.fit(
-                        self.waited,
+                    run(
+                        model.fit,
+                        self.feed,
                         validation_data=self.validation,
                         epochs=self.epochs,
                         callbacks=StepCallbacks(callbacks, model, epochs=self.epochs, steps=steps),
@@ -137,10 +141,6 @@ class Runner(keras.callbacks.Callback):
                         verbose=0,
                     )
         except Exception as error:
-            # tf.data wraps what a loader raises.
-            for batches in (self.waited, self.validation):
-                if (own := getattr(batches, "error", None)) is not None:
-                    raise own from None
             if is_out_of_memory(error):
                 raise out_of_memory(model, self.batch_size) from None
             raise
@@ -157,16 +157,16 @@ class Runner(keras.callbacks.Callback):
         if epoch != self.epoch:
             self.epoch, self.batch = epoch, 0
         self.loader.set_epoch(epoch, 0)
-        self.waited.seen = self.batch
+        self.batches.seen = self.batch
         self._epoch_started = perf_counter()
         if self._windows:
             self._mark = self._epoch_started
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keeps the loss on the device; every so often fetches and shows it."""
-        if batch < self.waited.seen:
+        if batch < self.batches.seen:
             self._mark = perf_counter()
-            if batch + 1 == self.waited.seen:
+            if batch + 1 == self.batches.seen:
                 self._stop_at_end()
             return
         self._pending.append(logs[KEY])  # type: ignore[index]
@@ -197,6 +197,8 @@ class Runner(keras.callbacks.Callback):
         left = seconds / max(self.batch, 1) * (self.total_steps - self.step)
         text = f"epoch {epoch + 1}/{self.epochs}  {numbers}  {speed:,.0f} samples/s"
         self.progress.epoch(text, left)
+        if (waited := self.feed.clock.line()) is not None:
+            self.progress.epoch(waited, None)
 
     # Numbers of the run
 
@@ -236,9 +238,8 @@ class Runner(keras.callbacks.Callback):
 
     @property
     def wait_share(self) -> float:
-        """Share of the training time spent waiting for batches; see `Timed`."""
-        total = self._first_seconds + sum(seconds for _, seconds in self._windows[1:])
-        return min(self.waited.seconds / max(total, 1e-9), 1.0)
+        """Share of the training time spent waiting for batches; see `kmodels.data.waiting`."""
+        return self.feed.clock.share
 
     def _steady(self) -> list[tuple[int, float]]:
         return self._windows[1:] or self._windows or [(1, 0.0)]

@@ -64,8 +64,8 @@ def track_step_loss(model: keras.Model) -> None:
 class StepCallbacks(keras.callbacks.CallbackList):
     """A callback list whose batch hooks get logs as device values, on the main thread.
 
-    Pass it to `fit(callbacks=...)`. Of the batch hooks only those at the end of a batch of training
-    and of evaluation reach the callbacks.
+    Pass it to `fit(callbacks=...)`. Of the batch hooks only those of training and those at the end
+    of a batch of evaluation reach the callbacks.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class StepCallbacks(keras.callbacks.CallbackList):
         super().__init__(callbacks, add_history=True, add_progbar=False, model=model, **params)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Nothing."""
+        """Tells of the step."""
+        for callback in self.callbacks:
+            callback.on_train_batch_begin(batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Hands the device values on."""
