@@ -57,7 +57,7 @@ class Case:
         return [name for name in BACKENDS if name not in wanted]
 
 
-def cases(options: Options) -> tuple[list[Case], list[str]]:
+def make_cases(options: Options) -> tuple[list[Case], list[str]]:
     """All rows, those of a precision together, and a line for each thing that is left out.
 
     Raises:

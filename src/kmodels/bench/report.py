@@ -46,9 +46,9 @@ def _table(result: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     loader = any(row["workers"] is not None for row in rows)
     batches = any(row["largest_batch"] is not None for row in rows)
     table.add_column("backend", no_wrap=True)
-    table.add_column("ops")
+    table.add_column("ops", min_width=9)
     numbers = ["workers"] if loader else []
-    numbers += [f"{unit}/s", "step ms (quartiles)", "compile s", "peak MiB"]
+    numbers += [f"{unit}/s", "step ms\n(quartiles)", "compile s", "peak MiB"]
     for heading in (*numbers, *(["largest"] if batches else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     former = None
@@ -79,8 +79,8 @@ def agreement(rows: list[dict[str, Any]]) -> str:
 
 
 def _short(number: float) -> str:
-    """Three or four digits, no exponent."""
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.{1 if number >= 100 else 2}f}"
+    """At least three digits, no exponent."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.{1 if number >= 10 else 2}f}"
 
 
 def paths(rows: list[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,8 @@ from kmodels.dispatch import backend
 from kmodels.errors import InputError
 
 _ENDLESS = 1_000_000
+# Of a loader, before its pictures come again in another order.
+_LOADED = 1_000
 # Small enough that a few steps do not part what rounding parted, large enough that they matter.
 _RATES = {"adamw": 1e-4, "sgd": 1e-2}
 
@@ -150,7 +152,7 @@ def batches(
     # The labels of these pictures are 0 to 9.
     if model.num_classes < 10:
         raise InputError(f"--workers needs 10 classes or more; this model has {model.num_classes}")
-    data = open_dataset(f"synthetic:{_ENDLESS * rows}", image_size=(height, width), seed=seed)
+    data = open_dataset(f"synthetic:{_LOADED * rows}", image_size=(height, width), seed=seed)
     return ImageLoader(data.train, rows, workers=workers, channels=channels, mean=0.5, std=0.5)
 
 

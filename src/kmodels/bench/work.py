@@ -16,6 +16,8 @@ from kmodels.training.device import device_name, peak_memory_mb
 from kmodels.training.out_of_memory import is_out_of_memory
 
 OPENXLA = "openxla"
+# Epochs of a run that its parent ends.
+_ENDLESS = 1_000_000
 JIT = {"auto": "auto", "none": False, "inductor": True, "xla": True, OPENXLA: False}
 
 
@@ -114,8 +116,8 @@ def _train(job: dict[str, Any], turns: Turns, device: Any) -> None:
         engine: Any = backend_module("kmodels.bench.openxla")
         engine.train(model, data, turns.step)
         return
-    callbacks = StepCallbacks([turns], model, epochs=1, steps=len(data))
-    model.fit(data, verbose=0, shuffle=False, callbacks=callbacks)
+    callbacks = StepCallbacks([turns], model, epochs=_ENDLESS, steps=len(data))
+    model.fit(data, epochs=_ENDLESS, verbose=0, shuffle=False, callbacks=callbacks)
 
 
 def _mode(model: Any, asked: str) -> str:

@@ -86,7 +86,8 @@ def difference(name: str, left: Any, right: Any, tolerance: float, scale: float)
     allowed = tolerance * max(largest if np.isfinite(largest) else 0.0, scale, 1e-30)
     if left.shape != right.shape:
         return Difference(name, float("nan"), allowed, (), None)
-    apart = np.abs(left - right)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(left - right)
     # Infinities of one sign are equal; what is no number differs from everything.
     apart = np.where(left == right, 0.0, np.where(np.isnan(apart), np.inf, apart))
     flat = int(np.argmax(apart)) if apart.size else 0

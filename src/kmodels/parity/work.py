@@ -106,7 +106,7 @@ def step(model: Any, optimizer: KeepGradients, x: Any, y: Any, weights: Any) -> 
     found["forward:logits"] = _numbers(model(inputs, training=False))
     model.reset_metrics()
     logs = model.train_on_batch(x, y, sample_weight=weights, return_dict=True)
-    found["loss:loss"] = np.float32(logs["loss"])
+    found["loss:loss"] = np.asarray(logs["loss"], "float32")
     paths = list(named(model.trainable_variables))
     for path, slot in reversed(list(zip(paths, optimizer.gradients, strict=True))):
         found[f"gradients:{path}"] = _array(slot)

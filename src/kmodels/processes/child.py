@@ -15,6 +15,8 @@ from kmodels.errors import InputError
 from kmodels.processes.failures import REFUSED, ChildError
 from kmodels.processes.link import Link
 
+# Characters of an error that its parent is told; the whole of it is in the log.
+_SHOWN = 240
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux' prctl
 
 
@@ -65,8 +67,8 @@ def main(settings: dict[str, Any]) -> None:
         link.send(failed=error.kind, text=str(error))
     except Exception as error:
         traceback.print_exc()
-        lines = str(error).strip().splitlines() or [""]
-        link.send(failed=ChildError.kind, text=f"{type(error).__name__}: {lines[0]}")
+        text = " ".join(str(error).split())[:_SHOWN]
+        link.send(failed=ChildError.kind, text=f"{type(error).__name__}: {text}")
     finally:
         sys.stderr.flush()
         # The frameworks' threads and pools need no orderly end.

@@ -4,94 +4,21 @@ import os
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from kmodels.bench.options import PRECISIONS, check_names
-from kmodels.bench.run import environment
-from kmodels.errors import InputError, check_whole
-from kmodels.parity.compare import TOLERANCES, Difference, Stage, stages
+from kmodels.bench.environment import environment
+from kmodels.errors import InputError
+from kmodels.parity.compare import Difference, Stage, stages
+from kmodels.parity.options import Options, Side
 from kmodels.processes import Child, ChildError, installed, stopped_by_signals
 from kmodels.recipe import BACKENDS
 
 WORK = "kmodels.parity.work"
 FORMAT = 1
 _JOB = ("batch_size", "image_size", "num_classes", "sequence_length", "seed")
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two.
-
-    Attributes:
-        backend: of Keras.
-        preset: a registered name or a directory.
-        precision: a key of `PRECISIONS`.
-        ops: "override" or "generic".
-    """
-
-    backend: str
-    preset: str
-    precision: str = "float32"
-    ops: str = "override"
-
-    def told(self, other: "Side") -> str:
-        """The backend, and what else is not as on the other side."""
-        own, theirs = asdict(self), asdict(other)
-        more = [str(own[name]) for name in own if name != "backend" and own[name] != theirs[name]]
-        return " ".join([self.backend, *more])
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is trained.
-
-    Args:
-        left: the first side.
-        right: the second side.
-        steps: of training.
-        batch_size: rows of a step.
-        sequence_length: tokens of a row of text.
-        image_size: height and width in pixels; the preset's by default.
-        num_classes: of a classifier; the preset's by default.
-        seed: of first weights and data.
-        tolerance: share of a tensor's largest value; by the coarser precision by default.
-        limit: seconds that a process may take for an answer.
-    """
-
-    left: Side
-    right: Side
-    steps: int = 3
-    batch_size: int = 2
-    sequence_length: int = 16
-    image_size: int | None = None
-    num_classes: int | None = None
-    seed: int = 0
-    tolerance: float | None = None
-    limit: float = 900.0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            check_whole(name, getattr(self, name))
-        check_whole("sequence_length", self.sequence_length, 2)
-        check_whole("seed", self.seed, 0)
-        if self.tolerance is not None and not 0 < self.tolerance < 1:
-            raise InputError(f"tolerance is {self.tolerance}; give a share between 0 and 1")
-        for side in (self.left, self.right):
-            check_names("backends", (side.backend,), BACKENDS)
-            check_names("precision", (side.precision,), PRECISIONS)
-            check_names("ops", (side.ops,), ("override", "generic"))
-
-    @property
-    def allowed(self) -> float:
-        """The tolerance in force."""
-        coarser = max(TOLERANCES[side.precision] for side in (self.left, self.right))
-        return coarser if self.tolerance is None else self.tolerance
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -216,36 +143,3 @@ def _summary(stage: Stage) -> dict[str, Any]:
         "worst": worst.name,
         "apart": float(f"{worst.largest / worst.allowed:.3g}"),
     }
-
-
-def show(result: dict[str, Any], console: Console) -> None:
-    """Prints a comparison.
-
-    Args:
-        result: of `run`.
-        console: to print to.
-    """
-    left, right = result["sides"]
-    table = Table(title=f"kmodels parity: {left} and {right}", title_justify="left")
-    for heading in ("step", "stage", "tensors", "most apart"):
-        table.add_column(heading, justify="right" if heading in ("step", "tensors") else "left")
-    table.add_column("of what is allowed", justify="right")
-    former = 1
-    for stage in result["stages"]:
-        if stage["step"] != former:
-            table.add_section()
-            former = stage["step"]
-        cells = [str(stage["step"]), stage["stage"], str(stage["count"]), stage["worst"]]
-        table.add_row(*cells, f"{stage['apart']:.3g}")
-    console.print(table)
-    plain = {"highlight": False, "soft_wrap": True, "markup": False}
-    if result["dropout"]:
-        console.print(f"each backend drops other values: {result['dropout']}", **plain)
-    if (first := result["first"]) is None:
-        console.print(f"equal in {result['steps']} steps, to {result['tolerance']:g}", **plain)
-        return
-    console.print(
-        f"they part in step {first['step']}, {first['stage']}, at {first['text']}", **plain
-    )
-    for line in first["weights"]:
-        console.print(f"before that step already: {line}", **plain)

@@ -1,37 +1,27 @@
 """Starts the processes of all rows, compares their losses, and lets them take turns."""
 
 import os
-import platform
-import statistics
-import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kmodels.bench.cases import Case, cases
-from kmodels.bench.compare import LOSSES, Refused, differences, loss_difference
+from kmodels.bench.cases import Case, make_cases
+from kmodels.bench.compare import Refused, differences, loss_difference
+from kmodels.bench.environment import environment
 from kmodels.bench.largest import largest
 from kmodels.bench.options import Options
+from kmodels.bench.result import result, times
 from kmodels.processes import Child, ChildError, LeftOut, OutOfMemory, stopped_by_signals
 
-FORMAT = 1
 WORK = "kmodels.bench.work"
 # Another process is started where this many times the largest peak so far is left.
 ROOM = 1.3
 # Of what the host has left, what a step may take while the largest batch is looked for.
 SHARE = 0.8
-# No accelerator's memory is taken ahead of need, nothing that was compiled before is found again.
-QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-}
 _JOB = (
     *("preset", "batch_size", "image_size", "num_classes", "sequence_length"),
     *("lora", "rank", "optimizer", "seed"),
@@ -43,7 +33,7 @@ def run(options: Options, console: Console | None = None) -> dict[str, Any]:
 
     Args:
         options: what to measure.
-        console: for the progress bar; none is shown without.
+        console: for the progress bar; none is shown without a terminal.
 
     Returns:
         Plain values: `preset`, `unit`, `options`, `hardware`, `date`, `tolerances` of losses,
@@ -56,16 +46,17 @@ def run(options: Options, console: Console | None = None) -> dict[str, Any]:
         InputError: for wrong settings.
         Refused: where rows differ in more than what they are to compare; lists all of it.
     """
-    chosen, notes = cases(options)
-    console = console or Console(quiet=True)
+    chosen, notes = make_cases(options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with stopped_by_signals(), Progress(*columns, console=console, transient=True) as progress:
+    shown = console is not None and console.is_terminal
+    bar = Progress(*columns, console=console, transient=True, disable=not shown)
+    with stopped_by_signals(), bar as progress:
         bench = _Bench(options, progress, notes, len(chosen))
         for _, members in groupby(chosen, lambda case: case.precision):
             bench.measure(list(members))
         if options.largest_batch:
             bench.find_largest()
-    return _result(options, [row.values for row in bench.rows], notes)
+    return result(options, [row.values for row in bench.rows], notes)
 
 
 @dataclass
@@ -122,13 +113,14 @@ class _Bench:
     def _child(self, case: Case, **changes: Any) -> Child:
         job = {name: getattr(self.options, name) for name in _JOB}
         job |= {"precision": case.precision, "compile": case.compile, "workers": case.workers}
-        cpus = self.options.cpus
+        options, cpus = self.options, self.options.cpus
+        threads = options.threads or len(cpus) or os.cpu_count() or 1
         return Child(
             case.label,
             WORK,
             {**job, "ready": 4, **changes},
             python=case.python,
-            environment=environment(case.backend, case.generic, len(cpus) or os.cpu_count() or 1),
+            environment=environment(case.backend, case.generic, threads),
             hidden=case.hidden,
             cpus=cpus,
             limit=self.options.limit,
@@ -200,7 +192,8 @@ class _Bench:
                 self._note(row, answer)
         for row in group:
             if row.values["failed"] is None:
-                row.values |= _times(row, self.options)
+                text = row.values["facts"]["text"]
+                row.values |= times(row.seconds, row.first_s, self.options, text)
 
     def _fits(self, case: Case, size: int) -> bool:
         try:
@@ -215,66 +208,3 @@ class _Bench:
         except OutOfMemory:
             return False
         return most is None or peak <= most
-
-
-def environment(backend: str, generic: str, threads: int) -> dict[str, str]:
-    """The variables of a process.
-
-    Args:
-        backend: of Keras.
-        generic: ops without overrides, as in KMODELS_GENERIC_OPS.
-        threads: of operations.
-    """
-    flags = [os.environ.get("XLA_FLAGS", "")]
-    if threads == 1:
-        flags.append("--xla_cpu_multi_thread_eigen=false")
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    names = (*names, "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-    return {
-        **QUIET,
-        **dict.fromkeys(names, str(threads)),
-        "XLA_FLAGS": " ".join(filter(None, flags)),
-        "KERAS_BACKEND": backend,
-        "KMODELS_GENERIC_OPS": generic,
-    }
-
-
-def _times(row: _Row, options: Options) -> dict[str, Any]:
-    median = statistics.median(row.seconds)
-    low, high = median, median
-    if len(row.seconds) > 1:
-        low, _, high = statistics.quantiles(row.seconds, n=4, method="inclusive")
-    items = options.batch_size * (options.sequence_length if row.values["facts"]["text"] else 1)
-    return {
-        "rate": round(items / median, 3),
-        "step_s": {"median": round(median, 5), "low": round(low, 5), "high": round(high, 5)},
-        "seconds": [round(seconds, 5) for seconds in row.seconds],
-        "compile_s": round(max(row.first_s - median, 0.0), 2),
-    }
-
-
-def _result(options: Options, rows: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
-    settings = asdict(options)
-    # Where interpreters lie is nobody's but this machine's.
-    settings.pop("python")
-    text = any(row["facts"]["text"] for row in rows if row["failed"] is None)
-    return {
-        "kind": "kmodels bench",
-        "format": FORMAT,
-        "preset": options.preset,
-        "unit": "tokens" if text else "images",
-        "options": settings,
-        "hardware": {"processor": _processor(), "cpus": len(options.cpus) or os.cpu_count()},
-        "date": time.strftime("%Y-%m-%d"),
-        "tolerances": {name: LOSSES[name] for name in options.precisions},
-        "left_out": list(notes),
-        "rows": rows,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -1,0 +1,145 @@
+"""`kmodels bench` on real processes: one backend here, all of them in the full environment."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import pytest
+
+import kmodels
+from kmodels import cli
+from kmodels.bench.compare import LOSSES
+
+BACKEND = keras.backend.backend()
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([str(argument) for argument in arguments])
+    return stopped.value.code
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    source = Path(kmodels.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", str(source))
+
+
+def test_one_backend_by_both_paths(capsys, tmp_path):
+    code = run(
+        *("bench", "vit_debug", "--backends", BACKEND, "--ops", "override,generic"),
+        *("--rounds", 2, "--threads", 1, "--out", tmp_path),
+    )
+    printed = capsys.readouterr().out
+    assert code == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    override, generic = found["rows"]
+    assert (override["ops"], generic["ops"]) == ("override", "generic")
+    assert override["took"]["attention"] != "not called"
+    assert set(generic["took"].values()) == {"generic", "not called"}
+    for row in found["rows"]:
+        assert row["facts"]["threads"] == 1
+        assert row["facts"]["parameters"] == override["facts"]["parameters"]
+        assert row["loss_difference"] <= LOSSES["float32"]
+        assert len(row["losses"]) == 3 and len(row["seconds"]) == 2
+        # Training has moved the loss by more than may lie between the rows.
+        assert abs(row["losses"][2] / row["losses"][0] - 1) > LOSSES["float32"]
+        assert row["peak_memory_mb"] > 50
+    assert (tmp_path / "bench.png").is_file()
+    assert "losses agree" in printed and "images/s" in printed
+
+
+def test_wrong_flags_are_told_before_anything_starts(capsys):
+    assert run("bench", "vit_debug", "--backends", "theano") == 2
+    assert capsys.readouterr().err.startswith("kmodels: backends is 'theano'; give some of")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_leaves_no_child(tmp_path):
+    mark = f"KMODELS_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    name, _, value = mark.partition("=")
+
+    def marked():
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdecimal() and mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+    command = [sys.executable, "-m", "kmodels.cli", "bench", "vit_debug", "--backends", BACKEND]
+    parent = subprocess.Popen(
+        [*command, "--out", str(tmp_path)],
+        env={**os.environ, name: value},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(marked()) < 2:
+        assert parent.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGINT)
+    _, error = parent.communicate(timeout=30)
+    assert parent.returncode == 130
+    assert error.strip().splitlines()[-1] == "kmodels: stopped"
+    assert not marked()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.across("torch")
+def test_all_backends_on_text_give_one_loss(tmp_path):
+    code = run(
+        *("bench", "gemma2_debug", "--precision", "float32,mixed_bfloat16", "--batch-size", 2),
+        *("--sequence-length", 16, "--rounds", 1, "--out", tmp_path / "text.json"),
+    )
+    assert code == 0
+    found = json.loads((tmp_path / "text.json").read_text())
+    assert found["unit"] == "tokens"
+    assert [(row["precision"], row["backend"]) for row in found["rows"]] == [
+        (precision, backend)
+        for precision in ("float32", "mixed_bfloat16")
+        for backend in ("jax", "torch", "tensorflow")
+    ]
+    for row in found["rows"]:
+        # Adapters alone are trained.
+        assert 0 < row["facts"]["trainable_parameters"] < 0.1 * row["facts"]["parameters"]
+        assert row["loss_difference"] <= LOSSES[row["precision"]]
+
+
+@pytest.mark.across("torch")
+def test_rows_whose_losses_differ_are_refused_with_a_list(capsys, monkeypatch, tmp_path):
+    # Two backends round differently, which is told where nothing is tolerated.
+    monkeypatch.setitem(LOSSES, "float32", 0.0)
+    backends = ("--backends", "torch,jax")
+    assert run("bench", "vit_debug", *backends, "--out", tmp_path / "none") == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    start = "kmodels: refused: jax · float32 · xla · override: the loss of step "
+    assert lines and all(line.startswith(start) for line in lines)
+    assert "torch · float32 · none · override has" in lines[0]
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.across("torch")
+def test_a_batch_that_takes_more_than_it_may_does_not_fit(tmp_path):
+    code = run(
+        *("bench", "vit_debug", "--backends", "torch", "--batch-size", 1, "--rounds", 1),
+        *("--largest-batch", "--memory", "1MiB", "--out", tmp_path),
+    )
+    assert code == 0
+    assert json.loads((tmp_path / "bench.json").read_text())["rows"][0]["largest_batch"] == 0
+
+
+@pytest.mark.across("torch")
+def test_a_preset_that_does_not_exist_is_one_line(capsys, tmp_path):
+    assert run("bench", "vit_nowhere", "--backends", BACKEND, "--out", tmp_path / "none") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kmodels: 'vit_nowhere' is no preset and no directory")
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "none").exists()
