@@ -1,6 +1,9 @@
 """Transforms on torch."""
 
+import importlib
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import keras
@@ -61,6 +64,7 @@ def value_and_grad(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 def jvp(fun: Callable[..., Any], leaves: list[Any], tangents: list[Any]) -> Any:
     """(outputs, their derivatives, aux) of a function that returns (outputs, aux)."""
+    _load_forward_mode()
     return torch.func.jvp(fun, tuple(leaves), tuple(tangents), has_aux=True)
 
 
@@ -71,7 +75,16 @@ def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     """A row of second derivatives for each leaf."""
+    _load_forward_mode()
     return torch.func.hessian(fun, tuple(range(len(leaves))))(*leaves)
+
+
+@cache
+def _load_forward_mode() -> None:
+    """What torch loads at the first use, without its warning that a part of its own is outdated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> Any:
