@@ -1,13 +1,22 @@
 """Low-rank adaptation (Hu et al. 2021) of any model whose linear layers are `layers.Dense`."""
 
 from kmodels.lora.adapter import Adapter, LoraSettings
-from kmodels.lora.enable import describe, enable, forget_compiled, merge, restore, unmerge
+from kmodels.lora.enable import (
+    describe,
+    disabled,
+    enable,
+    forget_compiled,
+    merge,
+    restore,
+    unmerge,
+)
 from kmodels.lora.files import load_adapter, save_adapter
 
 __all__ = [
     "Adapter",
     "LoraSettings",
     "describe",
+    "disabled",
     "enable",
     "forget_compiled",
     "load_adapter",

@@ -1,6 +1,7 @@
 """Adapters on a whole model: on, merged, off."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -57,6 +58,30 @@ def check_rank(path: str, layer: Dense, rank: int) -> None:
 def forget_compiled(model: Any) -> None:
     """Makes the next fit, evaluate and predict see what changed."""
     model.train_function = model.test_function = model.predict_function = None
+
+
+@contextmanager
+def disabled(model: Any) -> Iterator[None]:
+    """Inside the block the model gives what its frozen base gives.
+
+    What is traced inside stays so: enter it within the function that is compiled.
+
+    Args:
+        model: with adapters.
+
+    Raises:
+        InputError: without adapters.
+    """
+    found = adapters(model)
+    if not found:
+        raise InputError("disabled found no LoRA adapters; call enable_lora first")
+    try:
+        for adapter in found.values():
+            adapter.layer.adapter = None
+        yield
+    finally:
+        for adapter in found.values():
+            adapter.layer.adapter = adapter
 
 
 def merge(model: Any) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import keras
-import numpy as np
-
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
+from kmodels.training import train_step_data
 from kmodels.training.train_step_players import ONLY, LossFunction, Players, Train
 
 _native: Any = backend_module("kmodels.training.train_state")
@@ -156,7 +154,7 @@ class StepFunction:
             )
         state._whole(True)
         try:
-            results = self._advance(state, keras.tree.map_structure(_tensor, batch))
+            results = self._advance(state, train_step_data.tensors(batch))
         finally:
             state._whole(False)
         logs = {"loss": sum(loss for loss, _ in results.values())}
@@ -167,9 +165,3 @@ class StepFunction:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(name or "the only player" for name in names)
-
-
-def _tensor(part: Any) -> Any:
-    if isinstance(part, np.ndarray) and part.dtype == np.float64:
-        part = part.astype(keras.config.floatx())  # As Keras' fit has it.
-    return None if part is None else keras.ops.convert_to_tensor(part)

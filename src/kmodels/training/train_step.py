@@ -146,15 +146,14 @@ class TrainStep(_Step):
             size = kwargs.get("validation_batch_size") or size
             held_out = train_step_data.whole(held_out, size)
             kwargs["validation_data"] = adapters.validation_data(held_out, batch_size=size)
-        return super().fit(**adapters.fit_arguments(x, y, **kwargs))
+        return adapters.run(super().fit, x, y, **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """The loss and what is logged, with training False, on anything that `fit` takes."""
         from kmodels.data import adapters
 
-        if not kwargs.get("_use_cached_eval_dataset"):
-            x = train_step_data.whole(x, kwargs.get("batch_size"))
-        return super().evaluate(**adapters.fit_arguments(x, y, **kwargs))
+        x = train_step_data.whole(x, kwargs.get("batch_size"))
+        return adapters.run(super().evaluate, x, y, **kwargs)
 
     @property
     def trainable_variables(self) -> list[Any]:
@@ -202,7 +201,7 @@ class TrainStep(_Step):
         while len(parts) > 1 and parts[-1] is None:
             parts = parts[:-1]
         # On torch a loader leaves its tensors on the host.
-        batch = keras.tree.map_structure(_tensor, parts)
+        batch = train_step_data.tensors(parts)
         return batch[0] if len(batch) == 1 else batch
 
     def _update_metrics(self, results: Results, rows: Any) -> list[Any]:
@@ -243,7 +242,3 @@ class TrainStep(_Step):
     def metrics_built(self) -> bool:
         """Whether the averages have their variables."""
         return self._running.built
-
-
-def _tensor(part: Any) -> Any:
-    return None if part is None else keras.ops.convert_to_tensor(part)

@@ -1,15 +1,21 @@
-"""Batches with names, whole: a loss function looks for its inputs by their names.
+"""What a step is given: batches as the data yields them, those with names in one piece.
 
-The tasks' data layer takes ("image", "label") out of such a batch and makes (x, y) of it.
+The tasks' data layer takes ("image", "label") out of a dictionary and makes (x, y) of it; a loss
+function looks for its inputs by their names.
 """
 
+import functools
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels import compat
-from kmodels.data.streams import IndexedBatches
+from kmodels.data import arrays
+from kmodels.data.feed import Fed
+from kmodels.data.streams import Calls, IndexedBatches, Stream, as_tuple, prepared, started
 
 
 def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
@@ -20,40 +26,52 @@ def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
         batch_size: of a Hugging Face dataset, which has no batches of its own; 32 by default.
         shuffle: of such a one.
     """
-    if hasattr(x, "element_spec") and hasattr(x, "map"):
+    if isinstance(x, Fed | keras.utils.PyDataset | str | bytes) or arrays.is_arrays(x, None):
+        return x
+    if arrays.is_tf_data(x):
         return x.map(lambda batch: (batch,)) if isinstance(x.element_spec, dict) else x
-    if type(x).__module__.partition(".")[0] == "datasets" and not isinstance(x, dict):
+    if arrays.package(x) == "datasets" and not isinstance(x, dict):
         size = batch_size or 32
         if not hasattr(x, "__getitem__"):
-            return Named(x.iter(size))
-        seed = compat.random_seed() or 0
-        rows = lambda chosen: (x[chosen.tolist()],)  # noqa: E731
-        return IndexedBatches(rows, len(x), size, shuffle=shuffle, seed=seed)
-    if isinstance(x, list):
-        return [_whole(batch) for batch in x]
-    if isinstance(x, Iterator):
-        return map(_whole, x)
-    arrays = isinstance(x, dict | tuple | str) or hasattr(x, "__array__") or hasattr(x, "shape")
-    if arrays or isinstance(x, keras.utils.PyDataset) or not isinstance(x, Iterable):
-        return x
-    return Named(x)
+            return WholeStream(Calls(functools.partial(x.iter, size)), None)
+        seed, take = compat.random_seed() or 0, functools.partial(_rows, x)
+        return IndexedBatches(take, len(x), size, shuffle=shuffle, seed=seed)
+    if isinstance(x, Iterable):
+        return WholeStream(x, _length(x))
+    if inspect.isroutine(x) or isinstance(x, functools.partial):
+        return WholeStream(Calls(x), None)
+    return x
 
 
-class Named:
-    """A loader whose batches stay whole; all else is the loader's."""
+class WholeStream(Stream):
+    """Batches one after another, dictionaries in one piece."""
 
-    def __init__(self, batches: Any):
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(_whole, self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
+    def _batches(self) -> Iterator[tuple]:
+        for batch in started(self.batches):
+            parts = (batch,) if isinstance(batch, dict) else as_tuple(batch)
+            yield prepared(parts, self.preprocess)
 
 
-def _whole(batch: Any) -> Any:
-    return (batch,) if isinstance(batch, dict) else batch
+def tensors(batch: Any) -> Any:
+    """A batch on the device; as Keras' `fit` has it with arrays, float64 is nobody's wish."""
+    return keras.tree.map_structure(_tensor, batch)
+
+
+def _tensor(part: Any) -> Any:
+    if part is None:
+        return None
+    wide = isinstance(part, np.ndarray) or keras.ops.is_tensor(part)
+    if wide and keras.backend.standardize_dtype(part.dtype) == "float64":
+        return keras.ops.cast(part, keras.config.floatx())
+    return keras.ops.convert_to_tensor(part)
+
+
+def _rows(dataset: Any, chosen: np.ndarray) -> tuple:
+    return (dataset[chosen.tolist()],)
+
+
+def _length(batches: Any) -> int | None:
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError):
+        return None
