@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kmodels import compat
 from kmodels.layers.remat import tensors_apart
 
 
@@ -12,6 +13,8 @@ def call(
     layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
 ) -> Any:
     """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
+    if _stateless(layer):
+        return fn(*args, **kwargs)
     tensors, fill = tensors_apart(args, kwargs)
     begun = [tf.identity(seed.value) for seed in seeds]
     first = True
@@ -29,6 +32,12 @@ def call(
         return output
 
     return tf.recompute_grad(run)(*tensors)
+
+
+def _stateless(layer: Any) -> bool:
+    """Whether tensors stand for variables, whose gradients TensorFlow would lose."""
+    with compat.no_autocast():
+        return any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)
 
 
 def _assign(seeds: list[Any], values: list[Any]) -> None:

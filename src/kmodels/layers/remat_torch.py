@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.utils.checkpoint import checkpoint
 
 
@@ -11,7 +12,8 @@ def call(
     layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
 ) -> Any:
     """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
-    if not torch.is_grad_enabled():
+    # Transforms of torch.func have no hooks for it: inside them all is kept.
+    if not torch.is_grad_enabled() or peek_interpreter_stack() is not None:
         return fn(*args, **kwargs)
     begun = [seed.value.clone() for seed in seeds]
     first = True

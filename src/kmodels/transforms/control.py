@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from kmodels.errors import InputError, check_whole
 from kmodels.transforms import trees
 from kmodels.transforms.loops import unrolled
@@ -72,7 +74,9 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
     """
     with tracing("fori_loop"):
         init_val = trees.taken(init_val, numbers=True)
-        return engine.fori_loop(trees.taken(lower), trees.taken(upper), body_fun, init_val)
+        if not (isinstance(lower, int) and isinstance(upper, int)):
+            lower, upper = (keras.ops.cast(bound, "int32") for bound in (lower, upper))
+        return engine.fori_loop(lower, upper, body_fun, init_val)
 
 
 def scan(

@@ -1,15 +1,18 @@
 """Transforms on TensorFlow."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from kmodels.errors import InputError
+from kmodels.transforms.loops import chosen
 from kmodels.transforms.messages import OUT_AXES, VALUE
 from kmodels.transforms.trees import Join, apart, taken
 
+_mapping: ContextVar[bool] = ContextVar("kmodels_mapping", default=False)
 ZERO = tf.UnconnectedGradients.ZERO
 # Overrides of this backend are made of operations that it can map and differentiate as often as
 # one likes.
@@ -112,7 +115,11 @@ def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> 
         filled = list(leaves)
         for place, part in zip(mapped, parts, strict=True):
             filled[place] = part
-        stacked, alike = fun(*filled)
+        token = _mapping.set(True)
+        try:
+            stacked, alike = fun(*filled)
+        finally:
+            _mapping.reset(token)
         whole = len(alike)
         if any(_depends(tensor, parts) for tensor in alike):
             raise InputError(f"vmap: {OUT_AXES}")
@@ -173,8 +180,15 @@ def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """`tf.cond`; keras.ops.cond adds lines to the message of an error inside."""
-    return tf.cond(tf.convert_to_tensor(pred), true_fn, false_fn)
+    """`tf.cond`; both inside of `vmap`, where TensorFlow cannot go back through different branches.
+
+    Not `keras.ops.cond`, which adds lines to the message of an error inside.
+    """
+    if not tf.is_symbolic_tensor(pred):
+        return true_fn() if pred else false_fn()
+    if _mapping.get():
+        return chosen(pred, true_fn, false_fn)
+    return tf.cond(pred, true_fn, false_fn)
 
 
 while_loop = keras.ops.while_loop

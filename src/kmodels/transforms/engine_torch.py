@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.errors import InputError
-from kmodels.transforms.loops import unrolled
+from kmodels.transforms.loops import chosen, unrolled
 from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
 
 # A body with an `autograd.Function` of its own, or that writes in place, cannot be transformed.
@@ -154,16 +154,14 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     if torch.compiler.is_dynamo_compiling():
         return torch.cond(pred, true_fn, false_fn)
     try:
-        chosen = bool(pred)
+        value = bool(pred)
     except RuntimeError as error:
         if _mapped(error) or (_unknown(error) and _transforming()):
-            return keras.tree.map_structure(
-                lambda yes, no: torch.where(pred, yes, no), true_fn(), false_fn()
-            )
+            return chosen(pred, true_fn, false_fn)
         if _unknown(error):
             return torch.cond(pred, true_fn, false_fn)
         raise
-    return true_fn() if chosen else false_fn()
+    return true_fn() if value else false_fn()
 
 
 def while_loop(

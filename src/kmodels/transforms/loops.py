@@ -1,4 +1,4 @@
-"""The loop that Python runs, for backends without another."""
+"""What Python does for backends without a means of their own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,3 +26,10 @@ def unrolled(
         ys.reverse()
     columns = zip(*(tensors for tensors, _ in ys), strict=True)
     return carry, ys[0][1]([keras.ops.stack(list(column)) for column in columns])
+
+
+def chosen(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """`cond` where `pred` is mapped: both run, and each entry takes from one."""
+    return keras.tree.map_structure(
+        lambda yes, no: keras.ops.where(pred, yes, no), true_fn(), false_fn()
+    )

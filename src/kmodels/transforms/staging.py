@@ -60,14 +60,14 @@ def jit(
                 args, kwargs = keras.tree.map_structure(_value, join(list(leaves)))
                 output = trees.taken(fun(*args, **kwargs), numbers=True)
                 tensors, put = trees.apart(output)
-                structure.append(put)
+                structure[:] = [put]
                 return tensors
 
             made[key] = engine.jit(flat), structure
         run, structure = made[key]
         with tracing("jit"):
             found = run(*leaves)
-        return structure[-1](list(found))
+        return structure[0](list(found))
 
     return staged
 
@@ -146,12 +146,12 @@ def remat(fun: Function) -> Function:
         def flat(*leaves: Any) -> list[Any]:
             args, kwargs = join(list(leaves))
             tensors, put = trees.apart(trees.taken(fun(*args, **kwargs), numbers=True))
-            structure.append(put)
+            structure[:] = [put]
             return tensors
 
         with tracing("remat"):
             found = engine.remat(flat, leaves)
-        return structure[-1](list(found))
+        return structure[0](list(found))
 
     return again
 
