@@ -6,9 +6,10 @@ Gradients per example, of a perceptron and of one layer of self-attention. `own`
 function of `keras.ops` by `jax.vmap(jax.grad(f))`, `torch.func.vmap(torch.func.grad(f))`, or
 `tf.vectorized_map` over a tape; `native` transforms a function of the framework's own operations.
 `jit`: all under `jax.jit` or `tf.function`; on torch, kmodels' trace beside its peers as they are.
-They take turns in one process on one thread. Time is CPU time of a call, the median over the rounds
-in milliseconds; a ratio is the median over the rounds of kmodels' over a peer's: below 1 kmodels
-wins. First the gradients are compared.
+With `--compile`, on torch, `compiled` is the native one under `torch.compile`; `compile_s` are the
+seconds of its first call. They take turns in one process on one thread. Time is CPU time of a call,
+the median over the rounds in milliseconds; a ratio is the median over the rounds of kmodels' over a
+peer's: below 1 kmodels wins. First the gradients are compared.
 """
 
 import argparse
@@ -147,7 +148,7 @@ def timed(function: Callable[..., Any], arguments: tuple, calls: int) -> float:
     return 1e3 * (time.process_time() - start) / calls
 
 
-def measure(case: str, staged: bool, rounds: int) -> dict[str, Any]:
+def measure(case: str, staged: bool, rounds: int, compiled: bool) -> dict[str, Any]:
     """All ways in turns."""
     native, mapped, jit = globals()[f"own_{keras.backend.backend()}"]()
     loss = losses()[case]
@@ -160,6 +161,10 @@ def measure(case: str, staged: bool, rounds: int) -> dict[str, Any]:
         ways = {
             name: (transforms.jit if name == "kmodels" else jit)(way) for name, way in ways.items()
         }
+    if staged and compiled:
+        import torch
+
+        ways["compiled"] = torch.compile(ways["native"])
     rng = np.random.default_rng(0)
     weights = [
         ops.convert_to_tensor(rng.normal(size=shape).astype("float32") / 16)
@@ -168,10 +173,14 @@ def measure(case: str, staged: bool, rounds: int) -> dict[str, Any]:
     x = ops.convert_to_tensor(rng.normal(size=INPUTS[case]).astype("float32"))
     labels = rng.integers(0, CLASSES, BATCH).astype("int64")
     arguments = (weights, x, ops.convert_to_tensor(labels))
+    start = time.perf_counter()
+    if "compiled" in ways:
+        ways["compiled"](*arguments)
+    compile_s = time.perf_counter() - start
     found = {name: [ops.convert_to_numpy(x) for x in way(*arguments)] for name, way in ways.items()}
     difference = max(
         float(np.abs(a - b).max())
-        for name in ("own", "native")
+        for name in ways
         for a, b in zip(found["kmodels"], found[name], strict=True)
     )
     if difference > 1e-5:
@@ -186,7 +195,9 @@ def measure(case: str, staged: bool, rounds: int) -> dict[str, Any]:
         "jit": staged,
         "time_ms": {name: round(statistics.median(found), 4) for name, found in times.items()},
     }
-    for name in ("own", "native"):
+    if "compiled" in ways:
+        row["compile_s"] = round(compile_s, 1)
+    for name in [name for name in ways if name != "kmodels"]:
         ratios = [a / b for a, b in zip(times["kmodels"], times[name], strict=True)]
         row[f"ratio_{name}"] = round(statistics.median(ratios), 3)
         row[f"quartiles_{name}"] = [round(x, 3) for x in statistics.quantiles(ratios, n=4)[::2]]
@@ -198,11 +209,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--device-name", default="cpu", help="for the file's name")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile too; needs a compiler"
+    )
     options = parser.parse_args()
     rows = []
     for case in SHAPES:
         for staged in (False, True):
-            rows.append(measure(case, staged, options.rounds))
+            rows.append(measure(case, staged, options.rounds, options.compile))
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
         backend, date = keras.backend.backend(), time.strftime("%Y-%m-%d")

@@ -82,9 +82,13 @@ def test_derivatives_of_loops() -> None:
 
 def test_bounds_that_are_tensors() -> None:
     def fun(lower: Any, upper: Any) -> Any:
-        return fori_loop(lower, upper, lambda i, x: x + ops.cast(i, "float32"), 1.0)
+        def body(i: Any, tree: Any) -> Any:
+            return {"sum": tree["sum"] + ops.cast(i, "float32"), "pair": tree["pair"][::-1]}
 
-    assert to_numpy(fun(np.array(2), np.array(5))) == to_numpy(jit(fun)(2, 5)) == 10
+        return fori_loop(lower, upper, body, {"sum": 1.0, "pair": [0.0, 1.0]})
+
+    for found in (fun(np.array(2), np.array(5)), jit(fun)(2, 5)):
+        assert to_numpy(found) == {"sum": 10, "pair": [1, 0]}
 
 
 def test_scan_of_trees() -> None:

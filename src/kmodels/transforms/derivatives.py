@@ -34,7 +34,7 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
     Example:
         >>> grad(lambda a, b: a * b)(1.5, 2.5)  # 2.5
     """
-    both = value_and_grad(fun, argnums, has_aux, _name="grad")
+    both = _value_and_grad(fun, argnums, has_aux, "grad")
 
     @wraps(fun)
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -45,11 +45,7 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
 
 
 def value_and_grad(
-    fun: Function,
-    argnums: int | tuple[int, ...] = 0,
-    has_aux: bool = False,
-    *,
-    _name: str = "value_and_grad",
+    fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False
 ) -> Function:
     """As `grad`, with the function's value: (value, gradient), or ((value, aux), gradient).
 
@@ -64,19 +60,24 @@ def value_and_grad(
     Raises:
         InputError: see `grad`.
     """
+    return _value_and_grad(fun, argnums, has_aux, "value_and_grad")
 
+
+def _value_and_grad(
+    fun: Function, argnums: int | tuple[int, ...], has_aux: bool, name: str
+) -> Function:
     @wraps(fun)
     def transformed(*args: Any, **kwargs: Any) -> Any:
-        leaves, join, call = _chosen(fun, argnums, args, kwargs, _name)
+        leaves, join, call = _chosen(fun, argnums, args, kwargs, name)
         rest: list[trees.Join] = []
 
         def flat(*leaves: Any) -> tuple[Any, list[Any]]:
-            value, aux = _pair(call(leaves), _name) if has_aux else (call(leaves), None)
+            value, aux = _pair(call(leaves), name) if has_aux else (call(leaves), None)
             tensors, put = trees.apart(trees.taken(aux))
             rest.append(put)
-            return _scalar(value, _name), tensors
+            return _scalar(value, name), tensors
 
-        with tracing(_name):
+        with tracing(name):
             (value, aux), gradients = engine.value_and_grad(flat, leaves)
         found = join(list(gradients))
         return ((value, rest[-1](aux)), found) if has_aux else (value, found)

@@ -188,17 +188,14 @@ def while_loop(
         return keras.ops.while_loop(cond, body, loop_vars, maximum_iterations)
 
     def proceed(count: Any, *held: Any) -> Any:
-        return (
-            cond(*held)
-            if maximum_iterations is None
-            else cond(*held) & (count < maximum_iterations)
-        )
+        more = cond(*held)
+        return more if maximum_iterations is None else more & (count < maximum_iterations)
 
     def step(count: Any, *held: Any) -> Any:
         found = body(*held)
         return (count + 1, *((found,) if alone else found))
 
-    _, *held = traced_while_loop(proceed, step, (torch.zeros((), dtype=torch.int32), *held))
+    _, *held = traced_while_loop(proceed, step, (keras.ops.zeros((), "int32"), *held))
     return held[0] if alone else tuple(held)
 
 
