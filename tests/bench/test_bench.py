@@ -96,17 +96,13 @@ def test_ctrl_c_leaves_no_child(tmp_path):
 @pytest.mark.across("torch")
 def test_all_backends_on_text_give_one_loss(tmp_path):
     code = run(
-        *("bench", "gemma2_debug", "--precision", "float32,mixed_bfloat16", "--batch-size", 2),
+        *("bench", "gemma2_debug", "--precision", "mixed_bfloat16", "--batch-size", 2),
         *("--sequence-length", 16, "--rounds", 1, "--out", tmp_path / "text.json"),
     )
     assert code == 0
     found = json.loads((tmp_path / "text.json").read_text())
     assert found["unit"] == "tokens"
-    assert [(row["precision"], row["backend"]) for row in found["rows"]] == [
-        (precision, backend)
-        for precision in ("float32", "mixed_bfloat16")
-        for backend in ("jax", "torch", "tensorflow")
-    ]
+    assert [row["backend"] for row in found["rows"]] == ["jax", "torch", "tensorflow"]
     for row in found["rows"]:
         # Adapters alone are trained.
         assert 0 < row["facts"]["trainable_parameters"] < 0.1 * row["facts"]["parameters"]
@@ -124,16 +120,6 @@ def test_rows_whose_losses_differ_are_refused_with_a_list(capsys, monkeypatch, t
     assert lines and all(line.startswith(start) for line in lines)
     assert "torch · float32 · none · override has" in lines[0]
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.across("torch")
-def test_a_batch_that_takes_more_than_it_may_does_not_fit(tmp_path):
-    code = run(
-        *("bench", "vit_debug", "--backends", "torch", "--batch-size", 1, "--rounds", 1),
-        *("--largest-batch", "--memory", "1MiB", "--out", tmp_path),
-    )
-    assert code == 0
-    assert json.loads((tmp_path / "bench.json").read_text())["rows"][0]["largest_batch"] == 0
 
 
 @pytest.mark.across("torch")

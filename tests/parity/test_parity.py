@@ -51,18 +51,18 @@ def test_a_planted_difference_is_found(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("preset", "pair", "more"),
     [
-        ("vit_debug", "jax,torch", ()),
         ("gemma3_debug", "torch,tensorflow", ("--precision", "mixed_bfloat16")),
-        ("vit_debug", "tensorflow,jax", ("--ops", "generic,override")),
+        ("vit_debug", "torch,jax", ("--ops", "generic,override")),
     ],
 )
 def test_backends_are_equal(preset, pair, more, tmp_path):
-    assert run("parity", preset, "--backends", pair, *more, "--out", tmp_path) == 0
+    more = (*more, "--steps", 2, "--out", tmp_path)
+    assert run("parity", preset, "--backends", pair, *more) == 0
     found = json.loads((tmp_path / "parity.json").read_text())
     assert found["equal"] and found["first"] is None
     stages = [(stage["step"], stage["stage"]) for stage in found["stages"]]
     parts = ("forward", "loss", "gradients", "weights")
-    assert stages == [(step, part) for step in (1, 2, 3) for part in parts]
+    assert stages == [(step, part) for step in (1, 2) for part in parts]
     assert all(0 <= stage["apart"] <= 1 for stage in found["stages"])
     # Two backends never round all values alike: something was compared.
     assert any(stage["apart"] > 0 for stage in found["stages"])

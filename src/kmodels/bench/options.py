@@ -113,7 +113,7 @@ class Options:
 
     @property
     def cpus(self) -> list[int]:
-        """Which CPUs each process may use: the last ones, which are the least busy ones.
+        """Which CPUs each process may use, the last ones where those are not all.
 
         Raises:
             InputError: for more threads than there are.

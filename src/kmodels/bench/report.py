@@ -94,7 +94,7 @@ def paths(rows: list[dict[str, Any]]) -> list[str]:
     return [f"attention is generic in {', '.join(who)}: {why}" for why, who in found.items()]
 
 
-def write(result: dict[str, Any], out: Path) -> list[Path]:
+def write(result: dict[str, Any], out: str | Path) -> list[Path]:
     """Writes the JSON and, beside it, the picture; what was there before is replaced whole.
 
     Args:
@@ -104,7 +104,8 @@ def write(result: dict[str, Any], out: Path) -> list[Path]:
     Returns:
         What was written: the picture only where a row was measured.
     """
-    path = out if out.suffix == ".json" else out / "bench.json"
+    path = Path(out)
+    path = path if path.suffix == ".json" else path / "bench.json"
     text = json.dumps(result, indent=1) + "\n"
     written = [atomic_write(path, lambda temporary: temporary.write_text(text))]
     if (figure := draw(result)) is not None:
