@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from kmodels.errors import InputError
+from kmodels.layers import compile as compiling
+from kmodels.models import ViTImageClassifier
 from kmodels.training import AdamW, TrainStep, state
 from tolerances import tolerance
 
@@ -264,3 +266,17 @@ def test_a_single_model_is_called_and_predicts():
     step = TrainStep(model, mean)
     step.compile("sgd")
     np.testing.assert_array_equal(step.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_on_torch_the_blocks_of_all_models_are_compiled(backend):
+    if backend != "torch":
+        return
+    models = {
+        name: ViTImageClassifier.from_preset("vit_debug", num_classes=3, name=name)
+        for name in ("student", "teacher")
+    }
+    step = TrainStep(models, classify, train=["student"])
+    for chosen in (True, False):
+        step.compile("sgd", jit_compile=chosen)
+        assert [compiling.compiled(model) for model in models.values()] == [chosen] * 2
+        assert not step.jit_compile  # Keras would compile the whole step, in pieces.

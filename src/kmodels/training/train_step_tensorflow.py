@@ -24,12 +24,23 @@ def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) ->
             scaled = player.optimizer.scale_loss(loss)
             if replicas > 1:
                 scaled = scaled / tf.cast(replicas, scaled.dtype)
-        gradients = tape.gradient(scaled, values)
+        gradients = [_dense(gradient) for gradient in tape.gradient(scaled, values)]
         if all(gradient is None for gradient in gradients):
             raise players.unmoved(player)
         player.optimizer.apply(gradients, player.variables)
         results[player.name] = loss, logs
     return results
+
+
+def _dense(gradient: Any) -> Any:
+    """An embedding's gradient as on the other backends.
+
+    Of slices Keras' Adam moves only the rows that a batch had, and the losses part.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = gradient.dense_shape[0]
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
 
 
 def evaluate(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:

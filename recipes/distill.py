@@ -1,0 +1,198 @@
+"""Teach a small Vision Transformer by what a larger one says about the pictures.
+
+    python recipes/distill.py
+
+first trains the teacher on scikit-learn's digits, then a student of two blocks. Others:
+
+    python recipes/distill.py --teacher runs/mine/model --data folder:PATH --layers 4 \\
+        --temperature 3 --share 0.9 --precision mixed_bfloat16
+
+The loss is share * T^2 * KL(teacher, student) + (1 - share) * cross-entropy of the labels, with
+logits divided by the temperature T in the first part (Hinton et al. 2015); test_loss, and the
+losses of --evaluate, are the student's own cross-entropy. `loss_function` below is all there is to
+the training step. The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kmodels import recipe
+from kmodels.recipe import flag
+
+
+@dataclass(frozen=True)
+class Settings(recipe.Common):
+    preset: str = flag("vit_micro_patch2_8", "architecture of the student")
+    layers: int = flag(2, "blocks of the student")
+    teacher: str | None = flag(
+        None, "a directory or file with the teacher; trained here by default"
+    )
+    teacher_preset: str = flag(
+        "vit_micro_patch2_8", "architecture of a teacher that is trained here"
+    )
+    teacher_epochs: int = flag(20, "passes over the pictures for it", small=1)
+    data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
+    epochs: int = flag(20, "passes over the training pictures", small=2)
+    batch_size: int = flag(32, "pictures per step, over all devices")
+    temperature: float = flag(2.0, "logits are divided by it")
+    share: float = flag(0.9, "of the teacher in the loss, the labels have the rest")
+    # Optimizer
+    learning_rate: float = flag(3e-3, "highest learning rate")
+    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
+    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    weight_decay: float = flag(0.05, "decoupled decay of matrices")
+    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
+    accumulate: int = flag(1, "batches whose gradients make one update")
+    ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
+
+
+# What a resumed run must share with the one it continues.
+FIXED = (
+    *("preset", "layers", "teacher", "teacher_preset", "data", "batch_size"),
+    *("temperature", "share", "accumulate", "seed"),
+)
+
+
+def loss_function(temperature: float, share: float) -> Callable[[Any, Any, bool], Any]:
+    """What the student makes small; weights are those of rows that fill up a batch."""
+    import keras
+
+    ops, losses = keras.ops, keras.losses
+
+    def loss_fn(models: Any, batch: Any, training: bool) -> Any:
+        images, labels, *weights = batch
+        logits = models["student"](images, training=training)
+        wanted = ops.log_softmax(models["teacher"](images, training=False) / temperature)
+        found = ops.log_softmax(logits / temperature)
+        soft = ops.sum(ops.exp(wanted) * (wanted - found), axis=-1)
+        hard = losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        rows = share * temperature**2 * soft + (1 - share) * hard
+        if weights:
+            rows = rows * weights[0]
+        return ops.mean(rows), {"accuracy": (labels, logits, *weights)}
+
+    return loss_fn
+
+
+def train(settings: Settings, folder: recipe.Folder) -> None:
+    recipe.at_least(settings, epochs=1, teacher_epochs=1, layers=1, clip_norm=0)
+    recipe.shares(settings, "warmup")
+    if not 0 <= settings.share <= 1 or settings.temperature <= 0:
+        raise recipe.InputError(
+            f"--share is {settings.share} and --temperature {settings.temperature}; give 0 to 1, "
+            "and above 0"
+        )
+    import keras
+
+    from kmodels import training
+    from kmodels.data import ImageLoader, open_dataset
+    from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
+    from kmodels.models.vit import sharding
+    from kmodels.training import classification
+
+    recipe.prepare(settings, sharding.LAYOUT)
+
+    # === Data ===
+    own = folder.path / "teacher"
+    origin = settings.teacher or (own if own.is_dir() else settings.teacher_preset)
+    shape = tuple(ViTBackbone.from_preset(origin, load_weights=False).config.image_shape)
+    data = open_dataset(settings.data, image_size=shape[:2], seed=settings.seed)
+    shape = (*shape[:2], data.image_shape[-1])
+
+    # === Models ===
+    sizes = {"num_classes": data.num_classes, "image_shape": shape}
+    if settings.teacher or own.is_dir():
+        teacher = ViTImageClassifier.from_preset(origin, dtype=settings.precision)
+        if teacher.num_classes != data.num_classes:
+            raise recipe.InputError(
+                f"the teacher knows {teacher.num_classes} classes, the data {data.num_classes}; "
+                "give a teacher of this data"
+            )
+    else:
+        teacher = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes)
+    student = ViTImageClassifier.from_preset(
+        settings.preset, dtype=settings.precision, num_layers=settings.layers, **sizes
+    )
+    preprocessor = teacher.preprocessor or ViTImageClassifierPreprocessor(
+        shape[:2], data.mean, data.std
+    )
+    teacher.preprocessor = student.preprocessor = None  # The loaders normalise.
+
+    # === Batches ===
+    common = {
+        "image_size": shape[:2],
+        "channels": shape[-1],
+        "mean": preprocessor.mean,
+        "std": preprocessor.std,
+        "workers": settings.workers,
+    }
+    order = {"shuffle": True, "seed": settings.seed, "drop_last": True}
+    loader = ImageLoader(data.train, settings.batch_size, **order, **common)
+    validation, test = (
+        training.WholeBatches(ImageLoader(part, settings.batch_size, **common)) if part else None
+        for part in (data.validation, data.test)
+    )
+
+    # === Teacher ===
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    epochs = settings.teacher_epochs
+    rate = training.WarmupSchedule(settings.learning_rate, epochs * len(loader), len(loader))
+    for model in (teacher, student):
+        model.compile(optimizer(settings, rate), loss, weighted_metrics=["accuracy"])
+    if not (settings.teacher or own.is_dir()):
+        print(f"teacher: {teacher.count_params():,} parameters", flush=True)
+        for epoch in range(epochs):
+            loader.set_epoch(epoch)
+            teacher.fit(loader, shuffle=False, verbose=0)
+        teacher.save_to_preset(own)
+    if validation is not None:
+        found = teacher.evaluate(validation, return_dict=True, verbose=0)
+        print(f"teacher: validation accuracy {found['accuracy']:.4f}", flush=True)
+
+    # === Student ===
+    total = settings.steps or settings.epochs * len(loader)
+    warmup = round(settings.warmup * total)
+    schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
+    step = training.TrainStep(
+        {"student": student, "teacher": teacher},
+        loss_function(settings.temperature, settings.share),
+        train=["student"],
+    )
+    metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+    step.compile(optimizer(settings, schedule), metrics=[metric])
+    print(f"student: {student.count_params():,} parameters", flush=True)
+    runner = None
+    if settings.evaluate:
+        training.restore_newest(folder.path / "checkpoints", step)
+    else:
+        options = recipe.run_options(settings, FIXED)
+        options["best"] = "val_accuracy" if validation else None
+        runner = training.Runner(step, folder.path, loader, validation, schedule, **options)
+        folder.write_config()
+        runner.run()
+
+    # === Results ===
+    classification.report(folder, student, data, runner, validation, test, preprocessor)
+
+
+def optimizer(settings: Settings, learning_rate: Any) -> Any:
+    """For the teacher and the student alike."""
+    from kmodels import training
+
+    return training.AdamW(
+        learning_rate,
+        weight_decay=settings.weight_decay,
+        clip_norm=settings.clip_norm or None,
+        accumulate=settings.accumulate,
+        ema=settings.ema,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    return recipe.main("distill", Settings, train, argv, __doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""Fine-tune Gemma with LoRA on answers that people preferred (DPO, Rafailov et al. 2023).
+
+    python recipes/dpo.py                                   # a demonstration, offline, in minutes
+    python recipes/dpo.py --weights DIR_OR_GGUF --data FILE.jsonl --sequence-length 512 \\
+        --precision bfloat16 --learning-rate 5e-5 --beta 0.1
+
+A line of FILE.jsonl holds prompt, chosen and rejected, three texts. The reference is the model
+itself without its adapters, so it takes no memory. The run's directory gets result.json, the
+adapter in PEFT's format, and the merged model.
+
+The backend is KERAS_BACKEND's: jax, torch or tensorflow; `loss_function` below is all there is to
+the training step. All flags: --help.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kmodels import recipe
+from kmodels.recipe import flag
+
+
+@dataclass(frozen=True)
+class Settings(recipe.Common):
+    preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
+    weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
+    data: str | None = flag(None, "a .jsonl file; by default instructions that come with kmodels")
+    held_out: float = flag(0.1, "share of the pairs that is kept for validation")
+    sequence_length: int = flag(128, "tokens per row; longer ones are cut")
+    beta: float = flag(0.1, "how much straying from the reference costs")
+    # LoRA
+    rank: int = flag(8, "of the adapters' matrices")
+    alpha: float | None = flag(None, "adapters count alpha / rank times; the rank by default")
+    lora_dropout: float = flag(0.0, "in front of the adapters")
+    targets: str = flag("query,value", "layers with adapters, or all-linear")
+    # Optimizer
+    precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
+    batch_size: int = flag(8, "pairs per step, over all devices")
+    epochs: int = flag(2, "passes over the training pairs", small=1)
+    learning_rate: float = flag(1e-3, "highest learning rate")
+    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
+    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
+    accumulate: int = flag(1, "batches whose gradients make one update")
+    first_steps: int = flag(60, "training of the demonstration's base model", small=2)
+
+
+# What a resumed run must share with the one it continues; its checkpoint knows a hash of the base.
+FIXED = (
+    *("preset", "data", "sequence_length", "beta", "rank", "alpha", "targets"),
+    *("batch_size", "accumulate", "seed"),
+)
+VOCABULARY = 512
+PAIRS = 200
+
+
+def loss_function(beta: float) -> Callable[[Any, Any, bool], Any]:
+    """What the model makes small: -log sigmoid of how much more it prefers the chosen answer."""
+    import keras
+
+    from kmodels import lora
+
+    ops = keras.ops
+
+    def loss_fn(model: Any, batch: Any, training: bool) -> Any:
+        # Chosen and rejected side by side: (pairs, 2, tokens).
+        inputs, labels, weights = batch
+        flat = {name: ops.reshape(x, (-1, x.shape[-1])) for name, x in inputs.items()}
+        learnt = ops.cast(weights > 0, "float32")
+
+        def answers(training: bool) -> Any:
+            logits = model(flat, training=training)
+            rows = ops.log_softmax(ops.cast(logits, "float32"))
+            tokens = ops.reshape(labels, (-1, labels.shape[-1], 1))
+            found = ops.take_along_axis(rows, tokens, axis=-1)
+            return ops.sum(ops.reshape(found, ops.shape(labels)) * learnt, axis=-1)
+
+        with lora.disabled(model):
+            reference = ops.stop_gradient(answers(False))
+        gained = answers(training) - reference
+        margin = beta * (gained[:, 0] - gained[:, 1])
+        real = ops.cast(ops.any(weights > 0, axis=(1, 2)), "float32")  # Others fill the batch up.
+        count = ops.maximum(ops.sum(real), 1.0)
+        logs = {
+            "accuracy": ops.sum(ops.cast(margin > 0, "float32") * real) / count,
+            "margin": ops.sum(margin * real) / count,
+        }
+        return -ops.sum(ops.log_sigmoid(margin) * real) / count, logs
+
+    return loss_fn
+
+
+def train(settings: Settings, folder: recipe.Folder) -> None:
+    recipe.at_least(settings, epochs=1, clip_norm=0, first_steps=1)
+    recipe.shares(settings, "warmup", "held_out")
+    if settings.beta <= 0:
+        raise recipe.InputError(f"--beta is {settings.beta}; give a number above 0, such as 0.1")
+    from kmodels import training
+    from kmodels.data import order
+    from kmodels.models import GemmaCausalLM
+    from kmodels.models.gemma import sharding
+    from kmodels.text import TextLoader
+    from kmodels.training import plots, results
+
+    recipe.prepare(settings, sharding.LAYOUT)
+
+    # === Data ===
+    pairs = read_pairs(settings.data)
+    kept = min(max(round(settings.held_out * len(pairs)), 1), len(pairs) - 1)
+    chosen = order(len(pairs), settings.seed, 0)
+    learnt, held_out = ([pairs[i] for i in part] for part in (chosen[kept:], chosen[:kept]))
+
+    # === Model ===
+    origin: Any = settings.weights or folder.path / "base"
+    if settings.weights is None and not (origin / "config.json").is_file():
+        print("demonstration: a small Gemma trained here, without Google's weights", flush=True)
+        first_training(settings, pairs).save_to_preset(origin)
+    model = GemmaCausalLM.from_preset(origin, dtype=settings.precision)
+    if model.preprocessor is None:
+        raise recipe.InputError(
+            f"{origin} holds no tokenizer; put tokenizer.json beside the weights"
+        )
+    model.enable_lora(
+        settings.rank,
+        alpha=settings.alpha,
+        dropout=settings.lora_dropout,
+        targets=settings.targets.split(","),
+    )
+
+    # === Batches ===
+    text = model.preprocessor
+    text.sequence_length, text.loss_on = settings.sequence_length, "responses"
+    size, shuffled = settings.batch_size, {"shuffle": True, "seed": settings.seed}
+    loader = TextLoader(side_by_side(text, learnt), size, **shuffled)
+    validation = TextLoader(side_by_side(text, held_out), size)
+    print(f"{len(learnt)} pairs, {len(held_out)} held out; {text.cut}", flush=True)
+
+    # === Training ===
+    total = settings.steps or settings.epochs * len(loader)
+    warmup = round(settings.warmup * total)
+    schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
+    step = training.TrainStep(model, loss_function(settings.beta))
+    step.compile(
+        training.AdamW(
+            schedule,
+            weight_decay=0.0,
+            clip_norm=settings.clip_norm or None,
+            accumulate=settings.accumulate,
+        )
+    )
+    runner = None
+    if settings.evaluate:
+        training.restore_newest(folder.path / "checkpoints", step)
+    else:
+        options = recipe.run_options(settings, FIXED)
+        options |= {"best": "val_loss", "origin": str(origin)}
+        runner = training.Runner(step, folder.path, loader, validation, schedule, **options)
+        folder.write_config()
+        runner.run()
+
+    # === Results ===
+    found = step.evaluate(validation, return_dict=True, verbose=0)
+    metrics = {f"val_{name}": float(found[name]) for name in ("loss", "accuracy", "margin")}
+    metrics = (dict(runner.metrics) if runner else {}) | metrics
+    print("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    content = results.result(
+        model, recipe=folder.recipe, settings=settings, metrics=metrics, runner=runner
+    )
+    if runner is None:
+        folder.write_json("evaluation.json", content)
+        return
+    plots.curves(folder.path / "curves.png", runner.history.rows)
+    model.save_adapter(folder.path / "adapter")
+    model.merge_lora()
+    model.save_to_preset(folder.path / "model")
+    folder.write_json("result.json", content)
+    print(f"results in {folder.path}")
+
+
+def read_pairs(path: str | None) -> list[dict[str, str]]:
+    """Prompts with a chosen and a rejected answer; by default an answer to something else."""
+    names = ("prompt", "chosen", "rejected")
+    if path is not None:
+        try:
+            lines = [line for line in Path(path).expanduser().read_text().splitlines() if line]
+            rows = [json.loads(line) for line in lines]
+        except (OSError, ValueError) as error:
+            raise recipe.InputError(f"--data {path} cannot be read: {error}") from error
+        for number, row in enumerate(rows, 1):
+            if not all(isinstance(row.get(name), str) for name in names):
+                raise recipe.InputError(
+                    f"record {number} of {path} lacks a text; give {', '.join(names)} in each"
+                )
+    else:
+        from kmodels.text import demo
+
+        given = demo.instructions().rows[:PAIRS]
+        rows = [
+            {
+                "prompt": f"{row['instruction']}\n{row['context']}".strip() + "\n",
+                "chosen": row["response"],
+                "rejected": other["response"],
+            }
+            for row, other in zip(given, [*given[1:], given[0]], strict=True)
+        ]
+    if len(rows) < 2:
+        raise recipe.InputError(f"the data has {len(rows)} pairs; give at least 2, to hold one out")
+    return rows
+
+
+def side_by_side(text: Any, pairs: list[dict[str, str]]) -> Any:
+    """Inputs, labels and weights of both answers, each (pairs, 2, tokens)."""
+    import keras
+    import numpy as np
+
+    prompts = [row["prompt"] for row in pairs]
+    both = [
+        text({"prompts": prompts, "responses": [row[name] for row in pairs]})
+        for name in ("chosen", "rejected")
+    ]
+    return keras.tree.map_structure(lambda *parts: np.stack(parts, axis=1), *both)
+
+
+def first_training(settings: Settings, pairs: list[dict[str, str]]) -> Any:
+    """A small Gemma and its tokenizer, which has seen both answers."""
+    import keras
+
+    from kmodels import training
+    from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
+    from kmodels.text import TextLoader
+    from kmodels.text.training import train_tokenizer
+
+    texts = [row["prompt"] + row[name] for row in pairs for name in ("chosen", "rejected")]
+    text = GemmaCausalLMPreprocessor(train_tokenizer(texts, VOCABULARY), settings.sequence_length)
+    model = GemmaCausalLM.from_preset(
+        settings.preset, vocabulary_size=text.tokenizer.vocabulary_size(), preprocessor=text
+    )
+    loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
+    steps = settings.first_steps
+    model.compile(
+        optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    for epoch in range(-(-steps // len(loader))):
+        loader.set_epoch(epoch)
+        left = min(steps - epoch * len(loader), len(loader))
+        logs = model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0).history
+        print(f"  step {epoch * len(loader) + left}  loss {logs['loss'][-1]:.3f}", flush=True)
+    return model
+
+
+def main(argv: list[str] | None = None) -> int:
+    return recipe.main("dpo", Settings, train, argv, __doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
