@@ -126,12 +126,13 @@ def run(
     given = (arguments["x"], arguments.get("validation_data"))
     feeds = [feed for feed in given if isinstance(feed, Fed) and not feed.running]
     for feed in feeds:
-        feed.running = True
+        feed.running, feed.model = True, getattr(method, "__self__", None)
     try:
         return method(**arguments)
-    except Exception:
+    except Exception as error:
         for feed in feeds:
-            if feed.error is not None:
+            # tf.data wraps it. What was made ahead may be wrong too, and not be the reason.
+            if feed.error is not None and str(feed.error) in str(error):
                 raise feed.error from None
         raise
     finally:

@@ -16,8 +16,9 @@ from kmodels.errors import InputError
 
 ENVIRONMENT = "KMODELS_PREFETCH"
 
-# None where the backend has a pipeline of its own, tf.data, which makes and sends batches ahead.
 _placing: Any = backend_module("kmodels.data.placing")
+# Where the backend has a pipeline of its own, tf.data, which makes and sends batches ahead.
+_keeps_pipeline = getattr(_placing, "keeps_pipeline", lambda model: False)
 
 
 def batches_ahead() -> int:
@@ -41,6 +42,7 @@ class Fed:
         clock: how long steps waited.
         error: what the data raised, which some backends wrap in errors of their own.
         running: whether a `fit`, `evaluate` or `predict` is at it.
+        model: whose method that is, if it is known.
         taken: batches of this pass that were handed out; None where only the backend knows.
     """
 
@@ -48,6 +50,7 @@ class Fed:
         self.clock = clock
         self.error: Exception | None = None
         self.running = False
+        self.model: Any = None
         self.taken: int | None = None
         self._ahead: Ahead | None = None
 
@@ -63,11 +66,12 @@ class Fed:
 
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Batches as the step, or the pipeline in front of it, asks for them."""
-        made = self._made(batches)
-        return made if _placing is None else self._taken(made)
+        piped = _keeps_pipeline(self.model)
+        made = self._made(batches, piped)
+        return made if piped else self._taken(made)
 
-    def _made(self, batches: Iterable[Any]) -> Iterator[Any]:
-        self.clock.begin_pass(_placing is None)
+    def _made(self, batches: Iterable[Any], piped: bool) -> Iterator[Any]:
+        self.clock.begin_pass(piped)
         try:
             iterator = iter(batches)
             while True:
@@ -135,6 +139,12 @@ class Feed(Fed, compat.PyDatasetAdapter):
 
     def _get_iterator(self) -> Iterator[Any]:
         return self.feed(self.raw())
+
+    def get_tf_dataset(self) -> Any:
+        """As in Keras' adapter, or batches without tf.data."""
+        if _keeps_pipeline(self.model):
+            return super().get_tf_dataset()
+        return _placing.Passes(self._get_iterator)
 
     def on_epoch_end(self) -> None:
         """As in Keras' adapter."""
