@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from kmodels.errors import InputError
 from kmodels.transforms.loops import chosen, unrolled
 from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
+from kmodels.transforms.trees import apart, taken
 
 # A body with an `autograd.Function` of its own, or that writes in place, cannot be transformed.
 GENERIC = frozenset({"grad", "value_and_grad", "jvp", "vjp", "hessian", "vmap"})
@@ -187,16 +188,19 @@ def while_loop(
     else:
         return keras.ops.while_loop(cond, body, loop_vars, maximum_iterations)
 
-    def proceed(count: Any, *held: Any) -> Any:
-        more = cond(*held)
+    leaves, join = apart(held)
+
+    def proceed(count: Any, *leaves: Any) -> Any:
+        more = cond(*join(list(leaves)))
         return more if maximum_iterations is None else more & (count < maximum_iterations)
 
-    def step(count: Any, *held: Any) -> Any:
-        found = body(*held)
-        return (count + 1, *((found,) if alone else found))
+    def step(count: Any, *leaves: Any) -> Any:
+        found = body(*join(list(leaves)))
+        # Copies, for torch takes no results that are what came in.
+        return (count + 1, *(leaf.clone() for leaf in apart(taken(found, numbers=True))[0]))
 
-    _, *held = traced_while_loop(proceed, step, (keras.ops.zeros((), "int32"), *held))
-    return held[0] if alone else tuple(held)
+    _, *leaves = traced_while_loop(proceed, step, (keras.ops.zeros((), "int32"), *leaves))
+    return join(list(leaves))[0] if alone else join(list(leaves))
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
