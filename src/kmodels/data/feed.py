@@ -53,9 +53,15 @@ class Fed:
         self.model: Any = None
         self.taken: int | None = None
         self._ahead: Ahead | None = None
+        self._begun = False
 
     def begin(self) -> None:
-        """Training begins: what was made ahead to build the model is let go."""
+        """What was read to build the model was it; from here on batches are made ahead.
+
+        Not before: so many that nobody takes would be made as there is time for, and draw as many
+        random numbers.
+        """
+        self._begun = True
         self.close()
 
     def close(self) -> None:
@@ -87,7 +93,7 @@ class Fed:
             raise
 
     def _taken(self, made: Iterator[Any]) -> Iterator[Any]:
-        count, ahead = batches_ahead(), None
+        count, ahead = batches_ahead() if self._begun else 0, None
         if count:
             self.close()
             ahead = self._ahead = Ahead(made, count, _placing.placer())

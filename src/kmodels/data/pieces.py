@@ -25,7 +25,7 @@ def expand(pattern: str) -> list[Path]:
         InputError: where a file is missing, or none fits.
     """
     found: list[Path] = []
-    for name in _braced(str(Path(pattern).expanduser())):
+    for name in dict.fromkeys(_braced(str(Path(pattern).expanduser()))):
         hits = sorted(glob.glob(name)) if any(mark in name for mark in "*?[") else [name]
         found += [Path(hit) for hit in hits]
     if not found:

@@ -42,7 +42,7 @@ def placer() -> Callable[[Any], Any]:
 
 def busy(model: Any) -> Callable[[], bool] | None:
     """Whether the device is still at what it was given; None where it computes at once."""
-    if _device().type != "cuda":
+    if not torch.cuda.is_initialized():
         return None
     event = torch.cuda.Event()
     event.record()

@@ -57,12 +57,10 @@ class TarShards:
     def __getitem__(self, number: int) -> dict[str, Any]:
         held = self._held(number)
         if self.fields is None:
-            return {kind: _decoded(kind, *self._content(held[kind])) for kind in held}
+            return {kind: self._value(number, kind, held[kind]) for kind in held}
         if lacking := [kind for kind in self.fields.values() if kind not in held]:
             raise InputError(f"{self.name(number)} has no {lacking[0]}, only {', '.join(held)}")
-        return {
-            name: _decoded(kind, *self._content(held[kind])) for name, kind in self.fields.items()
-        }
+        return {name: self._value(number, kind, held[kind]) for name, kind in self.fields.items()}
 
     def name(self, number: int) -> str:
         """Shard and key of a sample, for messages."""
@@ -77,16 +75,16 @@ class TarShards:
         kind = next((kind for kind in held if kind.rpartition(".")[2] in _PICTURES), None)
         if kind is None:
             raise PictureError(self.name(number), f"no picture in it, only {', '.join(held)}")
-        return _decoded(kind, *self._content(held[kind]))
+        return self._value(number, kind, held[kind])
 
     def label(self, number: int) -> int:
         """The class of a sample: its cls, or "label" of its json."""
         held = self._held(number)
         found: Any = None
         if "cls" in held:
-            found = _decoded("cls", *self._content(held["cls"]))
+            found = self._value(number, "cls", held["cls"])
         elif "json" in held:
-            about = _decoded("json", *self._content(held["json"]))
+            about = self._value(number, "json", held["json"])
             found = about.get("label") if isinstance(about, dict) else None
         if not isinstance(found, int) or found < 0:
             raise InputError(f"{self.name(number)} has no label; give KEY.cls or KEY.json")
@@ -97,24 +95,34 @@ class TarShards:
         rows = self._members[self._starts[number] : self._starts[number + 1]].tolist()
         return {self._kinds[kind]: (file, offset, size) for file, kind, offset, size in rows}
 
-    def _content(self, place: tuple[int, int, int]) -> tuple[bytes, str]:
+    def _value(self, number: int, kind: str, place: tuple[int, int, int]) -> Any:
         file, offset, size = place
-        where = f"{self._files.paths[file]} at byte {offset}"
         if size > MAX_BYTES:
-            raise InputError(f"{where}: a member of {size} bytes is too large; cut it up")
-        return self._files.read(file, offset, size), where
+            raise InputError(f"{self.name(number)}: {kind} has {size} bytes; cut it up")
+        content = self._files.read(file, offset, size)
+        try:
+            return _decoded(kind, content)
+        except PictureError as error:
+            raise PictureError(self.name(number), error.reason) from error
+        except (ValueError, EOFError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"{self.name(number)}: {kind} is damaged ({reason}); repair or remove it"
+            ) from error
 
     def _index(self, number: int, members: list, starts: list) -> None:
         path, former, here = self._files.paths[number], None, set()
-        whole = path.stat().st_size
+        whole, last, end = path.stat().st_size, "its beginning", 0
         known = {kind: place for place, kind in enumerate(self._kinds)}
         try:
             with tarfile.open(path, "r:") as archive:
                 for member in archive:
+                    size = member.size if member.isfile() else 0
+                    last, end = member.name, member.offset_data + -(-size // 512) * 512
                     if not member.isfile() or member.issparse():
                         continue
-                    if member.offset_data + member.size > whole:
-                        raise InputError(f"{path} is cut short in {member.name}; copy it again")
+                    if end > whole:
+                        raise InputError(f"{path} is cut short in {last}; copy it again")
                     key, kind = _split(member.name)
                     if key is None:
                         continue
@@ -133,6 +141,8 @@ class TarShards:
                 f"{path} is no readable tar file ({error}); unpack it if it is compressed, or "
                 "copy it again"
             ) from error
+        if self._files.read(number, end, 512) != bytes(512):
+            raise InputError(f"{path} is cut short after {last}; copy it again")
         self._kinds = list(known)
 
 
@@ -145,20 +155,16 @@ def _split(name: str) -> tuple[str | None, str]:
     return folder + slash + stem, kind.lower()
 
 
-def _decoded(kind: str, content: bytes, where: str) -> Any:
+def _decoded(kind: str, content: bytes) -> Any:
     ending = kind.rpartition(".")[2]
     if ending in _PICTURES:
-        return decode(content, where)
-    try:
-        if ending in ("cls", "index"):
-            return int(content)
-        if ending in ("txt", "text"):
-            return content.decode()
-        if ending == "json":
-            return json.loads(content)
-        if ending == "npy":
-            return np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{where}: {kind} is damaged ({reason}); repair or remove it") from error
+        return decode(content, kind)
+    if ending in ("cls", "index"):
+        return int(content)
+    if ending in ("txt", "text"):
+        return content.decode()
+    if ending == "json":
+        return json.loads(content)
+    if ending == "npy":
+        return np.load(io.BytesIO(content), allow_pickle=False)
     return content

@@ -126,13 +126,14 @@ class Clock:
         # Busy workers together give a batch as often as one comes.
         make = self.workers * seconds / count if self.workers else self._making / self._made
         make_cpu = make if self.workers else self._making_cpu / self._made
-        # Until the first batch, and while its step is compiled, about one core is busy.
-        own = self._cpu - (since - self._begun) - (0.0 if self.workers else self._making_cpu)
+        # While the first step is compiled, about one core is busy.
+        own = self._cpu - (since - self._begun - first)
+        own -= 0.0 if self.workers else self._making_cpu
         cores = _cores()
         best = max(step, (make_cpu + max(own, 0.0) / count) / cores)
         left, share = 1 - step / best, waited / seconds
-        need = max(math.ceil(make / best), self.workers + 1)
-        if left > share / 2:
+        need = max(math.ceil(make / best - SHOWN_SHARE), self.workers + 1)
+        if left > 0.75 * share:
             return (
                 f"no number of workers ends that, since {cores} cores have no room beside the "
                 f"step for {1000 * make_cpu:.1f} ms a batch; make batches cheaper, or keep them"
