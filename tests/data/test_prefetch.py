@@ -129,6 +129,25 @@ def test_an_error_of_the_data_arrives_as_it_was(model, ahead):
         assert not threads()
 
 
+def test_the_model_survives_a_first_batch_that_goes_wrong(model, ahead):
+    """In a later epoch, and in the validation of one: Keras on JAX has taken the weights out."""
+
+    class Later(Batches):
+        def __init__(self, passes):
+            super().__init__()
+            self.passes = passes
+
+        def __iter__(self):
+            self.passes -= 1
+            self.wrong = 0 if self.passes < 0 else None
+            return super().__iter__()
+
+    for told in ({"x": Later(1)}, {"x": Batches(), "validation_data": as_dataset(Later(1))}):
+        with pytest.raises(OSError, match="cannot read picture 17"):
+            run(model.fit, told.pop("x"), epochs=3, shuffle=False, verbose=0, **told)
+        assert np.isfinite(model.predict(X, verbose=0)).all()
+
+
 def test_training_that_is_stopped_leaves_no_thread(model, ahead):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

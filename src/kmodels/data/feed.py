@@ -1,5 +1,6 @@
 """What Keras is handed as data: batches made ahead where that pays, and how long steps wait."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -54,6 +55,7 @@ class Fed:
         self.taken: int | None = None
         self._ahead: Ahead | None = None
         self._begun = False
+        self._pass: _Pass | None = None
 
     def begin(self) -> None:
         """What was read to build the model was it; from here on batches are made ahead.
@@ -74,7 +76,15 @@ class Fed:
         """Batches as the step, or the pipeline in front of it, asks for them."""
         piped = _keeps_pipeline(self.model)
         made = self._made(batches, piped)
-        return made if piped else self._taken(made)
+        if piped:
+            return made
+        self._pass = _Pass(self._taken(made))
+        return self._pass
+
+    def look(self) -> None:
+        """Gets the first batch of a pass, where Keras takes the weights out of the model before."""
+        if getattr(_placing, "TAKES_WEIGHTS", False) and self._pass is not None:
+            self._pass.look()
 
     def _made(self, batches: Iterable[Any], piped: bool) -> Iterator[Any]:
         self.clock.begin_pass(piped)
@@ -111,6 +121,24 @@ class Fed:
         finally:
             if ahead is not None:
                 ahead.close()
+
+
+class _Pass:
+    """Batches, the first of which may be made before it is asked for."""
+
+    def __init__(self, batches: Iterator[Any]):
+        self._batches = batches
+        self._held: list[Any] = []
+
+    def look(self) -> None:
+        if not self._held:
+            self._held += itertools.islice(self._batches, 1)
+
+    def __iter__(self) -> "_Pass":
+        return self
+
+    def __next__(self) -> Any:
+        return self._held.pop() if self._held else next(self._batches)
 
 
 def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, float]:

@@ -47,6 +47,14 @@ class FollowEpoch(keras.callbacks.Callback):
         """Before a step."""
         if self._clock is not None:
             self._clock.steps(batch)
+            if batch == 0:
+                self._data.look()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a step of evaluate."""
+        data = self._data if self._held_out is None else self._held_out
+        if batch == 0 and isinstance(data, Fed):
+            data.look()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After validation."""

@@ -9,6 +9,10 @@ import numpy as np
 
 from kmodels import compat
 
+# During an epoch Keras holds the weights outside of the model, and they are lost where the first
+# batch raises: no step has given them back.
+TAKES_WEIGHTS = True
+
 
 def ahead() -> int:
     """How many batches pay to be made ahead: on a CPU they would take its cores from the step."""
