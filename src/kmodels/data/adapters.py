@@ -265,7 +265,7 @@ class _Rows:
 def _hugging_face(x: Any, size: int, settings: dict[str, Any], class_weight: Any) -> Any:
     if isinstance(x, dict):
         raise InputError(f"the dataset has splits {', '.join(x)}; give one of them")
-    if not hasattr(x, "__getitem__"):
+    if not hasattr(x, "num_rows"):
         return Stream(_Rows(x, size), None, settings["preprocess"], class_weight)
     return IndexedBatches(lambda rows: as_tuple(x[rows.tolist()]), len(x), size, **settings)
 

@@ -158,7 +158,7 @@ def _split(name: str) -> tuple[str | None, str]:
 def _decoded(kind: str, content: bytes) -> Any:
     ending = kind.rpartition(".")[2]
     if ending in _PICTURES:
-        return decode(content, kind)
+        return decode(content, kind).copy()  # torch wants arrays that can be written to
     if ending in ("cls", "index"):
         return int(content)
     if ending in ("txt", "text"):
