@@ -247,14 +247,12 @@ def check(model, folder, make, told):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_the_model_sees_every_value_in_turn(model, tmp_path, kind):
     check(model, tmp_path, *KINDS[kind])
 
 
 @pytest.mark.across("jax", "torch", "tensorflow")
 @pytest.mark.parametrize("kind", ELSEWHERE)
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset's shards
 def test_the_model_sees_every_value_of_other_packages_data_in_turn(model, tmp_path, kind):
@@ -262,7 +260,6 @@ def test_the_model_sees_every_value_of_other_packages_data_in_turn(model, tmp_pa
     gc.collect()  # here, where what webdataset leaves open is allowed
 
 
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_what_is_no_data_or_ends(model):
     once = (pair(rows) for rows in LOADED)
     with pytest.raises(InputError, match="the generator is used up; give steps_per_epoch"):

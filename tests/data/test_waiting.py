@@ -92,7 +92,6 @@ def test_a_pipeline_that_is_ahead_of_the_steps(monkeypatch):
     assert clock.waited == pytest.approx(0.1 + 0.01) and clock.batches == 4
 
 
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_slow_data_is_told_after_the_epoch(capsys):
     def slow():
         for _ in range(8):

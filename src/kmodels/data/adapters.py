@@ -6,7 +6,9 @@ was given is told from its methods and the name of its package: nothing is impor
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -128,7 +130,8 @@ def run(
     for feed in feeds:
         feed.running, feed.model = True, getattr(method, "__self__", None)
     try:
-        return method(**arguments)
+        with _unwarned(feeds, arguments):
+            return method(**arguments)
     except Exception as error:
         for feed in feeds:
             # tf.data wraps it. What was made ahead may be wrong too, and not be the reason.
@@ -139,6 +142,18 @@ def run(
         for feed in feeds:
             feed.running = False
             feed.close()
+
+
+@contextmanager
+def _unwarned(feeds: list[Fed], arguments: dict[str, Any]) -> Iterator[None]:
+    """Without Keras' warning that data ended, where nobody had said how much there is."""
+    told = arguments.get("steps_per_epoch") or arguments.get("steps")
+    if told or not any(isinstance(f, Stream) and f.num_batches is None for f in feeds):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        yield
 
 
 def fit_arguments(
