@@ -54,6 +54,8 @@ SLOW = [0.1] * 20
         ((0, "workers"), 1, SLOW, 0.0, ": workers=2 would end that"),
         # Three workers are busy all the time: a batch takes them 3 x 150 ms.
         ((3, "workers"), 16, SLOW, 0.0, ": workers=9 would end that"),
+        ((1, "workers"), 2, SLOW, 0.0, ": workers=3 would end that, unless they compute: there are "
+         "2 cores"),
         ((2, "workers"), 16, [3.0] + [0.001] * 19, 0.0, "nearly all of it before the first batch"),
         ((0, None, "cache it"), 4, SLOW, 0.1, "ms a batch): cache it"),
         ((), 4, [0.002] * 20, 0.002, None),

@@ -125,7 +125,8 @@ class Clock:
         step = max((seconds - waited) / count, 1e-6)
         # Busy workers together give a batch as often as one comes.
         make = self.workers * seconds / count if self.workers else self._making / self._made
-        make_cpu = make if self.workers else self._making_cpu / self._made
+        # How much of it workers compute, and how much they wait for a disk, is not known here.
+        make_cpu = 0.0 if self.workers else self._making_cpu / self._made
         # While the first step is compiled, about one core is busy.
         own = self._cpu - (since - self._begun - first)
         own -= 0.0 if self.workers else self._making_cpu
@@ -140,6 +141,8 @@ class Clock:
             )
         named = f"a loader with {need} worker{'s' * (need > 1)}"
         named = named if self.parameter is None else f"{self.parameter}={need}"
+        if self.workers and need > cores:
+            return f"{named} would end that, unless they compute: there are {cores} cores"
         if left > SHOWN_SHARE:
             return f"{named} would leave {left:.0%}, and {cores} cores have no room for more"
         return f"{named} would end that"
