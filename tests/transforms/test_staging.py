@@ -45,7 +45,7 @@ def test_python_runs_once_per_kind_of_argument() -> None:
     assert (to_numpy(traced({"x": ROWS[0]}, 3)["y"]) == ROWS[0] ** 3).all()
     assert (to_numpy(traced({"x": ROWS}, up=False)["y"]) == -ROWS).all()
     assert len(runs) == 4
-    with pytest.raises(InputError, match="a static argument is a list, which has no hash"):
+    with pytest.raises(InputError, match="a static argument has no hash, among list"):
         traced({"x": ROWS}, [3])
 
 

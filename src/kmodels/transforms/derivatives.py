@@ -73,7 +73,7 @@ def _value_and_grad(
 
         def flat(*leaves: Any) -> tuple[Any, list[Any]]:
             value, aux = _pair(call(leaves), name) if has_aux else (call(leaves), None)
-            tensors, put = trees.apart(trees.taken(aux))
+            tensors, put = trees.apart(aux)
             rest.append(put)
             return _scalar(value, name), tensors
 
@@ -186,14 +186,14 @@ class _Run:
     def __call__(self, *leaves: Any) -> tuple[list[Any], list[Any]]:
         output = self.fun(*self.arguments(list(leaves)))
         output, aux = _pair(output, self.name) if self.has_aux else (output, None)
-        tensors, self.join = trees.apart(trees.taken(output, numbers=True))
-        rest, self.rest = trees.apart(trees.taken(aux))
+        tensors, self.join = trees.apart(output, numbers=True)
+        rest, self.rest = trees.apart(aux)
         return tensors, rest
 
 
 def _chosen(
     fun: Function, argnums: int | tuple[int, ...], args: tuple, kwargs: dict, name: str
-) -> tuple[list[Any], trees.Join, Callable[[Any], Any]]:
+) -> tuple[list[Any], Callable[[Any], Any], Callable[[Any], Any]]:
     """Leaves of the arguments to differentiate by, what makes them trees, and a call with others.
 
     The trees are a tuple if `argnums` is.

@@ -80,7 +80,7 @@ def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 def show(form: Any) -> str:
     """The text of a jaxpr."""
-    return str(form)
+    return form.pretty_print(use_color=False)
 
 
 def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:

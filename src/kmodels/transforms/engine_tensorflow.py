@@ -10,7 +10,7 @@ import tensorflow as tf
 from kmodels.errors import InputError
 from kmodels.transforms.loops import chosen
 from kmodels.transforms.messages import OUT_AXES, VALUE
-from kmodels.transforms.trees import Join, apart, taken
+from kmodels.transforms.trees import Join, apart
 
 _mapping: ContextVar[bool] = ContextVar("kmodels_mapping", default=False)
 ZERO = tf.UnconnectedGradients.ZERO
@@ -102,7 +102,7 @@ def _staged(run: Callable[..., Any], leaves: list[Any]) -> Any:
     if not tf.executing_eagerly():
         return run(*leaves)
     leaves = [tf.convert_to_tensor(leaf) for leaf in leaves]
-    return tf.function(run, autograph=False).get_concrete_function(*leaves)(*leaves)
+    return _graph(run, leaves)(*leaves)
 
 
 def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> Any:
@@ -145,14 +145,29 @@ def _depends(tensor: Any, parts: list[Any]) -> bool:
 
 
 def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A graph; in a graph that is being made, a part of it."""
-    graph = tf.function(fun, autograph=False)
-    return lambda *leaves: graph(*leaves) if tf.executing_eagerly() else fun(*leaves)
+    """The graph of the first call; in a graph that is being made, a part of it."""
+    graph: Any = None
+
+    def run(*leaves: Any) -> Any:
+        nonlocal graph
+        if not tf.executing_eagerly():
+            return fun(*leaves)
+        leaves = tuple(tf.convert_to_tensor(leaf) for leaf in leaves)
+        if graph is None:
+            graph = _graph(fun, leaves)
+        return graph(*leaves)
+
+    return run
+
+
+def _graph(fun: Callable[..., Any], leaves: Any) -> Any:
+    """A `tf.function` for one kind of arguments, which does not ask again what kind they are."""
+    return tf.function(fun, autograph=False).get_concrete_function(*leaves)
 
 
 def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     """The graph."""
-    return tf.function(fun, autograph=False).get_concrete_function(*leaves).graph
+    return _graph(fun, leaves).graph
 
 
 def show(form: Any) -> str:
@@ -170,8 +185,7 @@ def show(form: Any) -> str:
 
 def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     """`tf.recompute_grad`, whose function's gradients go by its arguments alone."""
-    traced = tf.function(fun, autograph=False).get_concrete_function(*leaves)
-    if any(x.dtype.is_floating for x in traced.captured_inputs):
+    if any(x.dtype.is_floating for x in _graph(fun, leaves).captured_inputs):
         raise InputError(
             "remat: the function uses tensors that are not its arguments, whose gradients "
             "TensorFlow would lose; make them arguments"
@@ -210,9 +224,9 @@ def scan(
 
     def step(held: Any, parts: Any) -> Any:
         found, y = f(put(list(held[0])), join(list(parts) if slices else []))
-        ys, put_ys = apart(taken(y, numbers=True))
+        ys, put_ys = apart(y, numbers=True)
         structure.append(put_ys)
-        return apart(taken(found, numbers=True))[0], ys
+        return apart(found, numbers=True)[0], ys
 
     parts = slices or [tf.range(count)]
     # What comes out is known by tracing a step; TensorFlow's loops want to know it first.

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from kmodels.errors import InputError
 from kmodels.transforms.loops import chosen, unrolled
 from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
-from kmodels.transforms.trees import apart, taken
 
 # A body with an `autograd.Function` of its own, or that writes in place, cannot be transformed.
 GENERIC = frozenset({"grad", "value_and_grad", "jvp", "vjp", "hessian", "vmap"})
@@ -188,19 +187,22 @@ def while_loop(
     else:
         return keras.ops.while_loop(cond, body, loop_vars, maximum_iterations)
 
-    leaves, join = apart(held)
-
-    def proceed(count: Any, *leaves: Any) -> Any:
-        more = cond(*join(list(leaves)))
+    def proceed(count: Any, *held: Any) -> Any:
+        more = cond(*held)
         return more if maximum_iterations is None else more & (count < maximum_iterations)
 
-    def step(count: Any, *leaves: Any) -> Any:
-        found = body(*join(list(leaves)))
+    def step(count: Any, *held: Any) -> Any:
+        found = body(*held)
+        found = (found,) if alone else tuple(found)
         # Copies, for torch takes no results that are what came in.
-        return (count + 1, *(leaf.clone() for leaf in apart(taken(found, numbers=True))[0]))
+        return (count + 1, *keras.tree.map_structure(_copy, found))
 
-    _, *leaves = traced_while_loop(proceed, step, (keras.ops.zeros((), "int32"), *leaves))
-    return join(list(leaves))[0] if alone else join(list(leaves))
+    _, *held = traced_while_loop(proceed, step, (keras.ops.zeros((), "int32"), *held))
+    return held[0] if alone else tuple(held)
+
+
+def _copy(leaf: Any) -> torch.Tensor:
+    return keras.ops.convert_to_tensor(leaf).clone()
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:

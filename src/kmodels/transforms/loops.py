@@ -21,7 +21,7 @@ def unrolled(
     ys: list[Any] = []
     for index in reversed(range(count)) if reverse else range(count):
         carry, y = f(carry, join([x[index] for x in slices]))
-        ys.append(trees.apart(trees.taken(y, numbers=True)))
+        ys.append(trees.apart(y, numbers=True))
     if reverse:
         ys.reverse()
     columns = zip(*(tensors for tensors, _ in ys), strict=True)
@@ -30,6 +30,4 @@ def unrolled(
 
 def chosen(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """`cond` where `pred` is mapped: both run, and each entry takes from one."""
-    return keras.tree.map_structure(
-        lambda yes, no: keras.ops.where(pred, yes, no), true_fn(), false_fn()
-    )
+    return trees.mapped(lambda yes, no: keras.ops.where(pred, yes, no), true_fn(), false_fn())

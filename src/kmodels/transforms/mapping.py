@@ -45,7 +45,7 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
             )
         axes = trees.spread(axes_of_args, args, "vmap: in_axes")
         axes += trees.spread(0, kwargs, "vmap: in_axes")
-        everything = [*keras.tree.flatten(args), *keras.tree.flatten(kwargs)]
+        everything = trees.leaves_of((args, kwargs))
         axes = [_place(leaf, axis) for leaf, axis in zip(everything, axes, strict=True)]
         _check_sizes(everything, axes)
         axes = [axis for leaf, axis in zip(everything, axes, strict=True) if _is_tensor(leaf)]
@@ -75,7 +75,7 @@ class _Results:
         """Takes what the function returned for one entry apart."""
         output = trees.taken(output, numbers=True)
         axes = trees.spread(self.out_axes, output, "vmap: out_axes")
-        leaves = keras.tree.flatten(output)
+        leaves = trees.leaves_of(output)
         self.axes = [axis for leaf, axis in zip(leaves, axes, strict=True) if _is_tensor(leaf)]
         tensors, self.join = trees.apart(output)
         pairs = list(zip(tensors, self.axes, strict=True))

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import keras
-
 from kmodels.dispatch import generic_now
 from kmodels.errors import InputError
 from kmodels.transforms import trees
@@ -50,16 +48,14 @@ def jit(
         fixed = {place % len(args) for place in places if -len(args) <= place < len(args)}
         held: Any = [_Static(x) if i in fixed else x for i, x in enumerate(args)]
         named = {name: _Static(x) if name in names else x for name, x in kwargs.items()}
-        given = trees.taken((held, named), numbers=True)
-        leaves, join = trees.apart(given)
-        key = _key(given, leaves)
+        leaves, join = trees.apart((held, named), numbers=True)
+        key = _key(leaves, join)
         if key not in made:
             structure: list[trees.Join] = []
 
             def flat(*leaves: Any) -> list[Any]:
-                args, kwargs = keras.tree.map_structure(_value, join(list(leaves)))
-                output = trees.taken(fun(*args, **kwargs), numbers=True)
-                tensors, put = trees.apart(output)
+                args, kwargs = trees.mapped(_value, join(leaves))
+                tensors, put = trees.apart(fun(*args, **kwargs), numbers=True)
                 structure[:] = [put]
                 return tensors
 
@@ -109,11 +105,11 @@ def trace(fun: Function) -> Callable[..., Trace]:
 
     @wraps(fun)
     def traced(*args: Any, **kwargs: Any) -> Trace:
-        leaves, join = trees.apart(trees.taken((args, kwargs), numbers=True))
+        leaves, join = trees.apart((args, kwargs), numbers=True)
 
         def flat(*leaves: Any) -> list[Any]:
             args, kwargs = join(list(leaves))
-            return trees.apart(trees.taken(fun(*args, **kwargs), numbers=True))[0]
+            return trees.apart(fun(*args, **kwargs), numbers=True)[0]
 
         with tracing("trace"):
             return Trace(engine.trace(flat, leaves))
@@ -140,12 +136,12 @@ def remat(fun: Function) -> Function:
 
     @wraps(fun)
     def again(*args: Any, **kwargs: Any) -> Any:
-        leaves, join = trees.apart(trees.taken((args, kwargs)))
+        leaves, join = trees.apart((args, kwargs))
         structure: list[trees.Join] = []
 
         def flat(*leaves: Any) -> list[Any]:
             args, kwargs = join(list(leaves))
-            tensors, put = trees.apart(trees.taken(fun(*args, **kwargs), numbers=True))
+            tensors, put = trees.apart(fun(*args, **kwargs), numbers=True)
             structure[:] = [put]
             return tensors
 
@@ -177,16 +173,15 @@ def _value(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, _Static) else leaf
 
 
-def _key(given: Any, leaves: list[Any]) -> Any:
+def _key(leaves: list[Any], join: trees.Join) -> Any:
     """What a trace holds for."""
-    static = tuple(leaf for leaf in keras.tree.flatten(given) if not keras.ops.is_tensor(leaf))
-    for leaf in static:
-        try:
-            hash(leaf)
-        except TypeError:
-            kind = type(_value(leaf)).__name__
-            raise InputError(
-                f"jit: a static argument is a {kind}, which has no hash; give a tuple or a number"
-            ) from None
-    form = repr(keras.tree.map_structure(keras.ops.is_tensor, given))
-    return generic_now(), form, static, tuple((tuple(x.shape), str(x.dtype)) for x in leaves)
+    kinds = tuple((tuple(x.shape), x.dtype) for x in leaves)
+    key = generic_now(), join.spec, join.places, join.rest, kinds
+    try:
+        hash(key)
+    except TypeError:
+        named = ", ".join(type(_value(leaf)).__name__ for leaf in join.rest if leaf is not None)
+        raise InputError(
+            f"jit: a static argument has no hash, among {named}; give a tuple or a number"
+        ) from None
+    return key
