@@ -110,9 +110,16 @@ class TrainStep(_Step):
             auto_scale_loss: under "mixed_float16".
 
         Raises:
-            InputError: for optimizers that do not fit the players.
+            InputError: for optimizers that do not fit the players; on torch for `jit_compile=True`
+                where there are no blocks.
         """
         players = self._players
+        by_block = backend_module("kmodels.layers.compile") is not None
+        if jit_compile is True and by_block and not compiling.blocks(self):
+            raise InputError(
+                "jit_compile=True compiles the blocks of kmodels' models on torch, and these have "
+                'none; leave "auto", or give torch.compile parts of your model'
+            )
         players.equip(optimizer, auto_scale_loss)
         self._running = Running(players.names, metrics)
         only = next(iter(players)).optimizer
