@@ -170,6 +170,7 @@ def test_ops_take_the_path_that_can_be_transformed() -> None:
 
     assert decided(lambda: fun(x), "gated_gelu")["override"] == 1
     generic = {"torch": {"grad", "vmap", "jvp", "hessian"}, "jax": {"jvp", "hessian"}}
+    generic["tensorflow"] = {"vmap", "hessian"}
     ways = {
         "grad": grad(fun),
         "vmap": vmap(fun),

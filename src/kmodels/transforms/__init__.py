@@ -10,7 +10,7 @@ lists, tuples and dictionaries; NumPy arrays and variables are taken as tensors.
 
 Where a backend cannot transform the body that an op of this package has for it, the op takes its
 generic path inside the transform, by itself: on torch in derivatives and `vmap`, on JAX in `jvp`
-and `hessian`. TensorFlow transforms them all.
+and `hessian`, on TensorFlow in `vmap` and `hessian`.
 """
 
 from kmodels.transforms.control import cond, fori_loop, scan, while_loop
