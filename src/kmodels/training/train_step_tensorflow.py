@@ -39,8 +39,8 @@ def _dense(gradient: Any) -> Any:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows = gradient.dense_shape[0]
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    shape: Any = gradient.dense_shape
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
 
 
 def evaluate(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
