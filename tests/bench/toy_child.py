@@ -17,7 +17,7 @@ def work(job, link):
     if what == "leave_out":
         raise LeftOut("has no such thing")
     if what == "crash":
-        raise ValueError("a first line\nand a second")
+        raise ValueError("a first line\n\x1b[1mand a second\x1b[0m")
     if what == "hang":
         time.sleep(60)
     if what == "forget":

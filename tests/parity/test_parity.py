@@ -68,6 +68,18 @@ def test_backends_are_equal(preset, pair, more, tmp_path):
     assert any(stage["apart"] > 0 for stage in found["stages"])
 
 
+@pytest.mark.across("torch")
+def test_with_dropout_the_forward_pass_is_compared(tmp_path, capsys):
+    keras.utils.set_random_seed(0)
+    model = ViTImageClassifier.from_preset("vit_debug", dropout_rate=0.5, num_classes=10)
+    model.save_to_preset(tmp_path / "dropping")
+    assert run("parity", tmp_path / "dropping", "--backends", "torch,jax", "--out", tmp_path) == 0
+    found = json.loads((tmp_path / "parity.json").read_text())
+    assert [(stage["step"], stage["stage"]) for stage in found["stages"]] == [(1, "forward")]
+    assert found["dropout"]
+    assert "with dropout the forward pass without it is all that is" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("right", "index", "largest"),
     [

@@ -28,7 +28,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(table)
     plain: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
     if result["dropout"]:
-        console.print(f"each backend drops other values: {result['dropout']}", **plain)
+        console.print("with dropout the forward pass without it is all that is compared", **plain)
     if (first := result["first"]) is None:
         console.print(f"equal in {result['steps']} steps, to {result['tolerance']:g}", **plain)
         return

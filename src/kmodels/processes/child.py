@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -67,7 +68,8 @@ def main(settings: dict[str, Any]) -> None:
         link.send(failed=error.kind, text=str(error))
     except Exception as error:
         traceback.print_exc()
-        text = " ".join(str(error).split())[:_SHOWN]
+        plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))  # Keras writes in bold
+        text = " ".join(plain.split())[:_SHOWN]
         link.send(failed=ChildError.kind, text=f"{type(error).__name__}: {text}")
     finally:
         sys.stderr.flush()
