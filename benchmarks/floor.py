@@ -115,8 +115,10 @@ def passes(dtype: str) -> dict[str, tuple[Callable[[], Any], float]]:
     hidden, stream = made(batch * tokens, mlp, grad=True), made(batch, tokens, width, grad=True)
     scores = made(batch, heads, tokens, tokens, grad=True)
     scale, shift = made(width, grad=True), made(width, grad=True)
-    weights = 4 * width * width + 2 * width * mlp
-    kernel, slope = made(weights, kind=torch.float32), made(weights)
+    # Of all blocks at once: parts of them would stay in the processor's cache.
+    weights = blocks * (4 * width * width + 2 * width * mlp)
+    kernel, change = (made(weights, kind=torch.float32) for _ in range(2))
+    slope = made(weights)
     left, right = made(batch, tokens, width), made(batch, tokens, width)
 
     def norm(x: Any) -> Any:
@@ -127,10 +129,10 @@ def passes(dtype: str) -> dict[str, tuple[Callable[[], Any], float]]:
         "softmax": (both(lambda x: torch.softmax(x, -1), scores), full),
         "layer norm": (both(norm, stream, scale, shift), 2 * full + 1),
         "additions": (lambda: left + right, 4 * full),
-        "update": (lambda: kernel.add_(kernel, alpha=-1e-9), blocks),
+        "update": (lambda: kernel.add_(change, alpha=-1e-9), 1),
     }
     if narrow != torch.float32:
-        found["casts"] = (lambda: (kernel.to(narrow), slope.float()), blocks)
+        found["casts"] = (lambda: (kernel.to(narrow), slope.float()), 1)
     return found
 
 
