@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kmodels.step_tensorflow import Model
 from kmodels.training.train_step_metrics import Results, logged, rows
 from kmodels.training.train_step_players import LossFunction, Players
 
@@ -58,8 +57,8 @@ def outline(
         run(batch)
 
 
-class Step(Model):
-    """The model of any task's step, whose steps are those above."""
+class Step(keras.Model):
+    """Keras' model whose steps are those above."""
 
     _players: Players
     _losses: Mapping[str, LossFunction]
