@@ -208,11 +208,12 @@ def _chosen(
     places = [place % len(args) for place in places]
     said = f"{name}: argument {', '.join(map(str, places))}"
     leaves, join = trees.floats(tuple(args[place] for place in places), said)
-    others, named = trees.taken(args), trees.taken(kwargs)
+    others = [None if i in places else trees.taken(x) for i, x in enumerate(args)]
+    named = trees.taken(kwargs) if kwargs else kwargs
 
     def call(leaves: Any) -> Any:
         filled = list(others)
-        for place, value in zip(places, join(list(leaves)), strict=True):
+        for place, value in zip(places, join(leaves), strict=True):
             filled[place] = value
         return fun(*filled, **named)
 
@@ -226,7 +227,7 @@ def _pair(output: Any, name: str) -> tuple[Any, Any]:
 
 
 def _scalar(value: Any, name: str) -> Any:
-    found = trees.taken(value, numbers=True)
+    found = value if keras.ops.is_tensor(value) else trees.taken(value, numbers=True)
     if not keras.ops.is_tensor(found):
         raise InputError(f"{name}: the function returns {type(value).__name__}; return a scalar")
     if tuple(found.shape) != () or "float" not in str(found.dtype):

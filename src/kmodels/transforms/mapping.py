@@ -34,32 +34,40 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
     Example:
         >>> vmap(grad(loss), in_axes=(None, 0, 0))(weights, images, labels)  # one per example
     """
-    axes_of_args = tuple(in_axes) if isinstance(in_axes, list) else in_axes
 
     @wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = trees.taken(args), trees.taken(kwargs)
-        if isinstance(axes_of_args, tuple) and len(axes_of_args) != len(args):
-            raise InputError(
-                f"vmap: in_axes is {in_axes!r}, but {len(args)} positional arguments are given"
-            )
-        axes = trees.spread(axes_of_args, args, "vmap: in_axes")
-        axes += trees.spread(0, kwargs, "vmap: in_axes")
-        everything = trees.leaves_of((args, kwargs))
-        axes = [_place(leaf, axis) for leaf, axis in zip(everything, axes, strict=True)]
-        _check_sizes(everything, axes)
-        axes = [axis for leaf, axis in zip(everything, axes, strict=True) if _is_tensor(leaf)]
-        (leaves, join), results = trees.apart((args, kwargs)), _Results(out_axes)
+        leaves, spec = trees.flat((args, kwargs))
+        axes = _axes(in_axes, *spec.children())
+        axes = [_place(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
+        _check_sizes(leaves, axes)
+        axes = [axis for leaf, axis in zip(leaves, axes, strict=True) if _is_tensor(leaf)]
+        (tensors, join), results = trees.tensors_of(leaves, spec), _Results(out_axes)
 
-        def flat(*leaves: Any) -> tuple[list[Any], list[Any]]:
-            args, kwargs = join(list(leaves))
+        def flat(*tensors: Any) -> tuple[list[Any], list[Any]]:
+            args, kwargs = join(tensors)
             return results.take(fun(*args, **kwargs))
 
         with tracing("vmap"):
-            stacked, whole = engine.vmap(flat, leaves, axes)
+            stacked, whole = engine.vmap(flat, tensors, axes)
             return results.put(list(stacked), list(whole))
 
     return mapped
+
+
+def _axes(in_axes: Any, args: Any, kwargs: Any) -> list[Any]:
+    """An axis for each leaf, from the structures of the arguments."""
+    if isinstance(in_axes, (tuple, list)):
+        if len(in_axes) != args.num_children:
+            raise InputError(
+                f"vmap: in_axes is {in_axes!r}, but {args.num_children} positional arguments are "
+                "given"
+            )
+        each = zip(in_axes, args.children(), strict=True)
+    else:
+        each = iter([(in_axes, args)])
+    found = [axis for prefix, spec in each for axis in trees.spread(prefix, spec, "vmap: in_axes")]
+    return found + [0] * kwargs.num_leaves
 
 
 class _Results:
@@ -73,11 +81,10 @@ class _Results:
 
     def take(self, output: Any) -> tuple[list[Any], list[Any]]:
         """Takes what the function returned for one entry apart."""
-        output = trees.taken(output, numbers=True)
-        axes = trees.spread(self.out_axes, output, "vmap: out_axes")
-        leaves = trees.leaves_of(output)
+        leaves, spec = trees.flat(output, numbers=True)
+        axes = trees.spread(self.out_axes, spec, "vmap: out_axes")
         self.axes = [axis for leaf, axis in zip(leaves, axes, strict=True) if _is_tensor(leaf)]
-        tensors, self.join = trees.apart(output)
+        tensors, self.join = trees.tensors_of(leaves, spec)
         pairs = list(zip(tensors, self.axes, strict=True))
         stacked = [tensor for tensor, axis in pairs if axis is not None]
         return stacked, [tensor for tensor, axis in pairs if axis is None]

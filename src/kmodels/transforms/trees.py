@@ -4,6 +4,7 @@ The one place that knows how. The rest of the transforms, and each backend's par
 By optree itself, for on torch Keras' own functions walk a tree in Python, several times a call.
 """
 
+import operator
 from collections.abc import Callable
 from numbers import Number
 from typing import Any
@@ -43,11 +44,6 @@ def mapped(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
     return optree.tree_map(function, tree, *trees, **OPTIONS)
 
 
-def leaves_of(tree: Any) -> list[Any]:
-    """All leaves in order; dictionaries by their sorted keys."""
-    return optree.tree_leaves(tree, **OPTIONS)
-
-
 def _take(leaf: Any, numbers: bool) -> Any:
     if isinstance(leaf, keras.Variable):
         return keras.ops.convert_to_tensor(leaf)
@@ -60,7 +56,10 @@ def _take(leaf: Any, numbers: bool) -> Any:
 
 def taken(tree: Any, numbers: bool = False) -> Any:
     """The tree with its NumPy arrays and variables, and Python's numbers if told so, as tensors."""
-    return mapped(lambda leaf: _take(leaf, numbers), tree)
+    leaves, spec = optree.tree_flatten(tree, **OPTIONS)
+    found = [_take(leaf, numbers) for leaf in leaves]
+    same = all(map(operator.is_, found, leaves))
+    return tree if same else optree.tree_unflatten(spec, found)
 
 
 def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
@@ -68,8 +67,17 @@ def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
 
     Leaves that are no tensors stay in the tree that `Join` makes.
     """
+    return tensors_of(*flat(tree, numbers))
+
+
+def flat(tree: Any, numbers: bool = False) -> tuple[list[Any], Any]:
+    """All leaves of a `taken` tree in order, dictionaries by their sorted keys; its structure."""
     leaves, spec = optree.tree_flatten(tree, **OPTIONS)
-    leaves = [_take(leaf, numbers) for leaf in leaves]
+    return [_take(leaf, numbers) for leaf in leaves], spec
+
+
+def tensors_of(leaves: list[Any], spec: Any) -> tuple[list[Any], Join]:
+    """As `apart`, of what `flat` gave."""
     places = tuple(i for i, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf))
     tensors = [leaves[place] for place in places]
     # Without the tensors, for a Join can outlive what traced them.
@@ -78,23 +86,26 @@ def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
     return tensors, Join(spec, places, tuple(leaves))
 
 
-def spread(prefix: Any, tree: Any, name: str) -> list[Any]:
+def spread(prefix: Any, spec: Any, name: str) -> list[Any]:
     """A prefix tree's leaf for each leaf of a tree, such as one axis for a whole dictionary.
 
     Args:
-        prefix: a leaf, or a tree whose leaves stand for parts of `tree`.
-        tree: what it is spread over.
+        prefix: a leaf, or a tree whose leaves stand for parts of the tree.
+        spec: structure of what it is spread over.
         name: of the prefix, for the message.
 
     Raises:
         InputError: if they do not fit.
     """
+    if prefix is None or isinstance(prefix, int):
+        return [prefix] * spec.num_leaves
+    tree = spec.unflatten("*" * spec.num_leaves)
     try:
         return optree.broadcast_prefix(prefix, tree, **OPTIONS)
     except ValueError:
         raise InputError(
-            f"{name} is {prefix!r}, which does not fit {_form(tree)}; give an axis, or a tree of "
-            "axes of the same form"
+            f"{name} is {prefix!r}, which does not fit {tree!r}; give an axis, or a tree of axes "
+            "of the same form"
         ) from None
 
 
