@@ -89,10 +89,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import ImageLoader, open_dataset
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.models.vit import sharding
     from kmodels.training import classification
 
-    recipe.prepare(settings, sharding.LAYOUT)
+    recipe.prepare(settings)
 
     # === Data ===
     own = folder.path / "teacher"

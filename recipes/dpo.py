@@ -101,11 +101,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import order
     from kmodels.models import GemmaCausalLM
-    from kmodels.models.gemma import sharding
     from kmodels.text import TextLoader
     from kmodels.training import plots, results
 
-    recipe.prepare(settings, sharding.LAYOUT)
+    recipe.prepare(settings)
 
     # === Data ===
     pairs = read_pairs(settings.data)

@@ -86,13 +86,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.layers import remat
     from kmodels.lora import LoraSettings
     from kmodels.models import GemmaCausalLM
-    from kmodels.models.gemma import sharding
     from kmodels.text import TextLoader, demo, read_records
     from kmodels.training import plots, results
 
     if settings.weights is None:
         print("demonstration: a small Gemma trained here, without Google's weights", flush=True)
-    recipe.prepare(settings, sharding.LAYOUT)
+    recipe.prepare(settings)
 
     # === Data ===
     if settings.data is None:

@@ -71,10 +71,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.data import Augment, ImageLoader, open_dataset
     from kmodels.layers import remat
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.models.vit import presets, sharding
+    from kmodels.models.vit import presets
     from kmodels.training import classification
 
-    recipe.prepare(settings, sharding.LAYOUT)
+    recipe.prepare(settings)
 
     # === Data ===
     origin = settings.weights or settings.preset

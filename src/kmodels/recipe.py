@@ -61,7 +61,7 @@ class Common:
     precision: str = flag("float32", "dtype policy", choices=("float32", "mixed_bfloat16"))
     matmul_precision: str = flag("default", "of matmuls", choices=("highest", "high", "default"))
     memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
-    mesh: str | None = flag(None, "devices, as in data=4 or data=2,model=2")
+    mesh: str | None = flag(None, "devices, as in data=4, fsdp=8 or data=2,model=2")
     workers: int = flag(0, "processes that prepare batches")
     seed: int = flag(0, "of first weights, order, augmentation and dropout")
     out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
@@ -192,12 +192,11 @@ def _keras_config() -> Path:
     return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
 
 
-def prepare(settings: Any, layout: Any) -> None:
+def prepare(settings: Any) -> None:
     """Checks the common flags; sets memory, precision, caches, mesh and seed. Call it first.
 
     Args:
         settings: a `Common`.
-        layout: the family's table of variable path pattern -> mesh axes.
     """
     import keras
 
@@ -211,8 +210,7 @@ def prepare(settings: Any, layout: Any) -> None:
     precision.set_matmul_precision(settings.matmul_precision)
     device.keep_compiled()
     if settings.mesh:
-        distribution.check_batch(settings.mesh, settings.batch_size)
-        distribution.use_mesh(settings.mesh, layout)
+        distribution.distribute(settings.mesh, settings.batch_size)
     if not 0 <= settings.seed < 2**32:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
     keras.utils.set_random_seed(settings.seed)

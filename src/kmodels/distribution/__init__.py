@@ -1,5 +1,7 @@
-"""Many devices: a mesh by name, over `keras.distribution`."""
+"""Many devices: one line spreads a run over a mesh, on the engine that each backend has."""
 
-from kmodels.distribution.mesh import check_batch, parse_mesh, use_mesh
+from kmodels.distribution.distribute import current, distribute
+from kmodels.distribution.mesh import Mesh, check_batch, parse_mesh
+from kmodels.distribution.plan import Plan
 
-__all__ = ["check_batch", "parse_mesh", "use_mesh"]
+__all__ = ["Mesh", "Plan", "check_batch", "current", "distribute", "parse_mesh"]

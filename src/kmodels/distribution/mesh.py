@@ -1,71 +1,126 @@
-"""A mesh written as text, such as "data=4,model=2"."""
+"""A mesh written as text, such as "data=2,fsdp=4": devices in a grid whose sides have names.
 
-from collections.abc import Mapping
-from typing import Any
+`data` splits batches; `fsdp` splits batches, and weights, gradients and slots too (Rajbhandari et
+al. 2020); `model` splits heads, MLPs and the vocabulary (Shoeybi et al. 2019).
+"""
 
-from kmodels.dispatch import backend, backend_module
+import dataclasses
+import math
+from dataclasses import dataclass
+
 from kmodels.errors import InputError
 
-AXES = ("data", "model")
-Layout = Mapping[str, tuple[str | None, ...]]
+# From the outermost to the innermost: neighbours on `model` talk most, so they lie closest.
+AXES = ("data", "fsdp", "model")
+REST = -1
 
 
-def parse_mesh(spec: str) -> dict[str, int]:
-    """The axes and their lengths: "data=4,model=2" is {"data": 4, "model": 2}.
+@dataclass(frozen=True)
+class Mesh:
+    """How many devices lie along each axis; an axis that was not named is 1 long.
+
+    Args:
+        data: copies of the model, or of its groups of `fsdp` devices.
+        fsdp: devices over which each weight lies in parts.
+        model: devices that compute one row of a batch together.
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    model: int = 1
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """All axes by name, the outermost first."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return math.prod(self.lengths.values())
+
+    @property
+    def replicas(self) -> int:
+        """Parts in which a batch is split: what must divide it."""
+        return self.data * self.fsdp
+
+    def __str__(self) -> str:
+        """As `parse_mesh` reads it, without the axes of length 1."""
+        named = {axis: length for axis, length in self.lengths.items() if length != 1}
+        return ",".join(f"{axis}={length}" for axis, length in (named or {"data": 1}).items())
+
+
+def parse_mesh(spec: str) -> Mesh:
+    """Reads a mesh: "data=4,model=2", "fsdp=8", "data=2,fsdp=4", "data=-1".
+
+    One axis may be -1: `fill` gives it what the others leave.
 
     Raises:
-        InputError: for an unknown axis, one named twice, or a length that is not a whole number.
+        InputError: for an unknown axis, one named twice, a length that is not a whole number, or
+            -1 twice.
     """
-    mesh: dict[str, int] = {}
+    found: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in spec.split(","))):
-        axis, _, length = (text.strip() for text in part.partition("="))
+        axis, _, text = (text.strip() for text in part.partition("="))
         if axis not in AXES:
             raise InputError(
-                f"mesh axis {axis!r} is unknown; write {' and '.join(AXES)}, as in data=4,model=2"
+                f"mesh axis {axis!r} is unknown; write {', '.join(AXES[:-1])} and {AXES[-1]}, "
+                "as in data=4,model=2"
             )
-        if axis in mesh:
+        if axis in found:
             raise InputError(f"mesh axis {axis!r} is named twice in {spec!r}; name it once")
-        if not length.isdecimal() or int(length) < 1:
+        if text != str(REST) and (not text.isdecimal() or int(text) < 1):
             raise InputError(
-                f"mesh axis {axis} has length {length!r}; give a whole number from 1, as in data=4"
+                f"mesh axis {axis} has length {text!r}; give a whole number from 1, as in data=4, "
+                "or -1 for the devices that are left"
             )
-        mesh[axis] = int(length)
-    if not mesh:
+        found[axis] = int(text)
+    if not found:
         raise InputError("the mesh is empty; write it as in data=4,model=2")
+    if list(found.values()).count(REST) > 1:
+        raise InputError(f"the mesh {spec!r} has -1 twice; one axis alone takes what is left")
+    return Mesh(**found)
+
+
+def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
+    """The mesh with -1 replaced by what is left of the devices.
+
+    Args:
+        mesh: of `parse_mesh`.
+        devices: how many there are, in all processes.
+        more: how to get more of them, for the message; "{}" stands for the number.
+
+    Raises:
+        InputError: where there are too few devices, or -1 would be no whole number.
+    """
+    open_axes = [axis for axis, length in mesh.lengths.items() if length == REST]
+    known = abs(mesh.size)
+    if open_axes and devices % known == 0:
+        return dataclasses.replace(mesh, **{open_axes[0]: devices // known})
+    if open_axes and known < devices:
+        raise InputError(
+            f"the mesh {mesh} leaves no whole {open_axes[0]} axis of {devices} devices, which "
+            f"{known} does not divide; give its length"
+        )
+    if known > devices:
+        raise InputError(
+            f"the mesh {mesh} needs {known} devices and there are {devices}; give a smaller "
+            f"mesh, or {more.format(known)}"
+        )
     return mesh
 
 
-def check_batch(spec: str, batch_size: int) -> None:
-    """Raises `InputError` where the data axis does not divide the global batch."""
-    data = parse_mesh(spec).get("data", 1)
-    if batch_size % data:
-        raise InputError(
-            f"data={data} does not divide the batch of {batch_size}; the nearest batches that "
-            f"work are {max(batch_size // data, 1) * data} and {(batch_size // data + 1) * data}"
-        )
+def check_batch(mesh: Mesh | str, batch_size: int) -> None:
+    """Raises `InputError` where the data and fsdp axes do not divide the global batch.
 
-
-def use_mesh(spec: str, layout: Layout) -> Any:
-    """Spreads all that is built from now on over the devices of a mesh.
-
-    Call it before the model is built: variables keep the place where they were made.
-
-    Args:
-        spec: axes and lengths, "data=4" or "data=4,model=2". Batches are split over `data`,
-            variables over `model`.
-        layout: variable path pattern -> axis by dimension, as in a family's `sharding.py`.
-
-    Returns:
-        The `keras.distribution` object that is now set.
-
-    Raises:
-        InputError: on a backend without an engine, for a wrong spec, or too few devices.
+    An axis of -1 counts as 1 as long as it is not filled.
     """
-    mesh = parse_mesh(spec)
-    engine = backend_module("kmodels.distribution.mesh")
-    if engine is None:
+    mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh
+    parts = abs(mesh.replicas)
+    if batch_size % parts:
+        axes = Mesh(data=mesh.data, fsdp=mesh.fsdp)
+        named = f"{axes}" if 1 in (mesh.data, mesh.fsdp) else f"{axes}, {parts} parts in all,"
         raise InputError(
-            f"a mesh ({spec}) needs the jax backend and this is {backend()}; "
-            "set KERAS_BACKEND=jax or leave the mesh out"
+            f"{named} does not divide the batch of {batch_size}; the nearest batches that "
+            f"work are {max(batch_size // parts, 1) * parts} and {(batch_size // parts + 1) * parts}"
         )
-    return engine.use(mesh, layout)

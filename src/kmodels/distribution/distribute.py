@@ -1,0 +1,55 @@
+"""The one line that spreads a run over devices."""
+
+from kmodels.dispatch import backend, backend_module
+from kmodels.distribution.mesh import check_batch, fill, parse_mesh
+from kmodels.distribution.plan import Plan
+from kmodels.errors import InputError
+
+_current: list[Plan] = []
+
+
+def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None:
+    """Spreads what is built from now on over the devices of a mesh.
+
+    Call it once, before the model is built: variables keep the place where they were made. The
+    order is distribute, build or load, `enable_lora`, `plan.prepare`, `compile`, `fit`.
+
+        plan = kmodels.distribution.distribute("data=4,model=2")
+        model = plan.prepare(kmodels.models.ViTImageClassifier.from_preset("vit_debug"))
+
+    Args:
+        spec: axes and lengths, as `parse_mesh` reads them; -1 takes the devices that are left.
+            None takes a mesh back.
+        batch_size: rows of a global batch, checked here where it is given.
+
+    Returns:
+        The plan, which is `current()` from now on; None for None.
+
+    Raises:
+        InputError: for a wrong mesh, too few devices, a batch that does not divide, or what the
+            backend cannot do.
+    """
+    if spec is None:
+        while _current:
+            _current.pop().engine.leave()
+        return None
+    mesh = parse_mesh(spec)
+    if batch_size is not None:
+        check_batch(mesh, batch_size)
+    module = backend_module("kmodels.distribution.engine")
+    if module is None:
+        raise InputError(
+            f"a mesh ({spec}) is not there on {backend()} yet; set KERAS_BACKEND=jax or leave the "
+            "mesh out"
+        )
+    mesh = fill(mesh, module.devices(), module.MORE)
+    if batch_size is not None:
+        check_batch(mesh, batch_size)
+    distribute(None)
+    _current.append(Plan(mesh, module.use(mesh)))
+    return _current[0]
+
+
+def current() -> Plan | None:
+    """The plan in force, or None on one device."""
+    return _current[0] if _current else None
