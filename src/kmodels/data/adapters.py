@@ -148,7 +148,7 @@ def run(
 def _unwarned(feeds: list[Fed], arguments: dict[str, Any]) -> Iterator[None]:
     """Without Keras' warning that data ended, where nobody had said how much there is."""
     told = arguments.get("steps_per_epoch") or arguments.get("steps")
-    if told or not any(isinstance(f, Stream) and f.num_batches is None for f in feeds):
+    if told or not any(isinstance(f, Stream | Native) and f.num_batches is None for f in feeds):
         yield
         return
     with warnings.catch_warnings():

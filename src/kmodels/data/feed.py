@@ -218,8 +218,14 @@ class Native(Fed, compat.DataAdapter):
         return self.feed(self._adapter.get_torch_dataloader())
 
     def get_tf_dataset(self) -> Any:
-        """As in Keras' adapter; how long a step waits for it, the compiled step alone knows."""
-        return self._adapter.get_tf_dataset()
+        """As in Keras' adapter, or gone through here, where waits are seen.
+
+        A clock in the graph would need a thread of TensorFlow's beside the step's.
+        """
+        dataset = self._adapter.get_tf_dataset()
+        if _keeps_pipeline(self.model):
+            return dataset
+        return _placing.Passes(lambda: self.feed(dataset))
 
     @property
     def num_batches(self) -> int | None:
