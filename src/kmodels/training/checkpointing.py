@@ -11,14 +11,15 @@ import keras
 from kmodels import compat
 from kmodels.errors import InputError, check_whole
 from kmodels.files import lock, remove_leftovers, unlock
-from kmodels.training import checkpoint, moments, state
+from kmodels.training import checkpoint, moments, same_run, state
 from kmodels.training.callback_state import CallbackStates
-from kmodels.training.device import check_one_process, versions
+from kmodels.training.device import check_one_process
 from kmodels.training.due import Due
+from kmodels.training.finite_loss import FiniteLoss
+from kmodels.training.going_on import GoingOn
 from kmodels.training.replay import Replay
 from kmodels.training.signals import Interrupted, StopRequest
 from kmodels.training.writer import BackgroundWriter
-from kmodels.weights.readers import read_safetensors
 
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
 Pending = tuple[dict[str, Any], dict[str, state.Arrays]]
@@ -108,10 +109,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._pending: Pending | None = None
         self._before_validation: state.Arrays | None = None
         self._moments: dict[str, state.Arrays] = {}
+        self._going_on: GoingOn | None = None
         self._replayed = 0
-        self._cut: tuple[dict[str, Any], state.Arrays] | None = None
         self._saved_step = -1
-        self._last_finite: float | None = None
+        self._finite_loss = FiniteLoss(self.directory)
         self._log_names: list[str] = []
         self._base: dict[str, Any] | None = None
         self._begun = False
@@ -131,6 +132,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.stop.begin(code)
         self.due.restart()
         if self._restored is not None:
+            self._going_on = GoingOn(*self._restored, self._others)
             ended = self._restored[1]["ended"]
             compat.start_at(self.model, self.params["epochs"] if ended else self.epoch)
 
@@ -138,34 +140,23 @@ class Checkpoint(keras.callbacks.Callback):
         """Finishes the checkpoint of the epoch before; begins the replay of a cut one."""
         self._finish()
         self._leave_if_asked()
-        self._before_validation, self._replayed, self._cut = None, 0, None
-        self._moments = {"epoch": moments.capture(self.model.optimizer)}
-        if self._restored is None:
-            self.epoch, self.batch = epoch, 0
+        self._before_validation, self._replayed = None, 0
+        if self._restored is None or self._going_on is None:
+            self.epoch, self.batch, self._going_on = epoch, 0, None
+            self._moments = {"epoch": moments.capture(self.model.optimizer)}
             return
         compat.start_at(self.model, None)
-        path, described = self._restored
-        self._restored, self._log_names = None, described["log_names"]
-        other = _other(path)
-        self._put_back(described, other, "epoch")
-        self._moments = {"epoch": _below("random/epoch/", other)}
-        if self.batch:
-            if compat.metrics_built(self.model):
-                self._fill_metrics(path)
-            # The hooks of this epoch are gone through again up to the one that saved.
-            self._replayed, self._cut = self.batch, (described, other)
-            Replay(
-                self.model,
-                self.batch,
-                described["log_names"],
-                first=lambda batch: self._build_metrics(path, batch),
-            )
+        (_, described), self._restored = self._restored, None
+        self._log_names, self._replayed = described["log_names"], self.batch
+        self._moments = {"epoch": self._going_on.begin_epoch(self.model)}
+        if not self.batch:
+            self._going_on = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves where it is time, or where a signal came."""
         if batch < self._replayed:
-            if batch + 1 == self._replayed:
-                self._go_on(in_validation=False)
+            if batch + 1 == self._replayed and self._going_on is not None:
+                self._going_on.reach(self.model, in_validation=False)
             self._leave_if_asked()
             return
         self.step += batch + 1 - self.batch
@@ -180,7 +171,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Keeps the training's averages, which validation writes over, and the random states."""
-        self._go_on(in_validation=True)
+        if self._going_on is not None:
+            self._going_on.reach(self.model, in_validation=True)
         self._before_validation = state.copied(state.named(self.model.metrics_variables))
         self._moments["validation"] = moments.capture(self.model.optimizer)
 
@@ -219,10 +211,8 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Waits until all is written, and lets go of the directory."""
         compat.start_at(self.model, None)
-        if self._restored is not None and self._others is not None:
-            # There was nothing left to train.
-            path, described = self._restored
-            self._others.restore(described["callbacks"], _other(path))
+        if self._restored is not None and self._going_on is not None:
+            self._going_on.end()
         self._finish(trained=True)
         # In this order: a signal may come while the last checkpoint is written.
         self._let_go()
@@ -263,7 +253,7 @@ class Checkpoint(keras.callbacks.Callback):
         path, described, passed_over = found
         for reason in passed_over:
             print(f"passed over a damaged checkpoint: {reason}", flush=True)
-        self._compare(path, described, steps_per_epoch)
+        same_run.check_same(path, described, self.settings, steps_per_epoch)
         checkpoint.restore(path, described, model)
         self.epoch, self.batch = described["epoch"], described["batch"]
         self.validated = bool(described["logs"])
@@ -283,41 +273,6 @@ class Checkpoint(keras.callbacks.Callback):
 
     # Parts
 
-    def _compare(self, path: Path, described: dict[str, Any], steps: int | None) -> None:
-        kept = described["settings"]
-        wrong = [name for name, value in self.settings.items() if kept.get(name) != value]
-        said = [f"{name} was {kept.get(name)!r}" for name in wrong]
-        seed, former = compat.random_seed(), described["order"]["seed"]
-        if None not in (seed, former) and seed != former:
-            said.append(f"the random seed was {former}")
-        count = described["steps_per_epoch"]
-        if None not in (steps, count) and steps != count:
-            said.append(f"an epoch had {count} batches, not {steps}")
-        if said:
-            raise InputError(
-                f"{path} is of another run: {', '.join(said)}; give the same settings or another "
-                "directory"
-            )
-
-    def _put_back(self, described: dict[str, Any], other: state.Arrays, moment: str) -> None:
-        if self._others is not None:
-            self._others.restore(described["callbacks"], other)
-        moments.restore(self.model.optimizer, _below(f"random/{moment}/", other))
-
-    def _go_on(self, in_validation: bool) -> None:
-        """After the replay, in the hook that saved: its callbacks have been called again."""
-        if self._cut is not None and self._cut[0]["in_validation"] == in_validation:
-            cut, self._cut = self._cut, None
-            self._put_back(*cut, "now")
-
-    def _build_metrics(self, path: Path, batch: Any) -> None:
-        if not compat.metrics_built(self.model):
-            compat.symbolic_build(self.model, batch)
-            self._fill_metrics(path)
-
-    def _fill_metrics(self, path: Path) -> None:
-        state.fill(path, {"metrics": state.named(self.model.metrics_variables)})
-
     def _is_best(self, numbers: dict[str, float]) -> bool:
         assert self.best is not None
         if self.best not in numbers:
@@ -335,20 +290,9 @@ class Checkpoint(keras.callbacks.Callback):
         return value < former[0] if self.mode == "min" else value > former[0]
 
     def _check_loss(self, loss: Any) -> None:
-        # Losses on the device are not waited for: who leaves them there checks them.
-        if not isinstance(loss, float) or not self.stop_on_non_finite:
-            return
-        if math.isfinite(loss):
-            self._last_finite = loss
-            return
-        self._writer.wait()
-        kept = checkpoint.list_checkpoints(self.directory)
-        good = f"checkpoint {kept[0].name} is good" if kept else "no checkpoint was made"
-        raise InputError(
-            f"the loss is {loss} at step {self.step} (learning rate {self._learning_rate():.3g}); "
-            f"the last finite one was {self._last_finite}; {good}; check the data or the learning "
-            "rate"
-        )
+        if self.stop_on_non_finite and not self._finite_loss.is_finite(loss):
+            self._writer.wait()
+            raise self._finite_loss.error(loss, self.step, self._learning_rate())
 
     def _learning_rate(self) -> float:
         self._sync()
@@ -378,12 +322,8 @@ class Checkpoint(keras.callbacks.Callback):
             "in_validation": "validation" in self._moments,
             "logs": {k: v if math.isfinite(v) else None for k, v in logs.items()},
             "log_names": self._log_names,
-            "order": {"seed": compat.random_seed(), "epoch": self.epoch},
-            "schedule": _config(self.model.optimizer),
             "base": self._base,
-            "settings": self.settings,
-            "backend": keras.backend.backend(),
-            "versions": versions(),
+            **same_run.describe(self.model.optimizer, self.settings, self.epoch),
         }
         self._pending = described, arrays
 
@@ -429,19 +369,3 @@ class Checkpoint(keras.callbacks.Callback):
         message = f"stopped at step {self.step} by signal {signum}; {self.how_to_go_on}"
         print(message, file=sys.stderr, flush=True)
         raise Interrupted(signum, message)
-
-
-def _other(path: Path) -> state.Arrays:
-    return {k: v.read() for k, v in read_safetensors(path / "other.safetensors").items()}
-
-
-def _below(prefix: str, arrays: state.Arrays) -> state.Arrays:
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-
-
-def _config(optimizer: Any) -> Any:
-    try:
-        rate = optimizer.get_config().get("learning_rate")
-    except NotImplementedError:  # A user's own schedule need not have a config.
-        return None
-    return rate if isinstance(rate, dict) else None
