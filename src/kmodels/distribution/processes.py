@@ -1,0 +1,160 @@
+"""The processes of one run: which one this is, and what all of them agree on.
+
+`processes_<backend>.py` has four things. `join(seconds)` makes this process one of the run where
+its launcher started several. `index()` and `count()` are 0 and 1 before that. `exchange(key, text,
+seconds)` gives the texts of all processes in the order of their index, raises `TimeoutError` where
+one does not come, and may be called from any thread. `give_up(code)` ends the process at once,
+without waiting for others.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from kmodels import compat
+from kmodels.dispatch import backend_module
+from kmodels.errors import InputError
+
+ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
+_SECONDS = 600.0
+_FAILED = "\0failed"
+
+_engine: Any = backend_module("kmodels.distribution.processes")
+_meetings: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+def limit() -> float:
+    """Seconds after which a process that waits for others ends the run with an error.
+
+    Raises:
+        InputError: where the environment says something else than a number above 0.
+    """
+    text = os.environ.get(ENVIRONMENT)
+    try:
+        seconds = _SECONDS if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise InputError(f"{ENVIRONMENT} is {text!r}; give a number of seconds above 0")
+    return seconds
+
+
+def join() -> None:
+    """Makes this process one of the run that its launcher started; does nothing in a run of one.
+
+    Call it before anything touches a device; `distribute` does. On torch torchrun tells RANK,
+    WORLD_SIZE and where the first one is. On JAX KERAS_DISTRIBUTION_JOB_ADDRESSES, _NUM_PROCESSES
+    and _PROCESS_ID do, or the cluster itself (SLURM, Open MPI, GKE, TPU pods), as in
+    `jax.distributed.initialize`. Where no seed was set, all take one that the first has drawn.
+
+    Raises:
+        InputError: where what was told makes no sense, or the others do not come in time.
+    """
+    if _engine is None:
+        return
+    _engine.join(limit())
+    if count() > 1 and compat.random_seed() is None:
+        seed = from_main("seed", lambda: int.from_bytes(os.urandom(4), "little"))
+        keras.utils.set_random_seed(seed)
+
+
+def index() -> int:
+    """Which of the processes this is, from 0."""
+    return 0 if _engine is None else _engine.index()
+
+
+def count() -> int:
+    """How many processes train together; 1 before `join`."""
+    return 1 if _engine is None else _engine.count()
+
+
+def is_main() -> bool:
+    """Whether this process writes files and shows progress."""
+    return index() == 0
+
+
+def share(what: str, value: Any) -> list[Any]:
+    """What each process gives, in the order of their index. All must call it, in the same order.
+
+    Args:
+        what: is being agreed on, for keys and messages.
+        value: plain and small, as JSON has it.
+
+    Raises:
+        InputError: where a process does not come in time.
+    """
+    if count() == 1:
+        return [value]
+    with _lock:
+        number = _meetings[what]
+        _meetings[what] += 1
+    try:
+        texts = _engine.exchange(f"{what}/{number}", json.dumps(value), limit())
+    except TimeoutError as error:
+        raise InputError(
+            f"process {index()} of {count()} waited {limit():g} s in vain for the others at "
+            f"{what!r}: one has ended, hangs, or has other data ({_first_line(error)}); see what "
+            f"they wrote, or set {ENVIRONMENT} higher"
+        ) from error
+    return [json.loads(text) for text in texts]
+
+
+def from_main(what: str, make: Callable[[], Any]) -> Any:
+    """What the first process makes, in all of them; an `InputError` of its too.
+
+    Args:
+        what: see `share`.
+        make: called in the first process alone; gives something plain and small.
+
+    Raises:
+        InputError: as `make` raised it, in all processes.
+    """
+    found: Any = None
+    if is_main():
+        try:
+            found = make()
+        except InputError as error:
+            if count() > 1:
+                share(what, {_FAILED: str(error)})
+            raise
+    found = share(what, found)[0]
+    if isinstance(found, dict) and _FAILED in found:
+        raise InputError(found[_FAILED])
+    return found
+
+
+def same(what: str, facts: Mapping[str, Any]) -> None:
+    """Raises `InputError` in all processes where they do not tell the same.
+
+    Args:
+        what: the facts are of, such as "the training data".
+        facts: plain and small values by name.
+    """
+    told = share(what, dict(facts))
+    for name in facts:
+        values = [one.get(name) for one in told]
+        if any(value != values[0] for value in values):
+            by_process = ", ".join(f"{value!r} on process {i}" for i, value in enumerate(values))
+            raise InputError(
+                f"{what} differs between the processes: {name} is {by_process}; give all of them "
+                "the same data in the same order, or each its own rows by plan.shard(..., own=True)"
+            )
+
+
+def give_up(code: int) -> None:
+    """Ends a process of several that has failed, so that the others do not wait for it."""
+    if count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _engine.give_up(code)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
