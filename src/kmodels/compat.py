@@ -3,15 +3,16 @@
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
+import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.trainers.data_adapters import get_data_adapter
+from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils import rng_utils
@@ -37,6 +38,9 @@ __all__ = [
     "keep_watching",
     "metrics_built",
     "random_seed",
+    "set_epoch",
+    "set_epoch_of_fit",
+    "side_by_side",
     "start_at",
     "step_output",
     "sublayers",
@@ -164,13 +168,21 @@ def callbacks_beside(callback: Any) -> tuple[list[Any], CodeType | None]:
     Call it inside a hook of the callback. Keras tells a callback its model, never the list that it
     is in, so the list is looked up on the stack.
     """
-    frame = sys._getframe(1)
+    if (frame := _frame_of_hook(callback)) is None:
+        return [callback], None
+    fit = frame.f_back
+    return list(frame.f_locals["self"].callbacks), None if fit is None else fit.f_code
+
+
+def _frame_of_hook(callback: Any) -> FrameType | None:
+    """Where Keras' list of callbacks calls this one."""
+    frame = sys._getframe(2)
     while frame is not None:
         owner: Any = frame.f_locals.get("self")
         if isinstance(owner, _CALLBACK_LIST) and callback in owner.callbacks:
-            return list(owner.callbacks), frame.f_back.f_code if frame.f_back else None
+            return frame
         frame = frame.f_back
-    return [callback], None
+    return None
 
 
 def keep_watching(callback: Any, attributes: Iterable[str]) -> None:
@@ -198,6 +210,32 @@ def start_at(model: Any, epoch: int | None) -> None:
 def data_adapter(x: Any, **settings: Any) -> DataAdapter:
     """What Keras makes of data that it knows; the settings are those of `fit`."""
     return get_data_adapter(x, **settings)
+
+
+def set_epoch(adapter: Any, epoch: int) -> None:
+    """Tells what `data_adapter` gave which epoch comes next.
+
+    Since 3.16 Keras shuffles arrays and the batches of a PyDataset by a count of its own, which
+    would begin anew where a run is resumed. Before, it took random generators, and no count.
+    """
+    if hasattr(adapter, "_epoch"):
+        adapter._epoch = epoch + 1  # Keras has counted one when the first begins.
+
+
+def set_epoch_of_fit(callback: Any, epoch: int) -> None:
+    """`set_epoch` for the data of the running `fit`, before its first epoch.
+
+    Call it inside a hook of the callback.
+    """
+    frame = _frame_of_hook(callback)
+    fit = None if frame is None else frame.f_back
+    iterator = None if fit is None else fit.f_locals.get("epoch_iterator")
+    set_epoch(getattr(iterator, "data_adapter", None), epoch)
+
+
+def side_by_side(batches: Iterator[Any], count: int) -> Iterator[Any]:
+    """So many batches stacked, for Keras' steps of several batches on JAX since 3.16."""
+    return data_adapter_utils.super_batch_iterator(batches, count, stack_fn=keras.ops.stack)
 
 
 def step_output(model: Any) -> Any:

@@ -15,8 +15,8 @@ from kmodels.dispatch import backend, backend_module, load_environment
 from kmodels.layers import compile as compiling
 
 PACKAGES = (
-    "keras", "jax", "jaxlib", "torch", "tensorflow", "numpy", "safetensors",
-    "tokenizers", "scikit-learn", "pillow", "transformers", "timm", "peft", "keras-hub",
+    "jax", "jaxlib", "torch", "tensorflow", "numpy", "safetensors", "tokenizers",
+    "scikit-learn", "pillow", "transformers", "timm", "peft", "keras-hub",
 )  # fmt: skip
 # Where a checkout keeps what `benchmarks/ops.py` measured; an installed package has none of it.
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -54,7 +54,8 @@ def report() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"kmodels": __version__}
+    # A nightly build of Keras goes by another name as a package.
+    found = {"kmodels": __version__, "keras": keras.__version__}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

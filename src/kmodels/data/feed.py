@@ -209,9 +209,10 @@ class Native(Fed, compat.DataAdapter):
         """As in Keras' adapter."""
         return self._adapter.get_numpy_iterator()
 
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """As in Keras' adapter."""
-        return self.feed(self._adapter.get_jax_iterator())
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """As in Keras' adapter, which has batches side by side for several steps since 3.16."""
+        batches = self.feed(self._adapter.get_jax_iterator())
+        return compat.side_by_side(batches, super_batch) if super_batch else batches
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """As in Keras' adapter."""
@@ -246,6 +247,10 @@ class Native(Fed, compat.DataAdapter):
     def partial_batch_size(self) -> int | None:
         """As in Keras' adapter."""
         return self._adapter.partial_batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the data which epoch comes next."""
+        compat.set_epoch(self._adapter, epoch)
 
     def on_epoch_begin(self) -> None:
         """As in Keras' adapter."""

@@ -135,6 +135,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._going_on = GoingOn(*self._restored, self._others)
             ended = self._restored[1]["ended"]
             compat.start_at(self.model, self.params["epochs"] if ended else self.epoch)
+            compat.set_epoch_of_fit(self, self.epoch)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Finishes the checkpoint of the epoch before; begins the replay of a cut one."""

@@ -166,10 +166,12 @@ class Head:
     def choose(self, loss: Any, metrics: Any, weighted_metrics: Any) -> None:
         """Decides from the arguments of `compile` whether logits can be left out."""
         weighted = list(weighted_metrics or ())
+        known = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+        settings = loss.get_config() if known else {}
         self._chosen = (
-            isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
-            and loss.from_logits
-            and loss.ignore_class is None
+            settings.get("from_logits", False)
+            and settings.get("ignore_class") is None
+            and not settings.get("label_smoothing")
             and loss.reduction in REDUCTIONS
             and not metrics
             and all(type(m) is keras.metrics.SparseCategoricalAccuracy for m in weighted)
