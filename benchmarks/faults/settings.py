@@ -27,9 +27,8 @@ import tally
 from kmodels import cli, data, generation, lora, models, precision, presets, text, training
 from kmodels.callbacks import Checkpoint
 from kmodels.dispatch import generic_only
-from kmodels.distribution import check_batch, parse_mesh, use_mesh
+from kmodels.distribution import check_batch, distribute, parse_mesh
 from kmodels.errors import InputError
-from kmodels.models.gemma import sharding
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # What is wrong, the value as the message has to name it, and a part of what is allowed.
@@ -47,7 +46,7 @@ VIT = (
     ("--seed 4294967296", "4294967296", "from 0 to"),
     ("--memory-fraction 2", "2.0", "(0, 1]"),
     ("--matmul-precision exact", "'exact'", "highest"),
-    ("--mesh rows=2", "'rows'", "data and model"),
+    ("--mesh rows=2", "'rows'", "data, fsdp and model"),
     ("--mesh data=0", "'0'", "from 1"),
     ("--mesh data=3", "data=3", "6 and 9"),
     ("--checkpoint-every 5m", "'5m'", "300s"),
@@ -198,8 +197,8 @@ FUNCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     "length": (lambda: prompt(max_length=-1, stop_token_ids=None), "-1", "at least 1"),
     "stop tokens": (lambda: prompt(stop_token_ids="end"), "'end'", "None"),
     "a prompt of text": (lambda: gemma().generate("a"), "no preprocessor", "token_ids"),
-    "mesh": (lambda: use_mesh("rows=2", sharding.LAYOUT), "'rows'", "data and model"),
-    "mesh of none": (lambda: parse_mesh("data=-1"), "'-1'", "from 1"),
+    "mesh": (lambda: distribute("rows=2"), "'rows'", "data, fsdp and model"),
+    "mesh of none": (lambda: parse_mesh("data=-2"), "'-2'", "from 1"),
     "batch on a mesh": (lambda: check_batch("data=4", 10), "10", "8 and 12"),
     "matmul precision": (lambda: set_matmul_precision("x"), "'x'", "highest"),
     "memory": (lambda: precision.memory_fraction(0.0), "0.0", "(0, 1]"),

@@ -1,36 +1,53 @@
-"""The mesh: its text, its errors, and equal losses on one and eight devices."""
+"""The mesh: its text, its errors, and which axis cuts which dimension."""
+
+import logging
 
 import keras
-import numpy as np
 import pytest
 
-from kmodels.distribution import check_batch, parse_mesh, use_mesh
+from kmodels import models
+from kmodels.distribution import (
+    Mesh,
+    check_batch,
+    current,
+    distribute,
+    layout,
+    parse_mesh,
+    register,
+)
+from kmodels.distribution.mesh import fill
 from kmodels.errors import InputError
-from kmodels.models import ViTBackbone, ViTImageClassifier
-from kmodels.models.vit.sharding import LAYOUT
-from tolerances import tolerance
+from kmodels.layers.parts import parts_of
+from kmodels.models.gemma import sharding as gemma
+from kmodels.models.vit import sharding as vit
+
+FSDP, BOTH = Mesh(fsdp=4), Mesh(fsdp=2, model=2)
 
 
 @pytest.fixture(autouse=True)
-def _no_mesh_left():
-    yield
-    if keras.backend.backend() == "jax":
-        keras.distribution.set_distribution(None)
+def _nothing_said(monkeypatch):
+    monkeypatch.setattr(layout, "_said", set())
+    monkeypatch.setattr(layout, "_RULES", dict(layout._RULES))
 
 
 def test_parse():
-    assert parse_mesh("data=4,model=2") == {"data": 4, "model": 2}
-    assert parse_mesh(" model = 2 ") == {"model": 2}
+    assert parse_mesh("data=4,model=2") == Mesh(data=4, model=2)
+    assert parse_mesh(" model = 2 ") == Mesh(model=2)
+    assert str(parse_mesh("model=2, fsdp=3")) == "fsdp=3,model=2"
+    assert str(parse_mesh("data=1")) == "data=1"
+    assert (Mesh(2, 3, 4).size, Mesh(2, 3, 4).replicas) == (24, 6)
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("rows=2", "axis 'rows' is unknown; write data and model"),
+        ("rows=2", "axis 'rows' is unknown; write data, fsdp and model"),
         ("data=2,data=2", "named twice"),
         ("data=zero", "length 'zero'; give a whole number"),
         ("data=0", "length '0'"),
+        ("data=-2", "length '-2'"),
         ("data", "length ''"),
+        ("data=-1,fsdp=-1", "has -1 twice"),
         ("", "the mesh is empty"),
     ],
 )
@@ -39,75 +56,124 @@ def test_wrong_spec(spec, message):
         parse_mesh(spec)
 
 
+def test_what_is_left_of_the_devices():
+    assert fill(parse_mesh("data=-1"), 8, "") == Mesh(data=8)
+    assert fill(parse_mesh("model=2,fsdp=-1"), 8, "") == Mesh(fsdp=4, model=2)
+    assert fill(parse_mesh("data=2"), 8, "") == Mesh(data=2)
+    with pytest.raises(InputError, match="no whole fsdp axis of 8 devices, which 3 does not"):
+        fill(parse_mesh("data=3,fsdp=-1"), 8, "")
+    for spec in ("data=4,model=4", "data=16,fsdp=-1"):
+        with pytest.raises(InputError, match=r"needs 16 devices and there are 8; .* or buy 16"):
+            fill(parse_mesh(spec), 8, "buy {}")
+
+
 def test_the_batch_must_divide():
     check_batch("data=4,model=2", 8)
+    check_batch("data=-1,fsdp=4", 8)
     with pytest.raises(InputError, match="batch of 10; the nearest batches that work are 8 and 12"):
         check_batch("data=4", 10)
+    with pytest.raises(
+        InputError, match=r"data=2,fsdp=4, 8 parts in all, does not divide .* of 12"
+    ):
+        check_batch("data=2,fsdp=4,model=3", 12)
 
 
-def test_too_few_devices_or_no_engine(backend):
-    message = "needs 64 devices and there are 8" if backend == "jax" else "needs the jax backend"
-    with pytest.raises(InputError, match=message):
-        use_mesh("data=64", LAYOUT)
+def test_too_few_devices(backend):
+    if backend == "jax":
+        with pytest.raises(InputError, match="needs 64 devices and there are 8"):
+            distribute("data=64")
+        assert current() is None
 
 
-def _train(spec):
-    """Losses of 20 steps, the model, and where its first MLP kernel and its slots lie."""
-    if spec:
-        use_mesh(spec, LAYOUT)
-    keras.utils.set_random_seed(3)
-    backbone = ViTBackbone(
-        image_shape=(16, 16, 3),
-        patch_size=8,
-        num_layers=2,
-        num_heads=2,
+@pytest.fixture(scope="module")
+def debug_models():
+    """A ViT and each generation of Gemma, with adapters on every matrix."""
+    made = [models.ViTImageClassifier.from_preset("vit_debug", num_classes=10)]
+    for name in ("gemma_debug", "gemma2_debug", "gemma3_debug"):
+        made.append(models.GemmaCausalLM.from_preset(name))
+    for model in made:
+        model.enable_lora(2, targets="all-linear", dora=True)
+    return made
+
+
+def test_the_families_agree_and_name_every_matrix(debug_models):
+    import re
+
+    tables = (vit.LAYOUT, gemma.LAYOUT)
+    for variable in (v for model in debug_models for v in model.variables):
+        rank = len(variable.shape)
+        words = {w for t in tables for p, w in t.items() if re.fullmatch(p, variable.path)}
+        assert len(words) <= 1, (variable.path, words)
+        assert all(len(word) == rank for word in words), variable.path
+        assert words or rank < 2 or variable.path.startswith("logits/lora"), variable.path
+
+
+def test_each_matrix_is_cut_in_both_axes(debug_models):
+    for variable in (v for model in debug_models for v in model.variables):
+        if variable.path.endswith("kernel") and "block_" in variable.path:
+            assert set(layout.axes_of(variable, FSDP)) == {"fsdp", None}, variable.path
+            cut = {"fsdp", "model"}
+            if parts_of(variable) == (None, 1):
+                cut = {"fsdp", None}
+            assert set(layout.axes_of(variable, BOTH)) == cut, variable.path
+
+
+def test_an_axis_that_does_not_divide_is_dropped_and_said_once(caplog):
+    caplog.set_level(logging.WARNING)
+    for index in range(3):
+        path = f"block_{index}/mlp/up/kernel"
+        assert layout.axes(path, (8, 6), Mesh(model=4)) == (None, None)
+        assert layout.axes(path, (8, 6), Mesh(fsdp=3)) == (None, "fsdp")
+    assert [record.getMessage() for record in caplog.records] == [
+        "mesh axis model=4 leaves up whole: it does not divide 6",
+        "mesh axis fsdp=3 leaves up whole: it does not divide 8",
+    ]
+
+
+def test_heads_stay_together(caplog):
+    """Gemma 2B: one key/value head of 256 columns, which 2 divides and must not cut."""
+    caplog.set_level(logging.WARNING)
+    backbone = models.GemmaBackbone(
+        vocabulary_size=32,
+        num_layers=1,
+        num_query_heads=8,
+        num_key_value_heads=1,
         hidden_dim=16,
-        mlp_dim=32,
-        dropout_rate=0.0,
+        intermediate_dim=32,
+        head_dim=4,
     )
-    model = ViTImageClassifier(backbone, 10)
-    model.compile(
-        keras.optimizers.AdamW(1e-2, name="adamw"),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(16, 16, 16, 3)).astype("float32")
-    y = rng.integers(0, 10, 16)
-    history = model.fit(x, y, batch_size=16, epochs=20, shuffle=False, verbose=0)
-    return history.history["loss"], model
+    found = {v.path: v for v in backbone.variables}
+    for name, cut in (
+        ("query", ("fsdp", "model")),
+        ("key", ("fsdp", None)),
+        ("value", ("fsdp", None)),
+        ("output", ("model", "fsdp")),
+    ):
+        variable = found[f"block_0/attention/{name}/kernel"]
+        assert layout.axes_of(variable, BOTH) == cut, name
+    assert layout.axes_of(found["block_0/attention/query/kernel"], Mesh(model=16)) == (None, None)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "mesh axis model=2 leaves key whole: it does not divide 1 part of 4"
+    assert said[-1] == "mesh axis model=16 leaves query whole: it does not divide 8 parts of 32"
 
 
-def test_losses_do_not_depend_on_the_mesh(backend):
-    if backend != "jax":
-        with pytest.raises(InputError, match="needs the jax backend"):
-            _train("data=8")
-        return
-    alone, _ = _train(None)
-    assert alone[-1] < alone[0] - 0.1
-    for spec in ("data=8", "data=4,model=2"):
-        losses, model = _train(spec)
-        np.testing.assert_allclose(losses, alone, atol=tolerance("losses"))
-        _assert_spread(model, spec)
+def test_a_model_without_rules_is_cut_along_its_largest_dimension():
+    assert layout.axes("conv/kernel", (3, 3, 8, 32), FSDP) == (None, None, None, "fsdp")
+    assert layout.axes("mine/kernel", (64, 30), FSDP) == ("fsdp", None)
+    assert layout.axes("mine/kernel", (64, 30), BOTH) == ("fsdp", None)
+    assert layout.axes("mine/kernel", (7, 9), FSDP) == (None, None)
+    assert layout.axes("mine/bias", (64,), FSDP) == (None,)
 
 
-def _assert_spread(model, spec):
-    """Every variable is on all eight devices, and the MLP and its slots are cut by "model"."""
-    for variable in (*model.variables, *model.optimizer.variables):
-        assert len(variable.value.sharding.device_set) == 8, variable.path
-    cut = 2 if "model" in spec else 1
-    kernels = [v for v in model.trainable_variables if v.path.endswith("mlp/up/kernel")]
-    slots = [v for v in model.optimizer.variables if "mlp_up_kernel" in v.path]
-    assert len(kernels) == 2 and len(slots) == 4
-    for variable in (*kernels, *slots):
-        rows, columns = variable.shape
-        shard = variable.value.addressable_shards[0].data.shape
-        assert shard == (rows, columns // cut), variable.path
+def test_rules_of_ones_own():
+    register({r".*/expert/kernel": (None, "embed", "mlp"), r"mlp/up/kernel": ("model", None)})
+    assert layout.axes("a/expert/kernel", (4, 8, 8), BOTH) == (None, "fsdp", "model")
+    # The rule that came last counts; `fsdp` takes what it leaves.
+    assert layout.axes("mlp/up/kernel", (8, 8), BOTH) == ("model", "fsdp")
+    with pytest.raises(InputError, match="rule 'x' names 'width'; write embed, heads, mlp, vocab"):
+        register({"x": ("width",)})
 
 
-def test_an_axis_that_does_not_divide_leaves_the_dimension_whole(backend):
-    if backend != "jax":
-        return
-    use_mesh("data=2,model=4", {r".*kernel": (None, "model")})
-    dense = keras.layers.Dense(6)
-    dense.build((None, 8))
-    assert dense.kernel.value.addressable_shards[0].data.shape == (8, 6)
+def test_slots_and_small_variables_stay_whole_where_no_rule_says_otherwise():
+    metric = keras.metrics.Mean()
+    assert {layout.axes_of(variable, FSDP) for variable in metric.variables} == {()}

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from kmodels.callbacks import Checkpoint
-from kmodels.distribution import use_mesh
+from kmodels.distribution import distribute, layout
 from kmodels.errors import InputError
 from kmodels.training import AdamW
 from kmodels.training.state import host_values, named, slots
 from tolerances import tolerance
 
-LAYOUT = {r".*kernel": (None, "model"), r".*bias": ("model",)}
+LAYOUT = {r".*(?:up|down)/kernel": (None, "heads"), r".*(?:up|down)/bias": ("heads",)}
 MESHES = ("data=2,model=2", "data=1,model=4", "data=4", None)
 rng = np.random.default_rng(0)
 X = rng.normal(size=(32, 8)).astype("float32")
@@ -19,18 +19,15 @@ Y = rng.normal(size=(32, 4)).astype("float32")
 
 
 @pytest.fixture(autouse=True)
-def _no_mesh_left():
+def _rules(monkeypatch):
+    monkeypatch.setattr(layout, "_RULES", LAYOUT)
     yield
-    if keras.backend.backend() == "jax":
-        keras.distribution.set_distribution(None)
+    distribute(None)
 
 
 def make(mesh):
     """A compiled model on a mesh of four devices, or on one."""
-    if keras.backend.backend() == "jax":
-        keras.distribution.set_distribution(None)
-    if mesh:
-        use_mesh(mesh, LAYOUT)
+    distribute(mesh)
     keras.utils.set_random_seed(5)
     inputs = keras.Input((8,))
     x = keras.layers.Dense(16, activation="gelu", name="up")(inputs)

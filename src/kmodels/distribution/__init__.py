@@ -1,7 +1,8 @@
 """Many devices: one line spreads a run over a mesh, on the engine that each backend has."""
 
 from kmodels.distribution.distribute import current, distribute
+from kmodels.distribution.layout import register
 from kmodels.distribution.mesh import Mesh, check_batch, parse_mesh
 from kmodels.distribution.plan import Plan
 
-__all__ = ["Mesh", "Plan", "check_batch", "current", "distribute", "parse_mesh"]
+__all__ = ["Mesh", "Plan", "check_batch", "current", "distribute", "parse_mesh", "register"]

@@ -11,33 +11,57 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
+
 from kmodels.distribution.mesh import Mesh
+from kmodels.errors import InputError
+from kmodels.layers.parts import parts_of
 
 logger = logging.getLogger(__name__)
 
-# What a dimension is -> the mesh axis that cuts it.
-MESH_AXES = {"embed": "fsdp", "heads": "model", "mlp": "model", "vocab": "model"}
+# What a dimension is -> the mesh axis that cuts it; a table may also name the axis itself.
+MESH_AXES = {
+    **{"embed": "fsdp", "heads": "model", "mlp": "model", "vocab": "model"},
+    **{"fsdp": "fsdp", "model": "model"},
+}
 # By dimension; None for one that is never cut.
 Axes = tuple[str | None, ...]
 
 _RULES: dict[str, Axes] = {}
-_said: set[tuple[str, int, int]] = set()
+_said: set[tuple[str, str, str]] = set()
 
 
 def register(rules: Mapping[str, Axes]) -> None:
-    """Makes a family's table known: pattern of variable paths -> what each dimension is.
+    r"""Makes a table known: pattern of variable paths -> what each dimension is.
 
-    Patterns match whole paths, as `re.fullmatch` does. A table is registered when its family is
-    imported, and serves every model whose paths it matches.
+    Patterns match whole paths, as `re.fullmatch` does; of several that match, the one that was
+    registered last counts. A family's table is registered when the family is imported, and serves
+    every model whose paths it matches. Register one of your own before the model is built:
+
+        register({r".*/expert_\d+/kernel": ("embed", "mlp")})
+
+    Args:
+        rules: by pattern a word of `MESH_AXES`, or None, for each dimension.
+
+    Raises:
+        InputError: for another word.
     """
-    _RULES.update(rules)
+    for pattern, words in rules.items():
+        if unknown := [word for word in words if word is not None and word not in MESH_AXES]:
+            raise InputError(
+                f"layout rule {pattern!r} names {unknown[0]!r}; write {', '.join(MESH_AXES)} or "
+                "None for each dimension"
+            )
+    former = {pattern: words for pattern, words in _RULES.items() if pattern not in rules}
+    _RULES.clear()
+    _RULES.update({pattern: tuple(words) for pattern, words in rules.items()} | former)
 
 
 def dimensions(path: str, rank: int) -> Axes | None:
     """What the dimensions of a variable are, or None where no rule names it."""
-    for pattern, axes in _RULES.items():
-        if len(axes) == rank and re.fullmatch(pattern, path):
-            return axes
+    for pattern, words in _RULES.items():
+        if len(words) == rank and re.fullmatch(pattern, path):
+            return words
     return None
 
 
@@ -61,9 +85,50 @@ def axes(
     Returns:
         By dimension one of "fsdp", "model" or None; an axis of length 1 is never named.
     """
-    raise NotImplementedError
+    found: list[str | None] = []
+    known = dimensions(path, len(shape)) or (None,) * len(shape)
+    most = list(parts or (None,) * len(shape))
+    for dimension, size, part in zip(known, shape, most, strict=True):
+        axis = MESH_AXES[dimension] if dimension else None
+        length = mesh.lengths[axis] if axis else 1
+        if length > 1 and not _fits(size, part, length):
+            _say(f"{axis}={length}", path, size, part)
+            axis = None
+        found.append(axis if length > 1 else None)
+    if mesh.fsdp > 1 and "fsdp" not in found and len(shape) > 1:
+        free = [i for i, axis in enumerate(found) if axis is None and shape[i] % mesh.fsdp == 0]
+        if free:
+            found[max(free, key=lambda i: shape[i])] = "fsdp"
+    return tuple(found)
+
+
+def _fits(size: int, part: int | None, length: int) -> bool:
+    return size % length == 0 and (part is None or part % length == 0)
+
+
+def _say(axis: str, path: str, size: int, part: int | None) -> None:
+    """Tells once for all variables of a name that an axis does not cut them."""
+    name = path.rpartition("/")[0].rpartition("/")[2] or path
+    count = f"{size}" if part is None else f"{part} part{'s' * (part > 1)} of {size}"
+    if size > 1 and (axis, name, count) not in _said:
+        _said.add((axis, name, count))
+        logger.warning("mesh axis %s leaves %s whole: it does not divide %s", axis, name, count)
 
 
 def axes_of(variable: Any, mesh: Mesh) -> Axes:
     """`axes` of a Keras variable, one that exists or one that is being made."""
-    raise NotImplementedError
+    return axes(variable.path, variable.shape, mesh, parts_of(variable))
+
+
+def layout_map(device_mesh: Any, rules: Mapping[str, Axes], names: Mapping[str, str]) -> Any:
+    """A `keras.distribution.LayoutMap` of a table, for use without `distribute`.
+
+    Args:
+        device_mesh: a `keras.distribution.DeviceMesh`.
+        rules: a family's table.
+        names: the mesh's axis for each word of the table.
+    """
+    made = keras.distribution.LayoutMap(device_mesh)
+    for pattern, words in rules.items():
+        made[pattern] = tuple(names[word] if word else None for word in words)
+    return made

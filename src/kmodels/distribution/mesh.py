@@ -118,9 +118,9 @@ def check_batch(mesh: Mesh | str, batch_size: int) -> None:
     mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh
     parts = abs(mesh.replicas)
     if batch_size % parts:
-        axes = Mesh(data=mesh.data, fsdp=mesh.fsdp)
+        axes, below = Mesh(data=mesh.data, fsdp=mesh.fsdp), batch_size // parts * parts
         named = f"{axes}" if 1 in (mesh.data, mesh.fsdp) else f"{axes}, {parts} parts in all,"
         raise InputError(
             f"{named} does not divide the batch of {batch_size}; the nearest batches that "
-            f"work are {max(batch_size // parts, 1) * parts} and {(batch_size // parts + 1) * parts}"
+            f"work are {max(below, parts)} and {below + parts}"
         )

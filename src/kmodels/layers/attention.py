@@ -49,7 +49,8 @@ class Attention(Layer):
         width = query_shape[-1]
         self.seed_generator = self.add_seed(self.dropout)
         for name in ("query", "key", "value", "output"):
-            layer = Dense(width, self.use_bias, name=name, dtype=self.dtype_policy)
+            parts = (self.num_heads, None) if name == "output" else (None, self.num_heads)
+            layer = Dense(width, self.use_bias, parts=parts, name=name, dtype=self.dtype_policy)
             setattr(self, f"{name}_dense", layer)
             layer.build((None, width))
         if self.qk_norm:

@@ -10,6 +10,7 @@ import keras
 
 from kmodels import compat, initializers
 from kmodels.layers import remat
+from kmodels.layers.parts import Parts, add_weight
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
 Shape = tuple[Any, ...]
@@ -68,12 +69,20 @@ class Layer(keras.layers.Layer):
         return type(self).call(self, *args, **kwargs)
 
     def add_parameter(
-        self, name: str, shape: Sequence[int], draw: initializers.Draw, trainable: bool = True
+        self,
+        name: str,
+        shape: Sequence[int],
+        draw: initializers.Draw,
+        trainable: bool = True,
+        parts: Parts | None = None,
     ) -> Any:
-        """Adds the variable `<layer path>/<name>`, drawn by `draw` from its own stream."""
+        """Adds the variable `<layer path>/<name>`, drawn by `draw` from its own stream.
+
+        `parts` says how far it may be cut over devices, see `layers.parts`.
+        """
         keyed = initializers.Keyed(draw, f"{self.path}/{name}")
-        return self.add_weight(
-            shape=tuple(shape), initializer=keyed, name=name, trainable=trainable
+        return add_weight(
+            self, parts, shape=tuple(shape), initializer=keyed, name=name, trainable=trainable
         )
 
     def add_seed(self, rate: float) -> Any:

@@ -17,6 +17,8 @@ class Dense(Layer):
         units: width of the output.
         use_bias: adds a bias.
         kernel_initializer: how the kernel is drawn; Glorot uniform as in the original ViT code.
+        parts: how many equal parts of the inputs and of the outputs may lie on devices apart, None
+            for as many as there are; heads, in a projection of attention.
 
     Call:
         x (..., in), compute dtype -> (..., units).
@@ -35,12 +37,14 @@ class Dense(Layer):
         units: int,
         use_bias: bool = True,
         kernel_initializer: initializers.Draw = initializers.glorot_uniform,
+        parts: tuple[int | None, int | None] = (None, None),
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.units = units
         self.use_bias = use_bias
         self.draw = kernel_initializer
+        self.parts = parts
         self.bias = None
         self.adapter: Any = None
         self.merged: Any = None
@@ -49,9 +53,13 @@ class Dense(Layer):
     def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
         self.input_dim = input_shape[-1]
-        self.kernel = self.add_parameter("kernel", (self.input_dim, self.units), self.draw)
+        self.kernel = self.add_parameter(
+            "kernel", (self.input_dim, self.units), self.draw, parts=self.parts
+        )
         if self.use_bias:
-            self.bias = self.add_parameter("bias", (self.units,), initializers.zeros)
+            self.bias = self.add_parameter(
+                "bias", (self.units,), initializers.zeros, parts=self.parts[1:]
+            )
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""

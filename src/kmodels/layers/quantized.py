@@ -8,6 +8,7 @@ import numpy as np
 
 from kmodels import compat, ops
 from kmodels.errors import InputError
+from kmodels.layers.parts import add_weight
 from kmodels.ops.quantized_dense import dequantize
 
 MODES = ("int8", "int4")
@@ -68,7 +69,9 @@ def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
     """The variables of a quantized kernel, filled with zeros."""
     with compat.changing(layer):
         made = [
-            layer.add_weight(
+            add_weight(
+                layer,
+                layer.parts,
                 shape=shape,
                 initializer="zeros",
                 dtype=dtype,

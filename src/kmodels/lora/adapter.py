@@ -10,6 +10,7 @@ import numpy as np
 
 from kmodels import compat, initializers, ops
 from kmodels.errors import InputError
+from kmodels.layers.parts import add_weight
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,13 @@ class Adapter:
         self.seed: keras.random.SeedGenerator | None = None
         rank, path = settings.rank, layer.path
         shapes = {"lora_a": (layer.input_dim, rank), "lora_b": (rank, layer.units)}
+        parts = {"lora_a": (layer.parts[0], None), "lora_b": (None, layer.parts[1])}
         draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
         with compat.changing(layer):
             made = {
-                name: layer.add_weight(
+                name: add_weight(
+                    layer,
+                    parts[name],
                     shape=shapes[name],
                     initializer=initializers.Keyed(draw, f"{path}/{name}"),
                     dtype="float32",
@@ -98,7 +102,9 @@ class Adapter:
             }
             self.magnitude = None
             if settings.dora:
-                self.magnitude = layer.add_weight(
+                self.magnitude = add_weight(
+                    layer,
+                    layer.parts[1:],
                     shape=(layer.units,),
                     initializer="zeros",
                     dtype="float32",

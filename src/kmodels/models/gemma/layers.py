@@ -44,15 +44,15 @@ class GemmaAttention(Layer):
         """Makes the projections, the norms and the random stream."""
         self.seed_generator = self.add_seed(self.config.dropout)
         config, width = self.config, input_shape[-1]
-        queries = config.num_query_heads * config.head_dim
-        groups = config.num_key_value_heads * config.head_dim
-        for name, inner, outer in (
-            ("query", width, queries),
-            ("key", width, groups),
-            ("value", width, groups),
-            ("output", queries, width),
+        heads, groups = config.num_query_heads, config.num_key_value_heads
+        queries = heads * config.head_dim
+        for name, inner, outer, parts in (
+            ("query", width, queries, (None, heads)),
+            ("key", width, groups * config.head_dim, (None, groups)),
+            ("value", width, groups * config.head_dim, (None, groups)),
+            ("output", queries, width, (heads, None)),
         ):
-            layer = Dense(outer, use_bias=False, name=name, dtype=self.dtype_policy)
+            layer = Dense(outer, use_bias=False, parts=parts, name=name, dtype=self.dtype_policy)
             setattr(self, f"{name}_dense", layer)
             layer.build((None, inner))
         if config.use_query_key_norm:

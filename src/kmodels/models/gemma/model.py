@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from kmodels import compat
+from kmodels.distribution import layout
 from kmodels.errors import InputError
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
@@ -21,7 +22,7 @@ from kmodels.models.gemma import weights_peft
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
-from kmodels.models.gemma.sharding import layout_map
+from kmodels.models.gemma.sharding import LAYOUT
 from kmodels.task import Backbone
 
 OPTIONAL_INPUTS = ("positions", "segment_ids")
@@ -183,7 +184,8 @@ class GemmaBackbone(OptionalInputs, Backbone):
         data_parallel_dim_name: str = "batch",
     ) -> keras.distribution.LayoutMap:
         """How the weights lie on a mesh, as keras-hub's method of this name."""
-        return layout_map(device_mesh, model_parallel_dim_name, data_parallel_dim_name)
+        inner = dict.fromkeys(("heads", "mlp", "vocab"), model_parallel_dim_name)
+        return layout.layout_map(device_mesh, LAYOUT, {**inner, "embed": data_parallel_dim_name})
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
