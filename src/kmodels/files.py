@@ -14,7 +14,8 @@ from kmodels.errors import InputError
 _LOCKS: dict[Path, int] = {}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -37,9 +38,9 @@ def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
     try:
         write(temporary)
         os.chmod(temporary, 0o644)
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
     return path
@@ -58,10 +59,10 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         for entry in (*temporary.rglob("*"), temporary):
-            _sync(entry)
+            sync(entry)
         os.chmod(temporary, 0o755)
         _exchange(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

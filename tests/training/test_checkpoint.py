@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kmodels.errors import InputError
-from kmodels.training import AdamW, checkpoint, state
+from kmodels.training import AdamW, checkpoint, state, stored
 
 
 def make_model(units=3):
@@ -126,7 +126,7 @@ def test_the_best_one_stays(model, tmp_path):
 @pytest.mark.parametrize("fails_at", [1, 4])
 def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
     calls = []
-    real = checkpoint.write_safetensors
+    real = stored.write_parts
 
     def write(*arguments):
         calls.append(1)
@@ -134,7 +134,7 @@ def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
             raise OSError(28, "No space left on device")
         real(*arguments)
 
-    monkeypatch.setattr(checkpoint, "write_safetensors", write)
+    monkeypatch.setattr(stored, "write_parts", write)
     message = r"cannot write checkpoint .*step_00000003 of \d+ bytes: No space left on device; make"
     with pytest.raises(InputError, match=message):
         save(folder, model, step=3)

@@ -9,40 +9,48 @@ A checkpoint is a directory `step_<n>`:
     other.safetensors      arrays of callbacks, states of random generators, the learning rate
     state.json             epoch, batch, step, what callbacks know, versions, settings
     manifest.json          size and sha256 of each of the others
+
+Where several processes train together, each writes what it holds to files of its own
+(`kmodels.training.stored`), into one directory that all of them see. The first one writes the last
+two files and gives the directory its name, once all others are done; nothing is a checkpoint before
+that. On reading each verifies a share of the files, and one that finds damage tells the others.
 """
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
+from kmodels.distribution import processes
 from kmodels.errors import InputError
-from kmodels.files import atomic_directory, remove_directory
-from kmodels.training import state
+from kmodels.files import atomic_directory, remove_directory, sync
+from kmodels.training import placed, state, stored
+from kmodels.training.agree import in_all
 from kmodels.training.slots import averages
-from kmodels.training.state import Arrays, CheckpointError
-from kmodels.weights.tensors import LazyArray
-from kmodels.weights.writer import write_safetensors
+from kmodels.training.state import CheckpointError
+from kmodels.training.stored import Arrays
 
 _NAME = re.compile(r"step_(\d+)$")
 PREFIX = "step_"
 FORMAT = 2
-FILES = ("model", "optimizer", "metrics", "other")
+STATE, MANIFEST = "state.json", "manifest.json"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a checkpoint holds, in host memory.
+    """All that this process writes of a checkpoint, in host memory.
 
     Args:
         state: plain values; "step" names the directory.
-        arrays: by name, by file.
+        arrays: by name, by part of the checkpoint, as `stored.write` takes them.
     """
 
     state: dict[str, Any]
@@ -52,7 +60,7 @@ class Snapshot:
 def save(
     folder: Path, snapshot: Snapshot, keep: int = 2, best: str | None = None, mode: str = "min"
 ) -> Path:
-    """Writes `folder/step_<n>`, then removes older ones.
+    """Writes `folder/step_<n>`, then removes older ones; all processes call it, for one step.
 
     Args:
         folder: where the checkpoints of one run are.
@@ -66,26 +74,55 @@ def save(
             what was there stays.
     """
     target = folder / f"{PREFIX}{snapshot.state['step']:08d}"
+    size = sum(a.nbytes for part in snapshot.arrays.values() for a in part.values())
+
+    def saying(act: Callable[[], T]) -> Callable[[], T]:
+        def guarded() -> T:
+            try:
+                return act()
+            except OSError as error:
+                raise InputError(
+                    f"cannot write checkpoint {target} of {size:,} bytes: "
+                    f"{error.strerror or error}; make room or give another directory"
+                ) from error
+
+        return guarded
+
+    in_all("checkpoint is finite", lambda: _check_finite(snapshot))
+    with ExitStack() as stack:
+        begin = saying(lambda: str(stack.enter_context(atomic_directory(target))))
+        new = Path(processes.from_main("checkpoint begins", begin))
+        own = in_all("checkpoint has its parts", saying(lambda: _write(new, snapshot)))
+        stamps = processes.share("checkpoint has its hashes", own)
+
+        def end() -> None:
+            text = json.dumps({"format": FORMAT, **snapshot.state}, indent=1)
+            (new / STATE).write_text(text + "\n")
+            manifest = {name: stamp for told in stamps for name, stamp in told.items()}
+            manifest |= {STATE: _stamp(new / STATE)}
+            text = json.dumps(dict(sorted(manifest.items())), indent=1)
+            (new / MANIFEST).write_text(text + "\n")
+            stack.close()
+            _remove_old(folder, target, keep, best, mode)
+
+        processes.from_main("checkpoint ends", saying(end))
+    return target
+
+
+def _check_finite(snapshot: Snapshot) -> None:
     for part in ("model", "optimizer"):
         state.check_finite(snapshot.arrays[part])
+
+
+def _write(new: Path, snapshot: Snapshot) -> dict[str, Any]:
+    """Writes the files of this process; their names with size and hash."""
     arrays = dict(snapshot.arrays)
     arrays["metrics"] = state.finite_averages(arrays.get("metrics", {}))
-    try:
-        with atomic_directory(target) as new:
-            for part in FILES:
-                _write(new / f"{part}.safetensors", arrays.get(part, {}))
-            text = json.dumps({"format": FORMAT, **snapshot.state}, indent=1)
-            (new / "state.json").write_text(text + "\n")
-            manifest = {file.name: _stamp(file) for file in sorted(new.iterdir())}
-            (new / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    except OSError as error:
-        size = sum(a.nbytes for part in arrays.values() for a in part.values())
-        raise InputError(
-            f"cannot write checkpoint {target} of {size:,} bytes: {error.strerror or error}; make "
-            "room or give another directory"
-        ) from error
-    _remove_old(folder, target, keep, best, mode)
-    return target
+    parts = ((part, arrays.get(part, {})) for part in stored.PARTS)
+    files = [file for part, held in parts for file in stored.write(new, part, held)]
+    for file in files if not processes.is_main() else ():
+        sync(file)  # On a disk of the network nobody else can do it.
+    return {file.name: _stamp(file) for file in files}
 
 
 def _remove_old(folder: Path, target: Path, keep: int, best: str | None, mode: str) -> None:
@@ -126,22 +163,22 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Checks every byte of a checkpoint and returns its state.
+    """Checks a checkpoint and returns its state; of several processes each checks a share of it.
 
     Raises:
         CheckpointError: naming the file that is missing, cut short or changed.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        wanted = {"state.json", *(f"{part}.safetensors" for part in FILES)}
-        if not isinstance(manifest, dict) or set(manifest) != wanted:
+        manifest = json.loads((path / MANIFEST).read_text())
+        if not isinstance(manifest, dict) or not _is_whole(set(manifest)):
             raise CheckpointError(
-                f"{path / 'manifest.json'} does not list {', '.join(sorted(wanted))} and no other"
+                f"{path / MANIFEST} does not list {STATE}, {', '.join(stored.PARTS)} and no other"
             )
-        for name, expected in manifest.items():
-            if _stamp(path / name) != expected:
+        arrays = sorted(set(manifest) - {STATE})
+        for name in (STATE, *arrays[processes.index() :: processes.count()]):
+            if _stamp(path / name) != manifest[name]:
                 raise CheckpointError(f"{path / name} is not what was written (size or sha256)")
-        found = json.loads((path / "state.json").read_text())
+        found = json.loads((path / STATE).read_text())
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from error
     except (OSError, ValueError, TypeError) as error:
@@ -155,8 +192,15 @@ def verify(path: Path) -> dict[str, Any]:
     return found
 
 
+def _is_whole(names: set[str]) -> bool:
+    found = {stored.part_of(name) for name in names - {STATE}}
+    return STATE in names and found == set(stored.PARTS)
+
+
 def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The newest checkpoint that verifies, also while another process writes and removes some.
+    """The newest checkpoint that verifies, also while another run writes and removes some.
+
+    One that a process finds damaged is passed over by all of them.
 
     Returns:
         Its path, its state and why newer ones were passed over; None where there is none at all.
@@ -165,17 +209,29 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
         CheckpointError: where there are some and none verifies.
     """
     reasons: list[str] = []
-    listed: list[Path] | None = None
-    while listed != (listed := list_checkpoints(folder)):
-        reasons = []
-        for path in listed:
+    listed: list[str] | None = None
+    while True:
+        names: list[str] = processes.from_main("checkpoints", lambda: _names(folder))
+        if names == listed:
+            break
+        listed, reasons = names, []
+        for name in names:
+            described, problem = {}, None
             try:
-                return path, verify(path), reasons
+                described = verify(folder / name)
             except CheckpointError as error:
-                reasons.append(str(error))
+                problem = str(error)
+            problems = [said for said in processes.share("checkpoint is good", problem) if said]
+            if not problems:
+                return folder / name, described, reasons
+            reasons.append(problems[0])
     if reasons:
         raise CheckpointError(f"no checkpoint in {folder} verifies: {'; '.join(reasons)}")
     return None
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(folder)]
 
 
 def restore_newest(folder: Path, model: keras.Model) -> Path:
@@ -200,7 +256,10 @@ def restore_newest(folder: Path, model: keras.Model) -> Path:
             if found[0].is_dir():
                 raise
     for variable, average in averages(model.optimizer):
-        state.put(variable, state.host_values(average))
+        if placed.is_placed(variable):
+            variable.assign(average.value)
+        else:
+            state.put(variable, state.host_values(average))
     return found[0]
 
 
@@ -223,14 +282,6 @@ def restore(path: Path, described: dict[str, Any], model: keras.Model) -> None:
             f"{' (' + str(base['origin']) + ')' if base.get('origin') else ''}; give the same base"
         )
     state.fill(path, {part: wanted[part] for part in ("model", "optimizer")})
-
-
-def _write(file: Path, arrays: Arrays) -> None:
-    tensors = {
-        name: LazyArray(array.shape, array.dtype, lambda array=array: array)
-        for name, array in sorted(arrays.items())
-    }
-    write_safetensors(file, tensors, {"format": "kmodels"})
 
 
 def _stamp(file: Path) -> dict[str, Any]:

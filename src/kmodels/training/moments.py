@@ -17,7 +17,7 @@ _RATE, _SLOT = "rate", "learning_rate"
 
 def capture(optimizer: Any) -> Arrays:
     """Both as they are; a schedule's learning rate is none that a callback could change."""
-    return randomness.capture() | state.copied(_rates(optimizer))
+    return randomness.capture() | state.whole(_rates(optimizer))
 
 
 def restore(optimizer: Any, held: Mapping[str, np.ndarray]) -> None:

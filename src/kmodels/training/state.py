@@ -9,13 +9,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.distribution import processes
 from kmodels.errors import InputError
+from kmodels.training import placed, stored
+from kmodels.training.agree import in_all
 from kmodels.training.slots import slots, unique
+from kmodels.training.stored import Arrays
 from kmodels.weights import engine
-from kmodels.weights.readers import read_safetensors
 from kmodels.weights.tensors import LazyArray
 
-Arrays = dict[str, np.ndarray]
 # Keras numbers seed generators by how many the process has made.
 _NUMBERED_SEED = re.compile(r"\bseed_generator_\d+")
 _SHOWN = 8
@@ -64,15 +66,34 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
     return {"model": held, "optimizer": slots(model.optimizer), "metrics": metrics}
 
 
-def copied(variables: Mapping[str, Any]) -> Arrays:
-    """The values in host memory, where the next step does not write over them."""
+def copied(variables: Mapping[str, Any], differ: bool = False) -> Arrays:
+    """What this process writes of them, in host memory, where the next step does not write over it.
+
+    Args:
+        variables: by name.
+        differ: each process has its own of those that do not lie in parts, as it has of metrics.
+
+    Returns:
+        In a run of one process all of the values. In one of several the parts that it holds, by
+        `stored.part_name`, and the whole ones in the first process alone.
+    """
+    found: Arrays = {}
+    for name, variable in variables.items():
+        if processes.count() > 1 and placed.is_placed(variable):
+            found |= {stored.part_name(name, at): part for at, part in placed.parts(variable)}
+        elif differ or processes.is_main():
+            found[stored.here(name) if differ else name] = np.array(host_values(variable))
+    return found
+
+
+def whole(variables: Mapping[str, Any]) -> Arrays:
+    """All of the values in host memory; variables that lie in parts are gathered by all."""
     return {name: np.array(host_values(variable)) for name, variable in variables.items()}
 
 
 def host_values(variable: Any) -> np.ndarray:
-    """A variable's values in its own dtype; they may share its memory."""
-    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    return np.asarray(keras.ops.convert_to_numpy(variable.value), dtype=dtype)
+    """A variable's values in its own dtype; they may share its memory, or are gathered by all."""
+    return engine.values(variable)
 
 
 def digest(variables: Mapping[str, Any]) -> str:
@@ -121,7 +142,17 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         CheckpointError: lists all that does not fit.
     """
-    found = {part: read_safetensors(path / f"{part}.safetensors") for part in wanted}
+    # All is read before anything is assigned, in any of the processes.
+    for variable, held in in_all(f"fill from {path.name}", lambda: _fitting(path, wanted)):
+        if placed.is_placed(variable):
+            placed.put(variable, held)
+        else:
+            put(variable, held)
+
+
+def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+    """Variables, with what this process holds of each."""
+    found = {part: stored.read(path, part) for part in wanted}
     wrong = [
         f"{part}: {problem}"
         for part, variables in wanted.items()
@@ -132,14 +163,16 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
         raise CheckpointError(
             f"{path} belongs to another model or optimizer: {'; '.join(wrong[:_SHOWN])}{more}"
         )
-    # All is read before anything is assigned.
-    values = [
-        (variable, found[part][name].read())
+    return [
+        (
+            variable,
+            placed.read(variable, found[part][name])
+            if placed.is_placed(variable)
+            else found[part][name].read(),
+        )
         for part, variables in wanted.items()
         for name, variable in variables.items()
     ]
-    for variable, value in values:
-        put(variable, value)
 
 
 def put(variable: Any, values: np.ndarray) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from kmodels.archives import check_zip
 from kmodels.errors import InputError
-from kmodels.weights.tensors import LazyArray
+from kmodels.weights.tensors import Index, LazyArray
 
 _DTYPES = {
     "F64": np.dtype("float64"),
@@ -108,7 +108,13 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
                 f"{path}: {name} is stored as {kind}; choose a file with "
                 f"{', '.join(sorted(_DTYPES))}"
             )
-        return LazyArray(tuple(header.get_shape()), _DTYPES[kind], lambda: read(name))
+        shape = tuple(header.get_shape())
+        return LazyArray(
+            shape,
+            _DTYPES[kind],
+            lambda: read(name),
+            (lambda index: read_part(name, index)) if shape else None,
+        )
 
     def reopened() -> Any:
         try:
@@ -131,6 +137,10 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
             with reopened() as once:
                 values[start:stop] = once.get_slice(name)[start:stop]
         return values
+
+    def read_part(name: str, index: Index) -> Any:
+        with reopened() as once:
+            return once.get_slice(name)[index]
 
     return {name: lazy(name) for name in sorted(file.keys())}
 

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import numpy as np
 
+Index = tuple[slice, ...]
+
 
 @dataclass(frozen=True)
 class LazyArray:
@@ -15,20 +17,32 @@ class LazyArray:
         shape: of the array that `read` gives.
         dtype: of the array that `read` gives.
         read: makes the array; nothing is kept, so each call reads anew.
+        read_part: makes what a slice for each dimension chooses, without reading the rest; None
+            where that is not possible.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
+    read_part: Callable[[Index], np.ndarray] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
+    def part(self, index: Index) -> np.ndarray:
+        """What a slice of step 1 for each dimension chooses, read alone where that is possible."""
+        if self.read_part is None or all(
+            piece.indices(size) == (0, size, 1)
+            for piece, size in zip(index, self.shape, strict=True)
+        ):
+            return self.read()[index]
+        return self.read_part(index)
+
     def map(self, shape: Sequence[int], change: Callable[[np.ndarray], np.ndarray]) -> Self:
         """The same tensor after `change`, which gives arrays of `shape`."""
-        return replace(self, shape=tuple(shape), read=lambda: change(self.read()))
+        return replace(self, shape=tuple(shape), read=lambda: change(self.read()), read_part=None)
 
 
 def constant(value: float, shape: Sequence[int], dtype: Any = "float32") -> LazyArray:
