@@ -3,13 +3,14 @@ VENV := $(or $(KMODELS_VENV),.venv)
 BACKEND ?=
 ARGS ?=
 
-.PHONY: help vit gemma bench test lint full-environment lint-ruff lint-format lint-types lint-docstrings clean
+.PHONY: help vit gemma bench test test-nightly lint full-environment lint-ruff lint-format lint-types lint-docstrings clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
 	@echo "make gemma                 fine-tune a small Gemma with LoRA (ARGS='--weights DIR --data FILE.jsonl' for a real one)"
 	@echo "make test                  all tests, each backend in its own environment"
 	@echo "make test BACKEND=torch    the tests of one backend"
+	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
 	@echo "make lint                  formatting, lint, types and docstrings"
 	@echo "make clean                 remove environments, references and caches (not runs/)"
@@ -24,6 +25,9 @@ gemma:
 
 test:
 	$(PYTHON) tests/run.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
+
+test-nightly:
+	$(PYTHON) tests/run.py --nightly $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
 
 bench: full-environment
 	$(VENV)/full/bin/python benchmarks/vit_train.py $(ARGS)

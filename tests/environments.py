@@ -33,6 +33,9 @@ ENVIRONMENTS = {
     "tensorflow": "tensorflow,test",
     "full": "jax,torch,tensorflow,dev",
     "vit": "jax",
+    "nightly-jax": "jax,test",
+    "nightly-torch": "torch,test",
+    "nightly-tensorflow": "tensorflow,test",
 }
 # Only asked when pip's own sources lack the pinned CPU wheel.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -129,6 +132,20 @@ def python_of(name: str) -> Path:
     return FOLDER / name / "bin" / "python"
 
 
+def _take_nightly(name: str) -> bool:
+    """Put Keras' nightly in the place of Keras: both are the package `keras`, so one has to go."""
+    pip = [python_of(name), "-m", "pip", "--no-input", "--disable-pip-version-check"]
+    for words in (
+        ["uninstall", "--yes", "keras"],
+        ["install", "--no-compile", "--no-deps", "-c", "constraints.txt", "keras-nightly"],
+    ):
+        log = LOGS / f"{words[0]}-{name}.log"
+        if run_logged(name, [*pip, *words], log, lambda _: "taking Keras' nightly", 300):
+            print(log.read_text(errors="replace")[-3000:], flush=True)
+            return False
+    return True
+
+
 def make_environment(name: str) -> bool:
     """Make an environment or reuse it.
 
@@ -160,6 +177,8 @@ def make_environment(name: str) -> bool:
     if status:
         say(name, f"pip failed with status {status}; the end of {log}:")
         print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), flush=True)
+        return False
+    if name.startswith("nightly-") and not _take_nightly(name):
         return False
     stamp.write_text(_stamp(extras))
     say(name, f"installed in {time.monotonic() - begun:.0f} s")

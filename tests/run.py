@@ -2,6 +2,7 @@
 
 python3 tests/run.py                    all (what `make test` does)
 python3 tests/run.py --backend torch    one backend
+python3 tests/run.py --nightly          each backend with the nightly build of Keras
 python3 tests/run.py --references       only write the references that the tests read
 python3 tests/run.py --backend jax -- tests/ops -k attention    what follows goes to pytest
 
@@ -60,7 +61,7 @@ def variables(environment: str, backend: str) -> dict[str, str]:
         **os.environ,
         **ONE_THREAD,
         "KERAS_BACKEND": backend,
-        "KMODELS_ENVIRONMENT": environment,
+        "KMODELS_ENVIRONMENT": environment.removeprefix("nightly-"),
         "KMODELS_REFERENCES": str(REFERENCES),
         "KMODELS_EXCHANGE": str(EXCHANGE),
         "PYTHONPATH": str(ROOT / "src"),
@@ -118,7 +119,7 @@ def read_counts(log: str, status: int) -> tuple[Counter, list[str]]:
 def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     """Run pytest in an environment under a backend and print what failed."""
     across = environment == "full"
-    name = f"full:{backend}" if across else backend
+    name = f"full:{backend}" if across else environment
     outcome, begun = Outcome(name), time.monotonic()
     log = LOGS / f"test-{name.replace(':', '-')}.log"
     command = [python_of(environment), "-m", "pytest", "-q", "--color=no", *arguments]
@@ -145,9 +146,13 @@ def failed_setup(name: str) -> Outcome:
     return Outcome(name, Counter(failed=1))
 
 
-def run_all(backends: list[str], arguments: list[str]) -> list[Outcome]:
-    """Environments, references, each backend's suite, then what needs several; two at a time."""
-    whole = len(backends) == len(BACKENDS)
+def run_all(backends: list[str], arguments: list[str], nightly: bool) -> list[Outcome]:
+    """Environments, references, each backend's suite, then what needs several; two at a time.
+
+    Of what needs several, the packages beside Keras want its release: none of it is run nightly.
+    """
+    whole = len(backends) == len(BACKENDS) and not nightly
+    environments = {f"nightly-{name}" if nightly else name: name for name in backends}
     shutil.rmtree(EXCHANGE, ignore_errors=True)
 
     def prepare_references() -> bool:
@@ -155,12 +160,12 @@ def run_all(backends: list[str], arguments: list[str]) -> list[Outcome]:
 
     # The full environment takes longest and the references hang on it, so it comes first.
     preparing = {"references": prepare_references}
-    preparing |= {name: partial(make_environment, name) for name in reversed(backends)}
+    preparing |= {name: partial(make_environment, name) for name in reversed(environments)}
     with ThreadPoolExecutor(2) as pool:
         jobs = {name: pool.submit(job) for name, job in preparing.items()}
         ready = {name for name, job in jobs.items() if job.result()}
         outcomes = [failed_setup(name) for name in preparing if name not in ready]
-        runs = [(name, name) for name in backends if name in ready]
+        runs = [run for run in environments.items() if run[0] in ready]
         outcomes += pool.map(lambda run: run_suite(*run, arguments), runs)
         if whole and "references" in ready:
             across = [("full", name) for name in ("torch", "jax", "tensorflow")]
@@ -191,12 +196,13 @@ def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: all")
+    parser.add_argument("--nightly", action="store_true", help="with the nightly build of Keras")
     parser.add_argument("--references", action="store_true", help="only write the references")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
     if options.references:
         return 0 if write_references() else 1
-    return report(run_all(options.backend or list(BACKENDS), options.pytest))
+    return report(run_all(options.backend or list(BACKENDS), options.pytest, options.nightly))
 
 
 if __name__ == "__main__":
