@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from kmodels.callbacks import Checkpoint
 from kmodels.errors import InputError
-from kmodels.training import AdamW, checkpoint, device, state, track_step_loss
+from kmodels.training import AdamW, checkpoint, state, track_step_loss
 from kmodels.training.due import Due
 from kmodels.weights import read_safetensors
 from tolerances import tolerance
@@ -407,10 +406,3 @@ def test_by_the_clock(tmp_path, monkeypatch):
     run(tmp_path, epochs=1, every="3s", keep=9)
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
     assert names == ["step_00000006", "step_00000003"]
-
-
-def test_a_run_of_several_processes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "_device", SimpleNamespace(processes=lambda: 4))
-    with pytest.raises(InputError, match="4 processes"):
-        fit(make_model(), [Checkpoint(tmp_path / "run")], epochs=1)
-    assert not list(tmp_path.rglob("step_*"))

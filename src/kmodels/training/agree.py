@@ -42,7 +42,7 @@ class Requests:
     waiting for it. So all ask one another after the same steps, about once a second.
 
     Attributes:
-        signum: of the signal that came to one of them, or None.
+        signum: of the first signal that one of them told of, or None.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Requests:
         self._calls, self._asked, self._next = 0, 0, 1
         self._since = perf_counter()
 
-    def ask(self, signum: int | None, failed: bool, due: bool, at_once: bool = False) -> list[bool]:
+    def ask(self, signum: int | None, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
         """Called by all processes after the same steps.
 
         Args:
@@ -63,12 +63,9 @@ class Requests:
             Whether something failed in one of them, and whether it is time; both False where the
             others were not asked.
         """
-        if processes.count() == 1:
-            self.signum = signum
-            return [failed, due]
         self._calls += 1
         if self._calls < self._next and not at_once:
-            return [False, False]
+            return False, False
         now = perf_counter()
         per_call = (now - self._since) / (self._calls - self._asked) if self._asked else SECONDS
         told = processes.share("requests", [signum, failed, due, per_call])
@@ -76,4 +73,4 @@ class Requests:
         self._next = self._calls + max(int(SECONDS / max(told[0][3], 1e-6)), 1)
         signals = [one[0] for one in told if one[0] is not None]
         self.signum = self.signum or (signals[0] if signals else None)
-        return [any(one[1] for one in told), told[0][2]]
+        return any(one[1] for one in told), told[0][2]

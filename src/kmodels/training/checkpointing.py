@@ -2,6 +2,7 @@
 
 import math
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import keras
 
 from kmodels import compat
+from kmodels.distribution import processes
 from kmodels.errors import InputError, check_whole
 from kmodels.files import lock, remove_leftovers, unlock
-from kmodels.training import checkpoint, moments, same_run, state
+from kmodels.training import checkpoint, moments, same_run, state, stored
+from kmodels.training.agree import Requests, in_all
 from kmodels.training.callback_state import CallbackStates
-from kmodels.training.device import check_one_process
 from kmodels.training.due import Due
 from kmodels.training.finite_loss import FiniteLoss
 from kmodels.training.going_on import GoingOn
@@ -22,6 +24,8 @@ from kmodels.training.signals import Interrupted, StopRequest
 from kmodels.training.writer import BackgroundWriter
 
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
+# What the first process writes and the others look for, to see that they share the directory.
+_TOKEN = ".shared"
 Pending = tuple[dict[str, Any], dict[str, state.Arrays]]
 
 
@@ -39,9 +43,10 @@ class Checkpoint(keras.callbacks.Callback):
 
     SIGTERM and SIGINT save at the end of the batch, and end the process with 143 or 130.
 
-    Under `keras.distribution` each array is gathered whole in host memory and written whole, so the
-    mesh may be another one when the run goes on. That holds for one process with all the devices;
-    a run of several processes is refused.
+    A run on many devices may go on over another mesh, with another number of processes, on one
+    device, and on another backend. One process writes each array whole. Of several each writes the
+    parts that it holds, to a directory that all of them see; a signal to one of them stops all,
+    after the same step.
 
     Args:
         directory: of the run's checkpoints; no other process may be using it.
@@ -115,13 +120,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._finite_loss = FiniteLoss(self.directory)
         self._log_names: list[str] = []
         self._base: dict[str, Any] | None = None
+        self._requests = Requests()
         self._begun = False
 
     # What fit calls
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes the directory, and puts the newest state into model and optimizer."""
-        check_one_process()
         beside, code = compat.callbacks_beside(self)
         if not self._begun:
             self.prepare(self.model, self.params.get("steps"))
@@ -158,15 +163,16 @@ class Checkpoint(keras.callbacks.Callback):
         if batch < self._replayed:
             if batch + 1 == self._replayed and self._going_on is not None:
                 self._going_on.reach(self.model, in_validation=False)
+            self._ask()
             self._leave_if_asked()
             return
         self.step += batch + 1 - self.batch
         self.batch = batch + 1
         self._log_names = list(logs or {})
         self._check_loss((logs or {}).get("loss"))
-        self._writer.check()
         ends_epoch = self.batch == self.params.get("steps")
-        if self.stop.signum is not None or (self.due.now(self.step) and not ends_epoch):
+        is_due = self._ask()
+        if self._signum is not None or (is_due and not ends_epoch):
             self.save()
         self._leave_if_asked()
 
@@ -174,7 +180,8 @@ class Checkpoint(keras.callbacks.Callback):
         """Keeps the training's averages, which validation writes over, and the random states."""
         if self._going_on is not None:
             self._going_on.reach(self.model, in_validation=True)
-        self._before_validation = state.copied(state.named(self.model.metrics_variables))
+        metrics = state.named(self.model.metrics_variables)
+        self._before_validation = state.copied(metrics, differ=True)
         self._moments["validation"] = moments.capture(self.model.optimizer)
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -183,7 +190,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves and leaves where a signal came."""
-        if self.stop.signum is not None:
+        self._ask()
+        if self._signum is not None:
             optimizer = self.model.optimizer
             if getattr(optimizer, "swapped", False):
                 self._sync()
@@ -200,13 +208,8 @@ class Checkpoint(keras.callbacks.Callback):
             self.epoch, self.batch = epoch + 1, 0
         is_best = self.best is not None and complete and self._is_best(numbers)
         ends = self.model.stop_training or epoch + 1 == self.params["epochs"]
-        if (
-            self.due.once_an_epoch
-            or ends
-            or is_best
-            or self.due.now(self.step)
-            or self.stop.signum is not None
-        ):
+        is_due = self._ask(at_once=True)
+        if self.due.once_an_epoch or ends or is_best or is_due or self._signum is not None:
             self._read(numbers)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -216,6 +219,8 @@ class Checkpoint(keras.callbacks.Callback):
             self._going_on.end()
         self._finish(trained=True)
         # In this order: a signal may come while the last checkpoint is written.
+        self._writer.wait()
+        self._ask(at_once=True)
         self._let_go()
         self._leave_if_asked()
 
@@ -232,9 +237,7 @@ class Checkpoint(keras.callbacks.Callback):
             The checkpoint that the model was filled from, or None.
         """
         self._writer.wait()
-        # Where this process held it, what is being written is its own.
-        if lock(self.directory):
-            remove_leftovers(self.directory, checkpoint.PREFIX)
+        self._take_directory()
         self._begin_run()
         self._begun, self.stop.signum = True, None
         self.epoch = self.batch = self.step = 0
@@ -243,24 +246,24 @@ class Checkpoint(keras.callbacks.Callback):
         if self.only_trainable:
             digest = state.digest(state.frozen(model))
             self._base = {"sha256": digest, "origin": self.origin}
-        if not self.resume and checkpoint.list_checkpoints(self.directory):
-            raise InputError(
-                f"{self.directory} holds checkpoints of a run; go on with it by resume=True, or "
-                "give another directory"
-            )
+        in_all("directory is new", self._check_new)
         found = checkpoint.newest(self.directory)
         if found is None:
             return None
         path, described, passed_over = found
         for reason in passed_over:
-            print(f"passed over a damaged checkpoint: {reason}", flush=True)
-        same_run.check_same(path, described, self.settings, steps_per_epoch)
+            self._say(f"passed over a damaged checkpoint: {reason}")
+        optimizer, steps = model.optimizer, steps_per_epoch
+        in_all(
+            "same run",
+            lambda: same_run.check_same(path, described, optimizer, self.settings, steps),
+        )
         checkpoint.restore(path, described, model)
         self.epoch, self.batch = described["epoch"], described["batch"]
         self.validated = bool(described["logs"])
         self.step = self._saved_step = described["step"]
         self._restored = path, described
-        print(f"resumed from {path} at step {self.step}", flush=True)
+        self._say(f"resumed from {path} at step {self.step}")
         return path
 
     def save(self) -> None:
@@ -274,6 +277,60 @@ class Checkpoint(keras.callbacks.Callback):
 
     # Parts
 
+    def _take_directory(self) -> None:
+        def take() -> str:
+            # Where this process held it, what is being written is its own.
+            if lock(self.directory):
+                remove_leftovers(self.directory, checkpoint.PREFIX)
+            if processes.count() > 1:
+                token = uuid.uuid4().hex
+                (self.directory / _TOKEN).write_text(token)
+                return token
+            return ""
+
+        token = processes.from_main("checkpoint directory", take)
+        if processes.count() > 1:
+            in_all("checkpoint directory is seen", lambda: self._check_seen(token))
+            if processes.is_main():
+                (self.directory / _TOKEN).unlink()
+
+    def _check_seen(self, token: str) -> None:
+        try:
+            seen = (self.directory / _TOKEN).read_text()
+        except OSError:
+            seen = None
+        if seen != token:
+            raise InputError(
+                f"process {processes.index()} does not see what the first one writes to "
+                f"{self.directory}; give a directory on a disk that all processes share"
+            )
+
+    def _check_new(self) -> None:
+        if not self.resume and checkpoint.list_checkpoints(self.directory):
+            raise InputError(
+                f"{self.directory} holds checkpoints of a run; go on with it by resume=True, or "
+                "give another directory"
+            )
+
+    def _say(self, line: str) -> None:
+        if processes.is_main():
+            print(line, flush=True)
+
+    @property
+    def _signum(self) -> int | None:
+        """Of the signal after which this run stops, or None."""
+        return self.stop.signum if processes.count() == 1 else self._requests.signum
+
+    def _ask(self, at_once: bool = False) -> bool:
+        """Hears of signals and errors in any of the processes; whether a checkpoint is due."""
+        due = self.due.now(self.step)
+        failed, by_clock = self._writer.failed, due
+        if processes.count() > 1:
+            failed, by_clock = self._requests.ask(self.stop.signum, failed, due, at_once)
+        if failed:
+            self._writer.wait()
+        return due if self.due.seconds is None else by_clock
+
     def _is_best(self, numbers: dict[str, float]) -> bool:
         assert self.best is not None
         if self.best not in numbers:
@@ -283,11 +340,15 @@ class Checkpoint(keras.callbacks.Callback):
                 f"best is {self.best!r}, which no epoch logs; choose one of {', '.join(numbers)}"
             )
         self._writer.wait()
+        value = numbers[self.best]
+        return processes.from_main("best", lambda: self._beats_former(value))
+
+    def _beats_former(self, value: float) -> bool:
+        assert self.best is not None
         held = checkpoint.list_checkpoints(self.directory)
         former = checkpoint.find_best(held, self.best, self.mode)
         if former is None:
             return True
-        value = numbers[self.best]
         return value < former[0] if self.mode == "min" else value > former[0]
 
     def _check_loss(self, loss: Any) -> None:
@@ -312,7 +373,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer.wait()
         self._sync()
         variables = state.parts(self.model, bool(self.only_trainable))
-        arrays = {part: state.copied(held) for part, held in variables.items()}
+        arrays = {
+            part: state.copied(held, differ=part == "metrics") for part, held in variables.items()
+        }
         if self._before_validation is not None:
             arrays["metrics"] = self._before_validation
         described = {
@@ -347,9 +410,11 @@ class Checkpoint(keras.callbacks.Callback):
             begun = self._moments["epoch"]
         else:
             begun = moments.without_rate(now) if trained else now
-        arrays["optimizer"] |= moments.rates(now)
-        other |= {f"random/now/{name}": values for name, values in now.items()}
-        other |= {f"random/epoch/{name}": values for name, values in begun.items()}
+        arrays["optimizer"] = stored.replace(arrays["optimizer"], moments.rates(now))
+        if not processes.is_main():
+            other.clear()
+        for moment, held in {"now": now, "epoch": begun}.items():
+            other |= {stored.here(f"random/{moment}/{name}"): v for name, v in held.items()}
         arrays["other"] = other
         snapshot = checkpoint.Snapshot(described, arrays)
         self._writer.submit(
@@ -364,9 +429,10 @@ class Checkpoint(keras.callbacks.Callback):
         unlock(self.directory)
 
     def _leave_if_asked(self) -> None:
-        if (signum := self.stop.signum) is None:
+        if (signum := self._signum) is None:
             return
         self._let_go()
         message = f"stopped at step {self.step} by signal {signum}; {self.how_to_go_on}"
-        print(message, file=sys.stderr, flush=True)
+        if processes.is_main():
+            print(message, file=sys.stderr, flush=True)
         raise Interrupted(signum, message)

@@ -6,7 +6,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from kmodels.dispatch import backend, backend_module
-from kmodels.errors import InputError
 
 _device = backend_module("kmodels.training.device")
 
@@ -35,16 +34,6 @@ def keep_compiled() -> None:
     keep = getattr(_device, "keep_compiled", None)
     if keep is not None:
         keep()
-
-
-def check_one_process() -> None:
-    """Raises `InputError` in a run of several processes, each of which holds a part of all."""
-    count = getattr(_device, "processes", lambda: 1)()
-    if count > 1:
-        raise InputError(
-            f"this run has {count} processes, and Checkpoint writes those of one; leave it out, or "
-            "give all devices to one process"
-        )
 
 
 def versions() -> dict[str, str]:

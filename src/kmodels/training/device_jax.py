@@ -20,11 +20,6 @@ def peak_bytes() -> int | None:
     return None if not statistics else statistics.get("peak_bytes_in_use")
 
 
-def processes() -> int:
-    """How many share the devices of the run."""
-    return jax.process_count()
-
-
 def keep_compiled() -> None:
     """Sets JAX's compilation cache, unless the environment or the user has set one."""
     if getattr(jax.config, CACHE) is None:

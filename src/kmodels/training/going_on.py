@@ -6,10 +6,9 @@ from typing import Any
 import keras
 
 from kmodels import compat
-from kmodels.training import moments, state
+from kmodels.training import moments, state, stored
 from kmodels.training.callback_state import CallbackStates
 from kmodels.training.replay import Replay
-from kmodels.weights.readers import read_safetensors
 
 
 class GoingOn:
@@ -23,7 +22,7 @@ class GoingOn:
 
     def __init__(self, path: Path, described: dict[str, Any], others: CallbackStates):
         self._path, self._described, self._others = path, described, others
-        arrays = read_safetensors(path / "other.safetensors").items()
+        arrays = stored.read(path, "other").items()
         self._arrays: state.Arrays = {name: array.read() for name, array in arrays}
         self._waiting = False
 

@@ -1,5 +1,6 @@
 """What a checkpoint says of the run that it belongs to, and whether another run is the same."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def describe(optimizer: Any, settings: Mapping[str, Any], epoch: int) -> dict[st
         epoch: that the order of the data goes by.
     """
     return {
+        "optimizer": _name(optimizer),
         "order": {"seed": compat.random_seed(), "epoch": epoch},
         "schedule": _schedule(optimizer),
         "settings": dict(settings),
@@ -29,13 +31,18 @@ def describe(optimizer: Any, settings: Mapping[str, Any], epoch: int) -> dict[st
 
 
 def check_same(
-    path: Path, described: Mapping[str, Any], settings: Mapping[str, Any], steps: int | None
+    path: Path,
+    described: Mapping[str, Any],
+    optimizer: Any,
+    settings: Mapping[str, Any],
+    steps: int | None,
 ) -> None:
     """Compares a checkpoint with the run that is to go on from it.
 
     Args:
         path: of the checkpoint.
         described: its state.
+        optimizer: of the model.
         settings: of this run.
         steps: batches of an epoch, where known.
 
@@ -45,6 +52,10 @@ def check_same(
     kept = described["settings"]
     wrong = [name for name, value in settings.items() if kept.get(name) != value]
     said = [f"{name} was {kept.get(name)!r}" for name in wrong]
+    # A checkpoint of before this was written down has no name.
+    name, saved = _name(optimizer), described.get("optimizer")
+    if None not in (name, saved) and name != saved:
+        said.append(f"the optimizer was {saved}, not {name}")
     seed, former = compat.random_seed(), described["order"]["seed"]
     if None not in (seed, former) and seed != former:
         said.append(f"the random seed was {former}")
@@ -56,6 +67,12 @@ def check_same(
             f"{path} is of another run: {', '.join(said)}; give the same settings or another "
             "directory"
         )
+
+
+def _name(optimizer: Any) -> str:
+    """Class and name; Keras numbers the names that it gives by how many the process has made."""
+    name = re.sub(r"_\d+$", "", optimizer.name)
+    return f"{type(optimizer).__name__} {name!r}"
 
 
 def _schedule(optimizer: Any) -> Any:

@@ -22,6 +22,7 @@ from kmodels.weights.tensors import LazyArray
 Arrays = dict[str, np.ndarray]
 PARTS = ("model", "optimizer", "metrics", "other")
 _FILE = re.compile(rf"({'|'.join(PARTS)})(-\d{{5}}-\d+)?\.safetensors")
+_START = re.compile(r"@([\d,]*)$")
 _PROCESS = re.compile(r"process_(\d{5})/")
 
 
@@ -33,6 +34,25 @@ def part_name(name: str, start: Start) -> str:
 def here(name: str) -> str:
     """What is called so in each process, but differs."""
     return name if processes.count() == 1 else f"process_{processes.index():05d}/{name}"
+
+
+def replace(arrays: Arrays, new: Arrays) -> Arrays:
+    """The arrays of this process with others in the place of those of the same names.
+
+    Args:
+        arrays: whole ones by name, parts by `part_name`.
+        new: whole ones by name, in every process; the first one writes them.
+    """
+    kept = {name: values for name, values in arrays.items() if _split(name)[0] not in new}
+    return kept | (new if processes.is_main() else {})
+
+
+def _split(full: str) -> tuple[str, Start | None]:
+    """Name and begin of a part, or of a whole array None."""
+    match = _START.search(full) if processes.count() > 1 else None
+    if match is None:
+        return full, None
+    return full[: match.start()], tuple(int(n) for n in match[1].split(",") if n)
 
 
 def part_of(file: str) -> str | None:
@@ -55,13 +75,11 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
     # A file holds one part of an array, as in the format that others read too.
     files: list[dict[str, tuple[Start, np.ndarray]]] = [{}] if processes.is_main() else []
     for full, values in arrays.items():
-        name, at, text = full.rpartition("@")
-        start = tuple(int(n) for n in text.split(",") if n) if at else (0,) * values.ndim
-        name = name if at else full
+        name, start = _split(full)
         free = next((file for file in files if name not in file), None)
         if free is None:
             files.append(free := {})
-        free[name] = start, values
+        free[name] = (0,) * values.ndim if start is None else start, values
     several = processes.count() > 1
     paths = []
     for number, file in enumerate(files):

@@ -27,10 +27,10 @@ class BackgroundWriter:
         self._thread = threading.Thread(target=run, name="checkpoint")
         self._thread.start()
 
-    def check(self) -> None:
-        """Raises what a job that is done raised; does not wait."""
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()
+    @property
+    def failed(self) -> bool:
+        """Whether a job has raised something; does not wait."""
+        return self._error is not None
 
     def wait(self) -> None:
         """Waits for the job and raises what it raised."""
