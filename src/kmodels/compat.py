@@ -45,6 +45,7 @@ __all__ = [
     "step_output",
     "sublayers",
     "symbolic_build",
+    "unweighted_metrics",
 ]
 
 
@@ -261,6 +262,12 @@ def metrics_built(model: Any) -> bool:
     if (built := getattr(model, "metrics_built", None)) is not None:
         return built
     return model._compile_metrics is None or model._compile_metrics.built
+
+
+def unweighted_metrics(model: Any) -> Any:
+    """The `metrics` given to `compile`, which count rows whatever they weigh; None without."""
+    given = getattr(model, "_compile_metrics", None)
+    return getattr(given, "_user_metrics", None)
 
 
 def forget_losses(layer: Any) -> None:

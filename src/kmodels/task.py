@@ -315,9 +315,9 @@ class Task(Presets, Adapters, Model):
         return self._run(super().predict, x, None, kwargs)
 
     def _run(self, method: Any, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
-        from kmodels.data import adapters
+        from kmodels.distribution import feeding
 
-        return adapters.run(method, x, y, preprocess=self.preprocessor, **kwargs)
+        return feeding.run(self, method, x, y, kwargs, self.preprocessor)
 
     def _held_out(self, data: Any, kwargs: dict[str, Any]) -> Any:
         from kmodels.data import adapters

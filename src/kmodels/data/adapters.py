@@ -69,6 +69,8 @@ def as_dataset(
     Raises:
         InputError: for something that is none of these, or labels given twice.
     """
+    if (prepared_by := getattr(x, "prepared_by", None)) is not None:
+        return prepared_by(preprocess)  # one process's rows, of `kmodels.distribution`
     if isinstance(x, ImageLoader | IndexedBatches | Fed):
         _no_labels(x, y, sample_weight)
         return x
@@ -175,7 +177,7 @@ def fit_arguments(
     fits, shuffle = "shuffle" in kwargs, kwargs.get("shuffle", False)
     size, weight = kwargs.get("batch_size"), kwargs.get("sample_weight")
     if share := kwargs.pop("validation_split", 0.0):
-        x, y, weight, kwargs["validation_data"] = _split(
+        x, y, weight, kwargs["validation_data"] = split(
             x, y, weight, share, kwargs.get("validation_data"), preprocess, size
         )
         kwargs["sample_weight"] = weight
@@ -307,10 +309,14 @@ def _named_columns(spec: Any) -> bool:
     return isinstance(spec, dict) and any(k in spec for k in LABEL_KEYS)
 
 
-def _split(
+def split(
     x: Any, y: Any, weight: Any, share: float, held_out: Any, preprocess: Any, size: Any
 ) -> tuple[Any, Any, Any, Any]:
-    """The last share of arrays for validation, as Keras takes it."""
+    """The last share of arrays for validation, as Keras takes it.
+
+    Returns:
+        x, y and weights to train on, and what to validate on.
+    """
     if held_out is not None:
         return x, y, weight, held_out
     if not arrays.is_arrays(x, preprocess):

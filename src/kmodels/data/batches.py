@@ -13,6 +13,7 @@ import numpy as np
 from kmodels.data.augment import Augment, crop_and_resize
 from kmodels.data.draws import order
 from kmodels.data.pictures import resize, with_channels
+from kmodels.data.rows import rows_within
 from kmodels.data.sources import ImageSource, check_labels
 from kmodels.errors import InputError, check_whole
 
@@ -33,6 +34,7 @@ class BatchMaker:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     one_hot: int | None
+    rows: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.source):
@@ -75,7 +77,7 @@ class BatchMaker:
         return found
 
     def make(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Batch `number` of an epoch.
+        """Batch `number` of an epoch, or those `rows` of it.
 
         Returns:
             float32 images (B, H, W, C), and int32 labels (B,), or float32 (B, one_hot).
@@ -84,6 +86,9 @@ class BatchMaker:
         stop = min(start + self.batch_size, len(self.source))
         if not 0 <= start < stop:
             raise IndexError(f"batch {number} of {self.batches}")
+        if self.rows is not None:
+            within = rows_within(*self.rows, stop - start)
+            start, stop = start + within.start, start + within.stop
         mixes = self.augment is not None and self.augment.mixes
         # Pairs that mix stand at places 2k and 2k + 1; an odd batch size cuts one in two, so that
         # its other half has to be made too.

@@ -1,7 +1,9 @@
 """ImageLoader: batches for `fit`, with workers in processes of their own."""
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -83,6 +85,23 @@ class ImageLoader(keras.utils.PyDataset):
         self.worker_count = workers
         self._pool: WorkerPool | None = None
         self._ahead: dict[tuple[int, int], Future] = {}
+
+    @property
+    def samples(self) -> int:
+        """Pictures in an epoch."""
+        count = len(self.maker.source)
+        return self.maker.batches * self.batch_size if self.maker.drop_last else count
+
+    @property
+    def batch_size(self) -> int:
+        """Pictures per batch."""
+        return self.maker.batch_size
+
+    def part(self, start: int, stop: int) -> "ImageLoader":
+        """The same batches, less all rows but these: see `kmodels.data.rows.rows_within`."""
+        part = copy.copy(self)
+        part.maker, part._pool, part._ahead = replace(self.maker, rows=(start, stop)), None, {}
+        return part
 
     @property
     def num_batches(self) -> int:

@@ -4,6 +4,7 @@
 through. Both reach every backend by the way of Keras' PyDataset.
 """
 
+import copy
 import itertools
 import multiprocessing
 import pickle
@@ -15,6 +16,7 @@ import numpy as np
 
 from kmodels.data.draws import order
 from kmodels.data.feed import Feed, workers_of
+from kmodels.data.rows import rows_within
 from kmodels.data.waiting import Clock
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
@@ -109,6 +111,9 @@ class IndexedBatches(keras.utils.PyDataset):
         shuffle: a new order in each epoch.
         seed: of the order.
         preprocess: applied to each batch.
+
+    Attributes:
+        samples: in an epoch.
     """
 
     def __init__(
@@ -125,19 +130,26 @@ class IndexedBatches(keras.utils.PyDataset):
         if count < 1:
             raise InputError("the data is empty; give at least one sample")
         self.take = take
-        self.count = count
+        self.samples = count
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.preprocess = preprocess
+        self._rows = 0, batch_size
         self._orders: tuple[int, np.ndarray] | None = None
         self.handed_out = 0
         self.epoch = 0
 
+    def part(self, start: int, stop: int) -> "IndexedBatches":
+        """The same batches, less all rows but these: see `rows_within`."""
+        part = copy.copy(self)
+        part._rows = start, stop
+        return part
+
     @property
     def num_batches(self) -> int:
         """Batches in an epoch."""
-        return -(-self.count // self.batch_size)
+        return -(-self.samples // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Tells which epoch comes next."""
@@ -149,12 +161,13 @@ class IndexedBatches(keras.utils.PyDataset):
             self.set_epoch(self.epoch + 1)
 
     def __getitem__(self, index: int) -> tuple:
-        samples = np.arange(self.count)
+        samples = np.arange(self.samples)
         if self.shuffle:
             if self._orders is None or self._orders[0] != self.epoch:
-                self._orders = self.epoch, order(self.count, self.seed, self.epoch)
+                self._orders = self.epoch, order(self.samples, self.seed, self.epoch)
             samples = self._orders[1]
         samples = samples[index * self.batch_size : (index + 1) * self.batch_size]
+        samples = samples[rows_within(*self._rows, len(samples))]
         self.handed_out = max(self.handed_out, index + 1)
         return prepared(self.take(samples), self.preprocess)
 
@@ -185,9 +198,13 @@ class Stream(Feed):
         clock = Clock(*workers_of(batches), faster)
         super().__init__(_Sample(self._batches, count), class_weight, clock)
 
+    def tuples(self) -> Iterator[tuple]:
+        """One pass over the batches as they come, less their preprocessing."""
+        return map(as_tuple, started(self.batches))
+
     def _batches(self) -> Iterator[tuple]:
-        for batch in started(self.batches):
-            yield prepared(as_tuple(batch), self.preprocess)
+        for batch in self.tuples():
+            yield prepared(batch, self.preprocess)
 
     def raw(self) -> Iterator[tuple]:
         """One pass over the batches."""

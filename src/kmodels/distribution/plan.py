@@ -40,6 +40,57 @@ class Plan:
         """
         return self.engine.prepare(model)
 
+    def shard(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        training: bool = True,
+        own: bool = False,
+    ) -> Any:
+        """The rows of this process, for `fit`, `evaluate` or `predict`.
+
+        Tasks do it by themselves with what they are given; a `keras.Model` of one's own needs it
+        in a run of several processes. Give all processes the same data in the same order.
+
+        Args:
+            x: arrays, a loader or anything else that `fit` takes, see docs/data.md.
+            y: labels, where x is arrays.
+            sample_weight: weights, where x is arrays.
+            batch_size: rows of a global batch, for arrays and datasets of single samples; 32 by
+                default.
+            shuffle: for those, a new order in each epoch; by default in training.
+            seed: of that order; by default that of `keras.utils.set_random_seed`.
+            training: leaves a last batch out that is not full. False is for evaluation: rows of
+                weight 0 fill it up, so compile with `weighted_metrics`.
+            own: the data holds the rows of this process alone, of shard `engine.shard` of
+                `engine.shards`.
+
+        Returns:
+            What Keras takes as x, as many batches in each process.
+
+        Raises:
+            InputError: where the mesh does not divide the batches, or processes differ in how many
+                they have, or in what is in the first one.
+        """
+        # Not before it is asked for: families import this package to tell their layout.
+        from kmodels.data.adapters import as_dataset
+        from kmodels.distribution import feeding
+
+        size = batch_size or 32
+        if own:
+            self.check_batch(size)
+            size //= self.engine.shards
+        shuffle = training if shuffle is None else shuffle
+        data = as_dataset(x, y, sample_weight, size, shuffle=shuffle)
+        if seed is not None and hasattr(data, "seed"):
+            data.seed = seed
+        return feeding.shard(data, feeding.rule(self, own), "fit" if training else "evaluate")
+
     def check_batch(self, batch_size: int) -> None:
         """Raises `InputError` where the mesh does not divide a global batch."""
         check_batch(self.mesh, batch_size)

@@ -1,5 +1,6 @@
 """Rows of token ids in batches of one size, for `fit` and `evaluate`."""
 
+import copy
 from typing import Any
 
 import keras
@@ -39,7 +40,19 @@ class TextLoader(keras.utils.PyDataset):
         self._batches = -(-self.count // batch_size)
         positions = self._batches * batch_size * self.labels.shape[1]
         self._scale = np.float32(positions / self.weights.sum(dtype="float64"))
+        self._rows = slice(0, batch_size)
         self.epoch = self.skip = 0
+
+    @property
+    def samples(self) -> int:
+        """Rows in an epoch, those that fill the last batch included."""
+        return self._batches * self.batch_size
+
+    def part(self, start: int, stop: int) -> "TextLoader":
+        """The same batches, less all rows but these."""
+        part = copy.copy(self)
+        part._rows = slice(start, stop)
+        return part
 
     @property
     def num_batches(self) -> int:
@@ -72,5 +85,6 @@ class TextLoader(keras.utils.PyDataset):
         filled = np.resize(rows, self.batch_size)
         weights = self.weights[filled] * self._scale
         weights[len(rows) :] = 0.0
+        filled, weights = filled[self._rows], weights[self._rows]
         inputs = {name: value[filled] for name, value in self.inputs.items()}
         return inputs, self.labels[filled], weights

@@ -145,6 +145,7 @@ class TrainStep(_Step):
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `fit` on anything that yields batches, see `kmodels.task.Task.fit`."""
         from kmodels.data import adapters
+        from kmodels.distribution import feeding
 
         size = kwargs.get("batch_size")
         kwargs.setdefault("shuffle", True)
@@ -153,14 +154,14 @@ class TrainStep(_Step):
             size = kwargs.get("validation_batch_size") or size
             held_out = train_step_data.whole(held_out, size)
             kwargs["validation_data"] = adapters.validation_data(held_out, batch_size=size)
-        return adapters.run(super().fit, x, y, **kwargs)
+        return feeding.run(self, super().fit, x, y, kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """The loss and what is logged, with training False, on anything that `fit` takes."""
-        from kmodels.data import adapters
+        from kmodels.distribution import feeding
 
         x = train_step_data.whole(x, kwargs.get("batch_size"))
-        return adapters.run(super().evaluate, x, y, **kwargs)
+        return feeding.run(self, super().evaluate, x, y, kwargs)
 
     @property
     def trainable_variables(self) -> list[Any]:

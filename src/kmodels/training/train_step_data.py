@@ -15,7 +15,7 @@ import numpy as np
 from kmodels import compat
 from kmodels.data import arrays
 from kmodels.data.feed import Fed
-from kmodels.data.streams import Calls, IndexedBatches, Stream, as_tuple, prepared, started
+from kmodels.data.streams import Calls, IndexedBatches, Stream, as_tuple, started
 
 
 def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
@@ -46,10 +46,10 @@ def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
 class WholeStream(Stream):
     """Batches one after another, dictionaries in one piece."""
 
-    def _batches(self) -> Iterator[tuple]:
+    def tuples(self) -> Iterator[tuple]:
+        """As in `Stream`."""
         for batch in started(self.batches):
-            parts = (batch,) if isinstance(batch, dict) else as_tuple(batch)
-            yield prepared(parts, self.preprocess)
+            yield (batch,) if isinstance(batch, dict) else as_tuple(batch)
 
 
 def tensors(batch: Any) -> Any:
