@@ -1,6 +1,7 @@
 """The one line that spreads a run over devices."""
 
 from kmodels.dispatch import backend, backend_module
+from kmodels.distribution import processes
 from kmodels.distribution.mesh import check_batch, fill, parse_mesh
 from kmodels.distribution.plan import Plan
 from kmodels.errors import InputError
@@ -42,6 +43,7 @@ def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None:
             f"a mesh ({spec}) is not there on {backend()} yet; set KERAS_BACKEND=jax or leave the "
             "mesh out"
         )
+    processes.join()
     mesh = fill(mesh, module.devices(), module.MORE)
     if batch_size is not None:
         check_batch(mesh, batch_size)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import torch
 
+from kmodels import seeds_torch
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
 
@@ -54,7 +55,7 @@ def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
     """`seed.next()`, which torch.compile cannot trace because it goes through NumPy."""
     state = seed.state.value.clone()
     seed.state.assign(state + torch.tensor([0, 1], dtype=state.dtype))
-    return state
+    return seeds_torch.apart(state)
 
 
 def _draw(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:

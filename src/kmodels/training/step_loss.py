@@ -24,7 +24,9 @@ class LossTracker(keras.metrics.Mean):
     def __init__(self, finite_only: bool = False, name: str = "loss", **kwargs: Any):
         super().__init__(name=name, **kwargs)
         self.finite_only = finite_only
-        self.last = self.add_variable(shape=(), initializer="zeros", name="last")
+        self.last = self.add_variable(
+            shape=(), initializer="zeros", aggregation="mean", name="last"
+        )
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
         """Adds a scalar loss to the average and keeps it."""

@@ -7,12 +7,22 @@ from typing import Any
 import keras
 import torch
 
+from kmodels.step_torch import Parallel
 from kmodels.training.train_step_metrics import Results, logged, rows
 from kmodels.training.train_step_players import LossFunction, Player, Players
 
 
-def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
-    """Each player's turn."""
+def advance(
+    players: Players, losses: Mapping[str, LossFunction], batch: Any, parallel: Any = None
+) -> Results:
+    """Each player's turn.
+
+    Args:
+        players: who learn.
+        losses: by player.
+        batch: of this process.
+        parallel: see `kmodels.step_torch.Parallel`.
+    """
     results: Results = {}
     for player in players:
         variables = player.variables
@@ -21,8 +31,11 @@ def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) ->
             scaled = player.optimizer.scale_loss(loss)
             if not scaled.requires_grad:
                 raise players.unmoved(player)
-            values = [variable.value for variable in variables]
-            gradients = torch.autograd.grad(scaled, values, allow_unused=True)
+            if parallel is None:
+                values = [variable.value for variable in variables]
+                gradients = torch.autograd.grad(scaled, values, allow_unused=True)
+            else:
+                gradients = parallel.gradients(scaled, variables, player.optimizer)
         with torch.no_grad():
             player.optimizer.apply(list(gradients), variables)
         # What is kept of them must not keep the activations.
@@ -70,7 +83,7 @@ def outline(
         run(batch)
 
 
-class Step(keras.Model):
+class Step(Parallel, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Players
@@ -79,14 +92,17 @@ class Step(keras.Model):
     def train_step(self, data: Any) -> Any:
         """Moves the variables; the logs."""
         batch = self._batch(data)
-        results = advance(self._players, self._losses, batch)
-        return logged(self._update_metrics(results, rows(batch)))
+        results = advance(self._players, self._losses, batch, self.parallel)
+        return self._logs(self._update_metrics(results, rows(batch)))
 
     def test_step(self, data: Any) -> Any:
         """The logs."""
         batch = self._batch(data)
         results = evaluate(self._players, self._losses, batch)
-        return logged(self._update_metrics(results, rows(batch)))
+        return self._logs(self._update_metrics(results, rows(batch)))
+
+    def _logs(self, fed: list[Any]) -> Any:
+        return logged(fed) if self.parallel is None else self.parallel.results(fed)
 
     def train(self, mode: bool = True) -> Any:
         """Tells the models too, for layers that are torch's own: they hang in a dictionary here."""

@@ -1,0 +1,104 @@
+"""Several torch processes, joined as torchrun tells them."""
+
+import atexit
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from kmodels.errors import InputError
+
+_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# The first one holds what all exchange; by then they have read why it ends.
+_LAST_WORDS = 2.0
+_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+
+
+def join(seconds: float) -> None:
+    """See `processes`; a process that torchrun did not start stays alone."""
+    if torch.distributed.is_initialized() or "RANK" not in os.environ:
+        return
+    if missing := [name for name in _NAMES if name not in os.environ]:
+        raise InputError(
+            f"RANK is set and {', '.join(missing)} is not; start the run by torchrun, or unset RANK"
+        )
+    kind = _take_device()
+    try:
+        torch.distributed.init_process_group(
+            "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{_BACKENDS[kind]}",
+            timeout=timedelta(seconds=seconds),
+        )
+    except (torch.distributed.DistError, ValueError) as error:
+        where = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"process {os.environ['RANK']} could not join the others: {where}; see that all "
+            "WORLD_SIZE of them run and reach MASTER_ADDR"
+        ) from error
+    atexit.register(_end)
+
+
+def index() -> int:
+    """See `processes`."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def count() -> int:
+    """See `processes`."""
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def exchange(key: str, text: str, seconds: float) -> list[str]:
+    """See `processes`; through the store, so that no device has to answer."""
+    store: Any = distributed_c10d._get_default_store()
+    end = time.monotonic() + seconds
+    keys = [f"kmodels/{key}/{process}" for process in range(count())]
+    try:
+        store.set(keys[index()], text)
+        for process, name in enumerate(keys):
+            # A wait would hold the store, which other threads need.
+            while not store.check([name]):
+                if time.monotonic() > end:
+                    raise TimeoutError(f"process {process} did not answer")
+                time.sleep(0.002)
+        return [store.get(name).decode() for name in keys]
+    except torch.distributed.DistError as error:
+        raise TimeoutError(f"process 0 has gone: {error}") from error
+
+
+def give_up(code: int) -> None:
+    """See `processes`."""
+    if index() == 0:
+        time.sleep(_LAST_WORDS)
+    os._exit(code)
+
+
+def _end() -> None:
+    # Python sets it where an exception ends a script; then nobody is to be waited for.
+    if getattr(sys, "last_value", None) is not None or not torch.distributed.is_initialized():
+        return
+    try:
+        exchange("end", "", _LAST_WORDS)
+    except TimeoutError:
+        pass
+    torch.distributed.destroy_process_group()
+
+
+def _take_device() -> str:
+    """The kind of this process's device, which is the default one from now on."""
+    if not torch.accelerator.is_available():
+        return "cpu"
+    found: Any = torch.accelerator.current_accelerator()
+    if found.type not in _BACKENDS:
+        return "cpu"
+    local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+    if local >= devices:
+        raise InputError(
+            f"process {local} of this machine has no device, since there are {devices}; start "
+            f"torchrun with --nproc-per-node={devices}"
+        )
+    torch.accelerator.set_device_index(local)
+    return found.type
