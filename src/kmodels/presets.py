@@ -5,7 +5,7 @@ import importlib
 import inspect
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,14 @@ from kmodels.layers import quantized
 from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.precision import check_policy
-from kmodels.weights import Checkpoint, engine, native, read_safetensors, write_safetensors
+from kmodels.weights import (
+    Checkpoint,
+    deferred,
+    engine,
+    native,
+    read_safetensors,
+    write_safetensors,
+)
 from kmodels.weights.readers import read_json
 
 log = logging.getLogger("kmodels")
@@ -93,7 +100,8 @@ def load(
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
     fills = load_weights and bool(checkpoint.tensors)
     # What a file fills is not drawn first: that costs time, and a second copy of the model.
-    with compat.without_values() if fills else nullcontext([]) as body:
+    empty = fills or deferred.active()
+    with compat.without_values() if empty else nullcontext([]) as body:
         backbone = owner(**backbone_fields, dtype=dtype, **({} if cls is not owner else settings))
         quantized.restore(backbone, checkpoint.changes.get("quantization", {}))
         lora.restore(backbone, checkpoint.changes.get("lora", {}))
@@ -107,15 +115,25 @@ def load(
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
-        with compat.without_values() if fills else nullcontext([]) as head:
+        with compat.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
         body += head
+    steps: list[Callable[[], Any]] = [lambda: compat.draw_values(body)]
     if fills:
         tensors = checkpoint.fit(checkpoint.tensors, config)
-        engine.load(model, tensors, checkpoint.rules, skip=skip, origin=checkpoint.path)
-        compat.draw_values(body)
+        rules, origin = checkpoint.rules, checkpoint.path
+        steps.insert(0, engine.bind(model, tensors, rules, skip=skip, origin=origin))
         if new := [path for path in engine.variables(model) if path.startswith(tuple(skip))]:
-            log.info("%s: new weights for %s", checkpoint.path, ", ".join(new))
+            log.info("%s: new weights for %s", origin, ", ".join(new))
+
+    def fill() -> None:
+        for step in steps:
+            step()
+
+    if deferred.active():
+        deferred.leave(model, fill)
+    else:
+        fill()
     return model
 
 

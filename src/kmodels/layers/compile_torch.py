@@ -29,11 +29,16 @@ def put(blocks: Iterable[Any]) -> None:
     """Compiles these blocks at their next calls; those that are compiled keep their graphs.
 
     Raises:
-        InputError: on a CPU without a C++ compiler.
+        InputError: on a CPU without a C++ compiler, and for blocks whose weights lie in parts.
     """
     waiting = [block for block in blocks if not is_compiled(block)]
     if not waiting:
         return
+    if any("call" in vars(block) for block in waiting):
+        raise InputError(
+            "jit_compile=True got blocks whose weights are gathered as they run (fsdp), which "
+            'breaks the graph; leave "auto"'
+        )
     check_compiler()
     # Torch's declared overloads lack the last two arguments.
     compiler: Any = torch.compile
@@ -52,7 +57,8 @@ def remove(blocks: Iterable[Any]) -> None:
 
 def is_compiled(block: Any) -> bool:
     """Whether `put` has been here."""
-    return "call" in vars(block)
+    # Weights in parts are gathered by another one that stands there.
+    return getattr(vars(block).get("call"), "graph", False)
 
 
 def check_compiler() -> None:
@@ -83,4 +89,5 @@ def _compiled(block: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         with direct_calls(bool(kwargs.get("training"))):
             return step(block, args, kwargs)
 
+    vars(call)["graph"] = True
     return call

@@ -1,6 +1,7 @@
 """The embedding table of a language model, which is also its output layer."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -24,7 +25,12 @@ class Embedding(Layer):
 
     Weights:
         embeddings (V, D).
+
+    Attributes:
+        entries: names of the methods that read the table, see `with_table`.
     """
+
+    entries = ("call", "with_table")
 
     def __init__(
         self, vocabulary_size: int, hidden_dim: int, soft_cap: float | None = None, **kwargs: Any
@@ -47,6 +53,13 @@ class Embedding(Layer):
             return self.logits(x)
         rows = keras.ops.cast(keras.ops.take(self.embeddings, x, axis=0), self.compute_dtype)
         return rows * keras.ops.cast(math.sqrt(self.hidden_dim), rows.dtype)
+
+    def with_table(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`function(*args, **kwargs)`, which reads the table outside of `call`.
+
+        What lies in parts over several processes is gathered around the `entries` of its layer.
+        """
+        return function(*args, **kwargs)
 
     def logits(self, hidden: Any) -> Any:
         """(..., D) -> (..., V), float32, soft-capped."""

@@ -1,6 +1,6 @@
 """Loading and exporting by a table of rules, strict in both directions."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,9 +9,10 @@ import numpy as np
 from kmodels import compat, heap
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
+from kmodels.weights import gather
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
 from kmodels.weights.tensors import LazyArray
-from kmodels.weights.transforms import source_shape, split_points
+from kmodels.weights.transforms import identity, source_shape, split_points
 
 SHOWN = 8
 _host = backend_module("kmodels.weights.host")
@@ -59,19 +60,34 @@ def load(
     Raises:
         InputError: lists unused tensors, unfilled variables and wrong shapes, all in one line.
     """
+    return bind(model, source, rules, skip=skip, origin=origin)()
+
+
+def bind(
+    model: Any,
+    source: Mapping[str, LazyArray],
+    rules: Sequence[Rule],
+    *,
+    skip: Collection[str] = (),
+    origin: object = "the file",
+) -> Callable[[], int]:
+    """The first half of `load`, which compares; what it gives does the second half, which fills."""
     held = variables(model)
-    prefixes = tuple(skip)
-    bound, problems = _match(held, source, rules, prefixes)
+    bound, problems = _match(held, source, rules, tuple(skip))
     if problems:
         raise InputError(f"{origin} does not fit the model: {'; '.join(problems)}")
-    filled = 0
-    # The largest is in memory twice for a moment: let that be while there is little else.
-    for rule in sorted(bound, key=lambda rule: -source[rule.source].nbytes):
-        targets = [held[path] for path in rule.targets]
-        filled += sum(int(np.prod(variable.shape)) for variable in targets)
-        _assign(rule, targets, source[rule.source].read())
-    heap.trim()
-    return filled
+
+    def fill() -> int:
+        filled = 0
+        # The largest is in memory twice for a moment: let that be while there is little else.
+        for rule in sorted(bound, key=lambda rule: -source[rule.source].nbytes):
+            targets = [held[path] for path in rule.targets]
+            filled += sum(int(np.prod(variable.shape)) for variable in targets)
+            _assign(rule, targets, source[rule.source])
+        heap.trim()
+        return filled
+
+    return fill
 
 
 def _match(
@@ -119,9 +135,13 @@ def _source_shape(rule: Bound, held: Mapping[str, Any]) -> tuple[int, ...] | str
         return f"{' and '.join(map(str, shapes))} for {', '.join(rule.targets)}"
 
 
-def _assign(rule: Bound, targets: Sequence[Any], array: np.ndarray) -> None:
+def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
+    if _host is not None and len(targets) == 1 and rule.transform is identity:
+        if (index := getattr(targets[0], "index", None)) is not None:
+            _host.fill_part(targets[0], source.part(index))  # the rest is another process's
+            return
     shapes = [tuple(variable.shape) for variable in targets]
-    parts = [array]
+    parts = [array := source.read()]
     if len(targets) > 1:
         parts = np.split(array, split_points(shapes, rule.transform, rule.axis), axis=rule.axis)
     for variable, part in zip(targets, parts, strict=True):
@@ -176,9 +196,9 @@ def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:
 
 
 def values(variable: Any) -> np.ndarray:
-    """A variable's values on the host, in its own dtype."""
+    """A variable's values on the host, in its own dtype; what lies in parts is gathered by all."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    return np.asarray(keras.ops.convert_to_numpy(variable.value), dtype=dtype)
+    return np.asarray(keras.ops.convert_to_numpy(gather.whole(variable)), dtype=dtype)
 
 
 def paths_as_names(paths: Iterable[str]) -> list[Rule]:

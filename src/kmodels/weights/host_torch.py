@@ -16,12 +16,10 @@ def fill(variable: Any, array: np.ndarray) -> None:
     Keras widens a bfloat16 array to float32 on its way: for the table of a large vocabulary that is
     the peak of the whole load.
     """
-    if not array.flags.writeable:
-        array = array.copy()  # torch warns of memory that it may not write
-    if array.dtype.name == "bfloat16":
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(array)
+    tensor = _tensor(array)
+    if (take := getattr(variable, "take", None)) is not None:
+        take(tensor)  # this rank's part of it
+        return
     with torch.no_grad():
         if not compat.has_value(variable):
             # Not the array's own memory: torch's is aligned for its widest instructions.
@@ -29,6 +27,20 @@ def fill(variable: Any, array: np.ndarray) -> None:
             compat.give_value(variable, torch.empty(variable.shape, dtype=kind).copy_(tensor))
             return
         variable.value.copy_(tensor)
+
+
+def fill_part(variable: Any, array: np.ndarray) -> None:
+    """Copies what this rank holds of a variable that lies in parts."""
+    variable.take_part(_tensor(array))
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor in the array's memory, bfloat16 included."""
+    if not array.flags.writeable:
+        array = array.copy()  # torch warns of memory that it may not write
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kmodels import ops
+from kmodels import compat, ops
 from kmodels.generation.task import Generates
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone, OptionalInputs
 from kmodels.models.gemma.preprocessor import GemmaCausalLMPreprocessor
@@ -135,7 +135,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         table = self.backbone.token_embedding
         loss = self.head.loss(y_pred, table, y, sample_weight)
         for extra in self.losses:
-            loss = loss + keras.ops.sum(keras.ops.cast(extra, loss.dtype))
+            loss = loss + keras.ops.cast(self._aggregate_additional_loss(extra), loss.dtype)
         return loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -202,7 +202,8 @@ class Head:
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
         weights = keras.ops.reshape(keras.ops.cast(weights, "float32"), (-1,))
-        total, hits = ops.linear_cross_entropy(
+        total, hits = embedding.with_table(
+            ops.linear_cross_entropy,
             flat,
             embedding.embeddings,
             labels,
@@ -219,7 +220,8 @@ class Head:
             return total
         if self._reduction == "mean_with_sample_weight":
             return keras.ops.divide_no_nan(total, count)
-        return total / keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
+        mean = total / keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
+        return compat.part_of_loss(mean)
 
 
 def _accuracy(metric: Any) -> Any:

@@ -1,0 +1,49 @@
+"""An optimizer's slots in parts: each is cut as its weight is, and never whole on any rank."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kmodels import compat
+from kmodels.distribution.sharded_torch import Sharded, place_like
+from kmodels.errors import InputError
+
+
+def place(optimizer: Any) -> None:
+    """Has an optimizer make the slots of cut weights in parts when it is built.
+
+    Args:
+        optimizer: of any class whose slots have the shapes of the weights.
+    """
+    if not optimizer.built and "build" not in vars(optimizer):
+        vars(optimizer)["build"] = functools.partial(_build, optimizer, optimizer.build)
+
+
+def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
+    """`build(variables)`.
+
+    Raises:
+        InputError: for slots of other shapes.
+    """
+    if optimizer.built:
+        return
+    with compat.without_values() as made:
+        build(variables)
+    new = {id(variable): variable for variable in made}
+    for slot, weight in _pairs(optimizer, variables):
+        if new.pop(id(slot), None) is None or not isinstance(weight, Sharded):
+            continue
+        if tuple(slot.shape) != tuple(weight.shape):
+            raise InputError(
+                f"{type(optimizer).__name__} keeps {tuple(slot.shape)} for {weight.path} of "
+                f"{tuple(weight.shape)}, which cannot be cut as the weight is; take AdamW or SGD"
+            )
+        place_like(slot, weight)
+    compat.draw_values(new.values())
+
+
+def _pairs(optimizer: Any, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each slot with its weight: an optimizer keeps lists of them in the order of the weights."""
+    for held in vars(optimizer).values():
+        if isinstance(held, list | tuple) and len(held) == len(weights):
+            yield from zip(held, weights, strict=True)

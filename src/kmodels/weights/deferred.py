@@ -1,0 +1,51 @@
+"""Weights that are filled when their model lies in parts, so that no device ever holds them all.
+
+An engine that cuts models switches this on. `from_preset` then checks the file and makes the model
+without values; what fills it waits here until the engine calls `fill`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kmodels import compat
+from kmodels.errors import InputError
+
+_WAITING = "_fill_weights"
+_on = False
+
+
+def switch(on: bool) -> None:
+    """Whether models that are loaded from now on wait for their values."""
+    global _on
+    _on = on
+
+
+def active() -> bool:
+    """Whether they wait."""
+    return _on
+
+
+def leave(model: Any, fill: Callable[[], Any]) -> None:
+    """Keeps what fills a model for `fill`."""
+    vars(model)[_WAITING] = fill
+
+
+def fill(model: Any) -> None:
+    """Gives all variables of a model, and of models in it, the values that they wait for."""
+    for layer in compat.sublayers(model):
+        if (waiting := vars(layer).pop(_WAITING, None)) is not None:
+            waiting()
+
+
+def check(model: Any, what: str) -> None:
+    """Raises `InputError` where a model waits for its weights.
+
+    Args:
+        model: any.
+        what: is asked of it, for the message.
+    """
+    if any(_WAITING in vars(layer) for layer in compat.sublayers(model)):
+        raise InputError(
+            f"{what} found a model that waits for its weights, since it is to lie in parts; call "
+            "plan.prepare(model) first"
+        )
