@@ -136,10 +136,10 @@ def _source_shape(rule: Bound, held: Mapping[str, Any]) -> tuple[int, ...] | str
 
 
 def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
-    if _host is not None and len(targets) == 1 and rule.transform is identity:
-        if (index := getattr(targets[0], "index", None)) is not None:
-            _host.fill_part(targets[0], source.part(index))  # the rest is another process's
-            return
+    index = getattr(targets[0], "index", None)
+    if _host is not None and index is not None and len(targets) == 1 and rule.transform is identity:
+        _host.fill_part(targets[0], source.part(index))  # the rest is another process's
+        return
     shapes = [tuple(variable.shape) for variable in targets]
     parts = [array := source.read()]
     if len(targets) > 1:
