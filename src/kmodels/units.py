@@ -1,4 +1,4 @@
-"""Amounts of memory, as users write and read them."""
+"""Amounts and counts, as users write and read them."""
 
 from kmodels.errors import InputError
 
@@ -23,3 +23,8 @@ def parse_bytes(text: str) -> int:
         return int(float(number) * UNITS[unit or "B"])
     except (KeyError, ValueError):
         raise InputError(f"{text!r} is no amount of memory; give one such as 80GiB") from None
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things: "1 worker", "2 workers"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

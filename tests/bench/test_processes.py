@@ -76,6 +76,13 @@ def test_failures_are_one_line(make, what, kind, message):
     assert type(caught.value) is kind
 
 
+def test_a_notebooks_drawing_is_not_passed_on(make, monkeypatch):
+    """Another interpreter need not have what a notebook draws with, and then cannot draw at all."""
+    monkeypatch.setenv("MPLBACKEND", "module://of_a_notebook")
+    with make("draw") as child, pytest.raises(ChildError, match="ValueError: agg"):
+        child.started()
+
+
 def test_one_that_hangs_is_killed(make):
     with make("hang", limit=1.0) as child:
         with pytest.raises(ChildError, match="toy: no answer for 1 s, so it was killed"):

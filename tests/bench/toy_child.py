@@ -1,6 +1,7 @@
 """What the tests of `kmodels.processes` have a child do."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ def work(job, link):
         time.sleep(60)
     if what == "forget":
         raise OutOfMemory("no more")
+    if what == "draw":
+        raise ValueError(os.environ["MPLBACKEND"])
     if what == "exit":
         print("the last words", file=sys.stderr)
         sys.exit(3)

@@ -9,6 +9,7 @@ from kmodels.bench.options import AUTO, MODES, Options
 from kmodels.errors import InputError
 from kmodels.processes import installed
 from kmodels.recipe import BACKENDS
+from kmodels.units import counted
 
 OPENXLA = "openxla"
 # What OpenXLA's mode needs beside torch; Keras imports all others that it finds.
@@ -47,7 +48,7 @@ class Case:
     @property
     def label(self) -> str:
         """For messages."""
-        loader = [] if self.workers is None else [f"{self.workers} workers"]
+        loader = [] if self.workers is None else [counted(self.workers, "worker")]
         return " · ".join([self.backend, self.precision, self.compile, self.ops, *loader])
 
     @property

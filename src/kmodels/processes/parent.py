@@ -70,6 +70,8 @@ class Child:
                 [python, "-m", "kmodels.processes.child", json.dumps(settings)],
                 env={
                     **os.environ,
+                    # A notebook's own, which another interpreter need not know, draws nothing here.
+                    "MPLBACKEND": "agg",
                     **(environment or {}),
                     "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 },
