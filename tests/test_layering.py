@@ -26,8 +26,9 @@ ROWS = (
     ("models",),
     ("bench", "cli", "doctor", "parity", "plan", "recipe"),
 )
-# task.py opens presets, and presets finds the family by its name: the one way up, a table look-up.
-UPWARD = {("presets.py", "models.registry")}
+# The ways up. presets.py finds the family by its name, a table look-up; a plan hands out the
+# callback that keeps its run, which asks the processes of that run.
+UPWARD = {("presets.py", "models.registry"), ("distribution/plan.py", "callbacks")}
 MAXIMUM_LINES = 450
 
 

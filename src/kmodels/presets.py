@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from kmodels import compat, lora
+from kmodels.distribution import processes
+from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory
 from kmodels.layers import quantized
@@ -254,7 +256,7 @@ def save(model: Any, directory: str | Path) -> Path:
     """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     more = None if tokenizer is None else tokenizer.save
-    return native.save(model, Path(directory), _describe(model), more)
+    return native.save(model, Path(directory), _describe(model), more, by_main)
 
 
 def export_to_transformers(model: Any, directory: str | Path) -> Path:
@@ -271,6 +273,11 @@ def export_to_transformers(model: Any, directory: str | Path) -> Path:
     if lora.describe(model):
         raise InputError(
             "transformers has no place for LoRA adapters; call merge_lora first, or save_adapter"
+        )
+    if processes.count() > 1:
+        raise InputError(
+            "export_to_transformers compares what it wrote, in one process; call save_to_preset "
+            "here, and export from that directory in a process of its own"
         )
     directory = Path(directory)
     family = registry.family(getattr(model, "backbone", model).family)

@@ -8,6 +8,7 @@ import keras
 
 from kmodels import lora
 from kmodels.dispatch import backend_module
+from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
@@ -134,7 +135,7 @@ class Adapters:
         Raises:
             InputError: without adapters.
         """
-        return lora.save_adapter(self, directory)
+        return lora.save_adapter(self, directory, by_main)
 
     def load_adapter(self, directory: str | Path) -> None:
         """Puts adapters written by `save_adapter` or PEFT into the model.

@@ -1,9 +1,11 @@
 """What `distribute` gives: the steps of a run that depend on how many devices there are."""
 
+from pathlib import Path
 from typing import Any
 
 from kmodels.distribution.engine import Engine
 from kmodels.distribution.mesh import Mesh, check_batch
+from kmodels.errors import InputError
 
 
 class Plan:
@@ -90,6 +92,44 @@ class Plan:
         if seed is not None and hasattr(data, "seed"):
             data.seed = seed
         return feeding.shard(data, feeding.rule(self, own), "fit" if training else "evaluate")
+
+    def callbacks(self, directory: str | Path, **settings: Any) -> list[Any]:
+        """What makes a run go on from where it was, whatever ends it.
+
+        The same script, started again over this mesh, ends with the weights of a run that was never
+        stopped; over another mesh, or another number of processes, it goes on too.
+
+        Args:
+            directory: of the checkpoints, on a disk that all processes see.
+            **settings: of `kmodels.callbacks.Checkpoint`, such as `every=500`.
+
+        Returns:
+            For `fit`, beside callbacks of one's own.
+        """
+        from kmodels.callbacks import Checkpoint
+
+        return [Checkpoint(directory, **settings)]
+
+    def export(self, model: Any, directory: str | Path) -> Path:
+        """Writes one ordinary directory that `from_preset` reads on any backend and device.
+
+        Weights are gathered one after another, so that none of the processes has more than one of
+        them in memory whole. All have to call it; the first one writes.
+
+        Args:
+            model: of kmodels.
+            directory: to make or replace.
+
+        Raises:
+            InputError: for another model, or where the directory cannot be written.
+        """
+        save = getattr(model, "save_to_preset", None)
+        if save is None:
+            raise InputError(
+                f"export writes what from_preset reads, and {type(model).__name__} is no model of "
+                "kmodels; plan.callbacks keeps its weights"
+            )
+        return save(directory)
 
     def check_batch(self, batch_size: int) -> None:
         """Raises `InputError` where the mesh does not divide a global batch."""

@@ -12,6 +12,7 @@ from kmodels.errors import InputError
 from kmodels.layers import Dense
 from kmodels.lora.adapter import Adapter, LoraSettings
 from kmodels.lora.targets import choose, linear_layers
+from kmodels.weights import gather
 
 
 def adapters(model: Any, merged: bool = False) -> dict[str, Adapter]:
@@ -132,5 +133,5 @@ def restore(model: Any, description: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def values(variable: Any) -> np.ndarray:
-    """A variable's values on the host."""
-    return np.asarray(keras.ops.convert_to_numpy(variable.value))
+    """A variable's values on the host; what lies in parts is gathered by all processes."""
+    return np.asarray(keras.ops.convert_to_numpy(gather.whole(variable)))

@@ -16,13 +16,17 @@ from kmodels.lora.adapter import LoraSettings
 from kmodels.lora.enable import adapters, check_rank, forget_compiled, put, values
 from kmodels.lora.targets import linear_layers
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
-from kmodels.weights.native import refuse_to_replace
+from kmodels.weights.native import WriteBy, refuse_to_replace
 from kmodels.weights.readers import read_json, read_metadata
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def save_adapter(model: Any, directory: str | Path) -> Path:
+def save_adapter(
+    model: Any,
+    directory: str | Path,
+    write_by: WriteBy = lambda tensors, write: write(tensors),
+) -> Path:
     """Writes the adapters, and a trained head, to a directory that PEFT and `load_adapter` read.
 
     A hash in the file's header lets `load_adapter` refuse what was changed since.
@@ -30,6 +34,7 @@ def save_adapter(model: Any, directory: str | Path) -> Path:
     Args:
         model: a backbone or task with adapters.
         directory: to make or replace.
+        write_by: calls what writes the tensors that it is given, in one of several processes.
 
     Raises:
         InputError: without adapters, or where something trained is neither an adapter nor a head.
@@ -60,15 +65,22 @@ def save_adapter(model: Any, directory: str | Path) -> Path:
         ],
         heads=[names[path] for path in heads],
     )
-    refuse_to_replace(directory, (CONFIG, WEIGHTS, "README.md"))
-    with atomic_directory(directory) as folder:
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        (folder / CONFIG).write_text(text, encoding="utf-8")
-        named = {peft.PREFIX + name: tensor for name, tensor in tensors.items()}
-        arrays = {name: tensor.read() for name, tensor in named.items()}
-        digest = seal.digest(peft.settings(config, directory), arrays)
-        write_safetensors(folder / WEIGHTS, named, {"format": "pt", seal.KEY: digest})
-    return directory
+
+    def write(held: Mapping[str, LazyArray]) -> Path:
+        refuse_to_replace(directory, (CONFIG, WEIGHTS, "README.md"))
+        with atomic_directory(directory) as folder:
+            text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+            (folder / CONFIG).write_text(text, encoding="utf-8")
+            arrays = {name: tensor.read() for name, tensor in held.items()}
+            digest = seal.digest(peft.settings(config, directory), arrays)
+            read = {
+                name: replace(held[name], read=lambda array=array: array)
+                for name, array in arrays.items()
+            }
+            write_safetensors(folder / WEIGHTS, read, {"format": "pt", seal.KEY: digest})
+        return directory
+
+    return write_by({peft.PREFIX + name: tensor for name, tensor in tensors.items()}, write)
 
 
 def _heads(model: Any) -> dict[str, Dense]:

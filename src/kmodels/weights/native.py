@@ -10,7 +10,7 @@ from typing import Any
 
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory
-from kmodels.weights.checkpoint import Checkpoint
+from kmodels.weights.checkpoint import Checkpoint, Tensors
 from kmodels.weights.engine import export, paths_as_names, variables
 from kmodels.weights.manifest import NAME, verify_manifest, write_manifest
 from kmodels.weights.readers import read_safetensors
@@ -21,6 +21,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # Of the description: what gives a model other variables than its config says.
 CHANGES = ("quantization", "lora")
+WriteBy = Callable[[Tensors, Callable[[Tensors], Path]], Path]
 
 
 def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
@@ -48,6 +49,7 @@ def save(
     directory: Path,
     description: dict[str, Any],
     write_more: Callable[[Path], None] | None = None,
+    write_by: WriteBy = lambda tensors, write: write(tensors),
 ) -> Path:
     """Writes a model's weights with a description; the directory appears whole or not at all.
 
@@ -56,16 +58,21 @@ def save(
         directory: to make or replace.
         description: becomes config.json.
         write_more: puts the tokenizer's files into the directory.
+        write_by: calls what writes the tensors that it is given, in one of several processes.
     """
-    refuse_to_replace(directory, (CONFIG, WEIGHTS, NAME, *TOKENIZER))
-    tensors = export(model, paths_as_names(variables(model)))
-    with atomic_directory(directory) as folder:
-        (folder / CONFIG).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        write_safetensors(folder / WEIGHTS, tensors, {"format": "kmodels"})
-        if write_more is not None:
-            write_more(folder)
-        write_manifest(folder)
-    return directory
+
+    def write(tensors: Tensors) -> Path:
+        refuse_to_replace(directory, (CONFIG, WEIGHTS, NAME, *TOKENIZER))
+        with atomic_directory(directory) as folder:
+            text = json.dumps(description, indent=2) + "\n"
+            (folder / CONFIG).write_text(text, encoding="utf-8")
+            write_safetensors(folder / WEIGHTS, tensors, {"format": "kmodels"})
+            if write_more is not None:
+                write_more(folder)
+            write_manifest(folder)
+        return directory
+
+    return write_by(export(model, paths_as_names(variables(model))), write)
 
 
 def is_ours(path: Path, description: dict[str, Any]) -> bool:
