@@ -1,5 +1,6 @@
 """One process's rows of batches that can be asked for by their number."""
 
+import copy
 from typing import Any
 
 import keras
@@ -127,8 +128,9 @@ class Given(keras.utils.PyDataset):
 
     def part(self, start: int, stop: int) -> "Given":
         """The same batches, less all rows but these."""
-        self._rows = start, stop
-        return self
+        part = copy.copy(self)
+        part._rows = start, stop
+        return part
 
     @property
     def num_batches(self) -> int:
