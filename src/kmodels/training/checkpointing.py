@@ -181,7 +181,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._going_on is not None:
             self._going_on.reach(self.model, in_validation=True)
         metrics = state.named(self.model.metrics_variables)
-        self._before_validation = state.copied(metrics, differ=True)
+        self._before_validation = state.copied(metrics, "metrics")
         self._moments["validation"] = moments.capture(self.model.optimizer)
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -373,9 +373,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._writer.wait()
         self._sync()
         variables = state.parts(self.model, bool(self.only_trainable))
-        arrays = {
-            part: state.copied(held, differ=part == "metrics") for part, held in variables.items()
-        }
+        arrays = {part: state.copied(held, part) for part, held in variables.items()}
         if self._before_validation is not None:
             arrays["metrics"] = self._before_validation
         described = {

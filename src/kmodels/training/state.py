@@ -66,23 +66,26 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
     return {"model": held, "optimizer": slots(model.optimizer), "metrics": metrics}
 
 
-def copied(variables: Mapping[str, Any], differ: bool = False) -> Arrays:
+def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
     """What this process writes of them, in host memory, where the next step does not write over it.
 
     Args:
         variables: by name.
-        differ: each process has its own of those that do not lie in parts, as it has of metrics.
+        part: of the checkpoint to which they belong.
 
     Returns:
         In a run of one process all of the values. In one of several the parts that it holds, by
-        `stored.part_name`, and the whole ones in the first process alone.
+        `stored.part_name`, its own of what differs between processes, and the rest in the first
+        process alone.
     """
     found: Arrays = {}
     for name, variable in variables.items():
+        # Running averages count the rows of their process, accumulated gradients are of them.
+        differs = part == "metrics" or "gradient_accumulator" in variable.path
         if processes.count() > 1 and placed.is_placed(variable):
-            found |= {stored.part_name(name, at): part for at, part in placed.parts(variable)}
-        elif differ or processes.is_main():
-            found[stored.here(name) if differ else name] = np.array(host_values(variable))
+            found |= {stored.part_name(name, at): held for at, held in placed.parts(variable)}
+        elif differs or processes.is_main():
+            found[stored.here(name) if differs else name] = np.array(host_values(variable))
     return found
 
 

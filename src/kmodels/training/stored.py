@@ -93,7 +93,8 @@ def read(path: Path, part: str) -> dict[str, LazyArray]:
     """The whole arrays of a part, with this process's own where they differ.
 
     Where the run has another number of processes now, random generators are those of a former
-    process, and running averages the sum of those of several, so that their sum is what it was.
+    process. Of running averages the sum over the processes is what it was, of accumulated gradients
+    the mean.
 
     Args:
         path: of the checkpoint, verified.
@@ -115,15 +116,19 @@ def read(path: Path, part: str) -> dict[str, LazyArray]:
     index, count = processes.index(), processes.count()
     for name, arrays in differ.items():
         if part == "metrics":
-            found[name] = _sum(arrays[index::count], arrays[0])
+            found[name] = _sum(arrays[index::count], arrays[0], 1)
+        elif part == "optimizer" and len(arrays) != count:
+            found[name] = _sum(arrays, arrays[0], len(arrays))
         else:
             found[name] = arrays[index % len(arrays)]
     return found
 
 
-def _sum(arrays: list[LazyArray], like: LazyArray) -> LazyArray:
+def _sum(arrays: list[LazyArray], like: LazyArray, parts: int) -> LazyArray:
     def add() -> np.ndarray:
-        zero = np.zeros(like.shape, like.dtype)
-        return sum((array.read() for array in arrays), zero)
+        total = np.zeros(like.shape, like.dtype)
+        for array in arrays:
+            total += array.read() / parts if parts > 1 else array.read()
+        return total
 
     return LazyArray(like.shape, like.dtype, add)
