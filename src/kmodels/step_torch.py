@@ -15,6 +15,12 @@ class Parallel:
 
     parallel: Any = None
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' `compile`."""
+        super().compile(*args, **kwargs)  # type: ignore[misc]
+        if self.parallel is not None:
+            self.parallel.compiled(self)
+
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step; what was compiled is looked at before the first one."""
         if self.parallel is not None and (force or getattr(self, "train_function", None) is None):

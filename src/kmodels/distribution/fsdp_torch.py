@@ -1,6 +1,9 @@
-"""Weights, gradients and slots in parts over the ranks of torchrun: torch's FSDP2."""
+"""Weights, gradients and slots in parts over the ranks of torchrun: torch's FSDP2.
 
-from collections.abc import Mapping
+`plan.prepare` cuts a model; what reads its weights after that has to be done by all ranks together.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -8,76 +11,145 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from kmodels import compat
-from kmodels.distribution.engine import Engine
-from kmodels.distribution.groups_torch import is_sharded, shard
+from kmodels.distribution import processes, slots_torch
+from kmodels.distribution.engine_torch import Copies
+from kmodels.distribution.groups_torch import shard
 from kmodels.distribution.mesh import Mesh
+from kmodels.distribution.parallel_torch import Together
+from kmodels.distribution.sharded_torch import Sharded
 from kmodels.errors import InputError
-from kmodels.lora.targets import linear_layers
 from kmodels.weights import deferred
 
 
-def use(mesh: Mesh) -> Engine:
+def use(mesh: Mesh) -> "FullyShard":
     """The engine of a mesh with an `fsdp` axis; with `data` too the parts have copies (HSDP)."""
     return FullyShard(mesh)
 
 
-class FullyShard:
-    """See `Engine`. All ranks have to do all that reads weights together."""
+def tensors(variables: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Values as they lie: `DTensor`s of what is in parts, whole ones of the rest.
+
+    What `torch.distributed.checkpoint` saves, and loads in place. Between steps only.
+
+    Args:
+        variables: by name, such as one of `kmodels.training.state.parts(model, False)`.
+    """
+    return {name: variable.value.detach() for name, variable in variables.items()}
+
+
+class FullyShard(Copies):
+    """See `engine.Engine`. Models of `from_preset` wait for their weights until they are cut."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self.shards = mesh.replicas
-        self.shard = torch.distributed.get_rank()
-        self.main = self.shard == 0
+        self.shards, self.shard = mesh.replicas, processes.index()
+        self.main = processes.is_main()
         sides = {"data": mesh.data, "fsdp": mesh.fsdp} if mesh.data > 1 else {"fsdp": mesh.fsdp}
-        kind = torch.device(keras.ops.zeros(()).device).type
         self.device_mesh = init_device_mesh(
-            kind, tuple(sides.values()), mesh_dim_names=tuple(sides)
+            torch.device(keras.ops.zeros(()).device).type,
+            tuple(sides.values()),
+            mesh_dim_names=tuple(sides),
         )
         deferred.switch(True)
 
     def prepare(self, model: Any) -> Any:
         """Cuts the weights, and fills those that wait for their values."""
-        _refuse(model)
-        shard(model, self.device_mesh)
-        deferred.fill(model)
+        self.check(model)
+        if model.parallel is None:
+            root = shard(model, self.device_mesh)
+            deferred.fill(model)
+            # Around Keras' __setattr__, which refuses new state on a built model.
+            object.__setattr__(model, "parallel", Parts(root, model))
         return model
 
     def check(self, model: Any) -> None:
-        """Raises `InputError` for a model that was not prepared, or was changed since."""
-        if not is_sharded(model):
-            raise InputError("")
+        """As in `Engine`."""
+        super().check(model)
+        for layer in compat.sublayers(model):
+            if layer.compute_dtype == "float16":
+                raise InputError(
+                    f'{layer.path} has the policy "{layer.dtype_policy.name}", whose losses each '
+                    'rank would scale by itself; take "mixed_bfloat16" with fsdp'
+                )
+            adapter = getattr(layer, "adapter", None)
+            magnitude = getattr(adapter, "magnitude", None)
+            # A magnitude that waits too is one of a file.
+            if magnitude is None or not compat.has_value(magnitude):
+                continue
+            if not compat.has_value(layer.kernel):
+                raise InputError(
+                    f"DoRA at {layer.path} begins with the lengths of weights that are only loaded "
+                    "by plan.prepare; leave dora out, or load a model that was saved with it"
+                )
 
     def leave(self) -> None:
-        """Models that are loaded from now on are whole."""
+        """As in `Engine`; models that are loaded from now on are whole."""
+        super().leave()
         deferred.switch(False)
 
 
-def _refuse(model: Any) -> None:
-    """Raises `InputError` for what cannot be cut."""
-    layers = compat.sublayers(model)
-    if any(layer.compute_dtype == "float16" for layer in layers):
-        raise InputError(
-            'fsdp got "mixed_float16", whose losses would be scaled apart on each rank; take '
-            '"mixed_bfloat16"'
-        )
-    for path, layer in linear_layers(model).items():
-        magnitude = None if layer.adapter is None else layer.adapter.magnitude
-        if magnitude is None or not compat.has_value(magnitude):
-            continue
-        if not compat.has_value(layer.kernel):
-            raise InputError(
-                f"DoRA at {path} begins at the lengths of weights that are not loaded before "
-                "plan.prepare; enable LoRA without dora, or load a model saved with its adapters"
-            )
-
-
-def tensors(variables: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The values of variables as they lie: `DTensor`s of those in parts, whole ones of the others.
-
-    It is what `torch.distributed.checkpoint` saves and loads in place. Between steps only.
+class Parts(Together):
+    """A model of which each rank holds a part, and trains all on its rows.
 
     Args:
-        variables: by name, such as one part of `kmodels.training.state.parts(model, False)`.
+        root: of the groups, see `groups_torch.shard`.
+        model: that was cut.
     """
-    return {name: variable.value.detach() for name, variable in variables.items()}
+
+    def __init__(self, root: Any, model: Any):
+        self.root = root
+        self._trained = {id(variable) for variable in model.trainable_variables}
+        self._quietly: dict[int, bool] = {}
+
+    def compiled(self, model: Any) -> None:
+        """Has the optimizer make its slots in parts."""
+        self._quietly.clear()
+        optimizer = model.optimizer
+        for one in getattr(optimizer, "by_player", {"": optimizer}).values():
+            if one is not None:
+                slots_torch.place(one)
+
+    def begin(self, model: Any) -> None:
+        """As in `Together`.
+
+        Raises:
+            InputError: also for what was changed since the model was cut.
+        """
+        if new := [v.path for v in model.weights if not isinstance(v, Sharded)]:
+            raise InputError(
+                f"{len(new)} weights were made after plan.prepare: {', '.join(new[:4])}; call "
+                "enable_lora and the like before it"
+            )
+        thawed = [v.path for v in model.trainable_variables if id(v) not in self._trained]
+        if thawed:
+            raise InputError(
+                f"{len(thawed)} weights became trainable after plan.prepare: "
+                f"{', '.join(thawed[:4])}; set trainable before it"
+            )
+        super().begin(model)
+
+    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
+        """As in `Together`.
+
+        Where gradients are accumulated and few weights are trained, torch adds up their whole
+        gradients, and the last of the steps alone reduces them.
+        """
+        steps = getattr(optimizer, "gradient_accumulation_steps", None) or 1
+        if steps > 1 and self._waits(variables, optimizer):
+            inner = (int(optimizer._iterations.value) + 1) % steps != 0
+            self.root.set_requires_gradient_sync(not inner)
+            self.root.set_is_last_backward(not inner)
+            for variable in variables:
+                # The optimizer counts the step, and adds nothing to what it accumulates.
+                variable.value.grad = torch.zeros_like(variable.value) if inner else None
+        return loss
+
+    def _waits(self, variables: Sequence[Any], optimizer: Any) -> bool:
+        """Whether whole gradients are smaller than what this rank holds of all weights."""
+        if getattr(optimizer, "skip_non_finite", False):
+            return False  # a step that is left out would not count
+        if (key := id(optimizer)) not in self._quietly:
+            gradients = sum(4 * value.numel() for value in (v.value for v in variables))
+            held = sum(p.to_local().nbytes for p in self.root.parameters())
+            self._quietly[key] = gradients <= held
+        return self._quietly[key]

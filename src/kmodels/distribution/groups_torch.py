@@ -23,7 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from kmodels import compat
-from kmodels.distribution.sharded_torch import Sharded, put_in
+from kmodels.distribution.sharded_torch import put_in
 from kmodels.errors import InputError
 
 
@@ -60,7 +60,7 @@ class Root(torch.nn.Module):
         return function(*args, **kwargs)
 
 
-def shard(model: Any, mesh: DeviceMesh) -> Root:
+def shard(model: Any, mesh: DeviceMesh) -> Any:
     """Cuts all weights of a model over the last axis of a mesh.
 
     Weights that have values keep them, each rank its part; the others wait for theirs.
@@ -68,6 +68,9 @@ def shard(model: Any, mesh: DeviceMesh) -> Root:
     Args:
         model: a built `keras.Model`.
         mesh: of one axis, or of two, of which the first has copies (HSDP).
+
+    Returns:
+        The root of the groups, an `FSDPModule`.
 
     Raises:
         InputError: for weights that no layer reads alone, or that cannot be reduced together.
@@ -84,7 +87,7 @@ def shard(model: Any, mesh: DeviceMesh) -> Root:
         vars(layer)["_modules"].pop("_torch_params", None)
     groups = [_cut(layer, mesh) for layer in layers]
     _prefetch(layers, groups)
-    root = Root(groups)
+    root: Any = Root(groups)
     fully_shard(root, mesh=mesh)
     # The first call settles for torch what is the root.
     root(lambda: None)
@@ -173,8 +176,3 @@ def _prefetch(layers: Sequence[Any], groups: Sequence[Any]) -> None:
     blocks = [group for layer, group in both if layer.name.startswith("block_")]
     for block, after in itertools.pairwise(blocks):
         block.set_modules_to_forward_prefetch([after])
-
-
-def is_sharded(model: Any) -> bool:
-    """Whether `shard` cut all weights of a model; those made since are whole."""
-    return all(isinstance(variable, Sharded) for variable in model.weights)

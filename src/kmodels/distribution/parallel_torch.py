@@ -43,12 +43,37 @@ class Together:
         slots = getattr(model.optimizer, "variables", ())
         # What is accumulated is each process's own.
         variables = [v for v in (*model.variables, *slots) if "gradient_accumulator" not in v.path]
-        sums = torch.stack([_bits(variable.value).sum() for variable in variables]).tolist()
+        # So are the parts of a weight that is cut.
+        zero = torch.zeros((), dtype=torch.int64)
+        cut = [hasattr(variable, "gathered") for variable in variables]
+        both = zip(variables, cut, strict=True)
+        sums = torch.stack([zero if c else _bits(v.value).sum().cpu() for v, c in both]).tolist()
         trained = {id(variable) for variable in model.trainable_variables}
         return {
             f"{i} {v.path}": [list(v.shape), v.dtype, id(v) in trained, found]
             for i, (v, found) in enumerate(zip(variables, sums, strict=True))
         }
+
+    def compiled(self, model: Any) -> None:
+        """Called by `compile`, before the optimizer has made its slots."""
+
+    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
+        """The loss, whose backward pass leaves the gradients of all processes' mean loss.
+
+        Args:
+            loss: a scalar, the mean over the rows of this process.
+            variables: that are trained.
+            optimizer: theirs.
+        """
+        raise NotImplementedError
+
+    def gradients(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> list[Any]:
+        """The gradients of all processes' mean loss, None where a variable has no part in it."""
+        _clear(variables)
+        self.joined(loss, variables, optimizer).backward()
+        found = [variable.value.grad for variable in variables]
+        _clear(variables)
+        return found
 
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
         """The results of metrics over the rows of all processes, by name.
@@ -77,27 +102,13 @@ class DataParallel(Together):
         super().begin(model)
 
     def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
-        """The loss, whose backward pass leaves the gradients of all processes' mean loss.
-
-        Args:
-            loss: a scalar, the mean over the rows of this process.
-            variables: that are trained.
-            optimizer: theirs.
-        """
+        """As in `Together`."""
         if not variables or not loss.requires_grad:
             return loss
         key = tuple(map(id, variables))
         if key not in self._reducers:
             self._reducers[key] = _Reducer(loss, variables, optimizer)
         return self._reducers[key].joined(loss)
-
-    def gradients(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> list[Any]:
-        """The gradients of all processes' mean loss, None where a variable has no part in it."""
-        _clear(variables)
-        self.joined(loss, variables, optimizer).backward()
-        found = [variable.value.grad for variable in variables]
-        _clear(variables)
-        return found
 
 
 class _Reducer:

@@ -16,6 +16,15 @@ class _Groups:
     """Keras' parallel step with decay and learning rate by variable."""
 
     @torch.no_grad()
+    def _clip_gradients(self: Any, grads: Any) -> Any:
+        if not self.global_clipnorm or not all(hasattr(g, "placements") for g in grads):
+            return super()._clip_gradients(grads)  # type: ignore[misc]
+        # As Keras does, but with one message to the other ranks instead of one for each variable.
+        norm, most = _norm(grads), self.global_clipnorm
+        scale = most * torch.minimum(1.0 / norm, 1.0 / norm.new_tensor(most)) + (norm - norm)
+        return [gradient * scale for gradient in grads]
+
+    @torch.no_grad()
     def _parallel_update_step(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
         # By dtype too, since kernels over many tensors take one.
         groups: dict[tuple[float, str], tuple[list[Any], list[Any], list[Any]]] = {}
@@ -25,7 +34,7 @@ class _Groups:
             group[0].append(gradient)
             group[1].append(variable)
             if self._decays[index]:
-                group[2].append(variable.value)
+                group[2].append(_own(variable.value))
         for (multiplier, _), (gradients, members, decayed) in groups.items():
             rate = learning_rate * multiplier
             if self.weight_decay and decayed:
@@ -36,8 +45,8 @@ class _Groups:
     def _update_model_variables_moving_average(self: Any, trainable_variables: Any) -> None:
         if not self.use_ema:
             return
-        values = [v.value for v in trainable_variables]
-        averages = [v.value for v in self._model_variables_moving_average]
+        values = [_own(v.value) for v in trainable_variables]
+        averages = [_own(v.value) for v in self._model_variables_moving_average]
         # The first update starts the average at the weights, as Keras' own does.
         momentum = (self.iterations != 0) * self.ema_momentum
         torch._foreach_mul_(averages, momentum)
@@ -49,12 +58,13 @@ class _Fused(_KerasAdamW):
 
     def _parallel_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
         indices = [self._get_variable_index(variable) for variable in variables]
-        weights = [variable.value for variable in variables]
-        first = [self._momentums[index].value for index in indices]
-        second = [self._velocities[index].value for index in indices]
-        highest = [self._velocity_hats[index].value for index in indices] if self.amsgrad else []
-        grads = [g.to(w.dtype).contiguous() for g, w in zip(grads, weights, strict=True)]
-        if not _fusible([*weights, *first, *second, *highest, *grads]):
+        weights = [_own(variable.value) for variable in variables]
+        first = [_own(self._momentums[index].value) for index in indices]
+        second = [_own(self._velocities[index].value) for index in indices]
+        highest = self._velocity_hats if self.amsgrad else []
+        highest = [_own(highest[index].value) for index in indices] if highest else []
+        own = [_own(g).to(w.dtype).contiguous() for g, w in zip(grads, weights, strict=True)]
+        if not _fusible([*weights, *first, *second, *highest, *own]):
             super()._parallel_update_step(grads, variables, learning_rate)
             return
         step = (self.iterations + 1).to(torch.float32)
@@ -63,10 +73,26 @@ class _Fused(_KerasAdamW):
         # a count without end torch corrects nothing; the correction is in the rate.
         endless = torch.full_like(step, math.inf)
         torch._fused_adamw_(
-            weights, grads, first, second, highest, [endless] * len(weights),
+            weights, own, first, second, highest, [endless] * len(weights),
             lr=rate.to(torch.float32), beta1=self.beta_1, beta2=self.beta_2, weight_decay=0.0,
             eps=self.epsilon, amsgrad=self.amsgrad, maximize=False,
         )  # fmt: skip
+
+
+def _own(tensor: Any) -> Any:
+    """What this rank holds of a tensor in parts: the step of an element asks for no other one."""
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def _norm(parts: list[Any]) -> torch.Tensor:
+    """The norm of all elements of tensors in parts, which are cut over the same ranks."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh, placements = parts[0].device_mesh, parts[0].placements
+    norms = torch._foreach_norm([_own(part) for part in parts], dtype=torch.float32)
+    square = torch.stack(norms).square().sum()
+    sums = [Partial() if placement.is_shard() else Replicate() for placement in placements]
+    return DTensor.from_local(square, mesh, sums, run_check=False).full_tensor().sqrt()
 
 
 def _fusible(tensors: list[Any]) -> bool:
