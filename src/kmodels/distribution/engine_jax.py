@@ -12,6 +12,7 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kmodels import compat
+from kmodels.distribution.gathered_jax import Gathered
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import AXES, Mesh
 from kmodels.errors import InputError
@@ -96,7 +97,10 @@ class Sharded(keras.distribution.ModelParallel):
         """By the rules; a slot lies as its weight does, which Keras hands on."""
         if getattr(variable, "_layout", None) is not None:
             return super().get_variable_layout(variable)
-        return keras.distribution.TensorLayout(axes_of(variable, self._mesh), self.device_mesh)
+        axes = axes_of(variable, self._mesh)
+        if "fsdp" in axes and type(variable) is keras.Variable:
+            variable.__class__ = Gathered
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
 
 
 class Engine:
