@@ -71,16 +71,20 @@ def _value_and_grad(
         leaves, join, call = _chosen(fun, argnums, args, kwargs, name)
         rest: list[trees.Join] = []
 
-        def flat(*leaves: Any) -> tuple[Any, list[Any]]:
-            value, aux = _pair(call(leaves), name) if has_aux else (call(leaves), None)
+        def flat(*leaves: Any) -> Any:
+            if not has_aux:
+                return _scalar(call(leaves), name)
+            value, aux = _pair(call(leaves), name)
             tensors, put = trees.apart(aux)
             rest.append(put)
             return _scalar(value, name), tensors
 
         with tracing(name):
-            (value, aux), gradients = engine.value_and_grad(flat, leaves)
-        found = join(list(gradients))
-        return ((value, rest[-1](aux)), found) if has_aux else (value, found)
+            value, gradients = engine.value_and_grad(flat, leaves, has_aux)
+        if has_aux:
+            value, aux = value
+            value = value, rest[-1](aux)
+        return value, join(gradients)
 
     return transformed
 

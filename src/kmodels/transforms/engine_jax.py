@@ -42,10 +42,10 @@ def explain(error: Exception) -> str | None:
     return None
 
 
-def value_and_grad(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """((value, aux), gradients) of a function of tensors that returns (value, aux)."""
+def value_and_grad(fun: Callable[..., Any], leaves: list[Any], has_aux: bool) -> Any:
+    """(value, gradients) of a function of tensors; the value is what it returns, maybe a pair."""
     everything = tuple(range(len(leaves)))
-    return jax.value_and_grad(fun, everything, has_aux=True)(*leaves)
+    return jax.value_and_grad(fun, everything, has_aux)(*leaves)
 
 
 def jvp(fun: Callable[..., Any], leaves: list[Any], tangents: list[Any]) -> Any:
@@ -63,9 +63,9 @@ def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     return jax.hessian(fun, tuple(range(len(leaves))))(*leaves)
 
 
-def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> Any:
-    """(stacked, whole) of a function that returns both."""
-    return jax.vmap(fun, in_axes=tuple(axes), out_axes=(0, None))(*leaves)
+def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pair: bool) -> Any:
+    """What a function returns, stacked; of a pair only the first, the second is as it is."""
+    return jax.vmap(fun, in_axes=tuple(axes), out_axes=(0, None) if pair else 0)(*leaves)
 
 
 def jit(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,13 +41,14 @@ def explain(error: Exception) -> str | None:
     return None
 
 
-def value_and_grad(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """((value, aux), gradients) of a function of tensors that returns (value, aux)."""
+def value_and_grad(fun: Callable[..., Any], leaves: list[Any], has_aux: bool) -> Any:
+    """(value, gradients) of a function of tensors; the value is what it returns, maybe a pair."""
     leaves = _apart(leaves)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(leaves)
-        value, aux = fun(*leaves)
-    return (value, aux), _dense(tape.gradient(value, leaves, unconnected_gradients=ZERO))
+        found = fun(*leaves)
+        value = found[0] if has_aux else found
+    return found, _dense(tape.gradient(value, leaves, unconnected_gradients=ZERO))
 
 
 def _apart(leaves: list[Any]) -> list[Any]:
@@ -88,7 +89,7 @@ def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     def run(*leaves: Any) -> Any:
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(leaves)
-            _, gradients = value_and_grad(lambda *leaves: (fun(*leaves), []), list(leaves))
+            _, gradients = value_and_grad(fun, list(leaves), False)
         return [tape.jacobian(g, leaves, unconnected_gradients=ZERO) for g in gradients]
 
     return _staged(run, _apart(leaves))
@@ -105,8 +106,8 @@ def _staged(run: Callable[..., Any], leaves: list[Any]) -> Any:
     return _graph(run, leaves)(*leaves)
 
 
-def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> Any:
-    """(stacked, whole) of a function that returns both."""
+def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pair: bool) -> Any:
+    """What a function returns, stacked; of a pair only the first, the second is as it is."""
     mapped = [i for i, axis in enumerate(axes) if axis is not None]
     whole = 0
 
@@ -117,7 +118,7 @@ def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> 
             filled[place] = part
         token = _mapping.set(True)
         try:
-            stacked, alike = fun(*filled)
+            stacked, alike = fun(*filled) if pair else (fun(*filled), [])
         finally:
             _mapping.reset(token)
         whole = len(alike)
@@ -128,7 +129,7 @@ def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> 
     first = [keras.ops.moveaxis(leaves[i], axes[i], 0) if axes[i] else leaves[i] for i in mapped]
     found = _staged(lambda *first: tf.vectorized_map(entry, list(first)), first)
     count = len(found) - whole
-    return found[:count], [tensor[0] for tensor in found[count:]]
+    return (found[:count], [tensor[0] for tensor in found[count:]]) if pair else found
 
 
 def _depends(tensor: Any, parts: list[Any]) -> bool:

@@ -55,10 +55,10 @@ def _mapped(error: Exception) -> bool:
     return "vmap: It looks like you're" in str(error)
 
 
-def value_and_grad(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """((value, aux), gradients) of a function of tensors that returns (value, aux)."""
+def value_and_grad(fun: Callable[..., Any], leaves: list[Any], has_aux: bool) -> Any:
+    """(value, gradients) of a function of tensors; the value is what it returns, maybe a pair."""
     everything = tuple(range(len(leaves)))
-    gradients, found = torch.func.grad_and_value(fun, everything, has_aux=True)(*leaves)
+    gradients, found = torch.func.grad_and_value(fun, everything, has_aux)(*leaves)
     return found, gradients
 
 
@@ -87,10 +87,10 @@ def _load_forward_mode() -> None:
         importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
-def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None]) -> Any:
-    """(stacked, whole) of a function that returns both."""
+def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pair: bool) -> Any:
+    """What a function returns, stacked; of a pair only the first, the second is as it is."""
     mapping: Any = torch.func.vmap  # its declared types lack None
-    return mapping(fun, tuple(axes), (0, None), randomness="same")(*leaves)
+    return mapping(fun, tuple(axes), (0, None) if pair else 0, randomness="same")(*leaves)
 
 
 def jit(fun: Callable[..., Any]) -> Callable[..., Any]:

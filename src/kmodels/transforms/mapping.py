@@ -37,20 +37,17 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
 
     @wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        leaves, spec = trees.flat((args, kwargs))
-        axes = _axes(in_axes, *spec.children())
-        axes = [_place(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
-        _check_sizes(leaves, axes)
-        axes = [axis for leaf, axis in zip(leaves, axes, strict=True) if _is_tensor(leaf)]
-        (tensors, join), results = trees.tensors_of(leaves, spec), _Results(out_axes)
+        tensors, join = trees.apart((args, kwargs))
+        axes = _places(tensors, _axes(in_axes, *join.spec.children()), join)
+        _check_sizes(tensors, axes)
+        results = _Results(out_axes)
 
-        def flat(*tensors: Any) -> tuple[list[Any], list[Any]]:
+        def flat(*tensors: Any) -> Any:
             args, kwargs = join(tensors)
             return results.take(fun(*args, **kwargs))
 
         with tracing("vmap"):
-            stacked, whole = engine.vmap(flat, tensors, axes)
-            return results.put(list(stacked), list(whole))
+            return results.put(engine.vmap(flat, tensors, axes, results.some_whole))
 
     return mapped
 
@@ -71,61 +68,75 @@ def _axes(in_axes: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 class _Results:
-    """Results as two lists, of the mapped and of those that are no matter of the mapped axis."""
+    """Results as a list of the mapped, and one of those that are no matter of the mapped axis.
+
+    Attributes:
+        some_whole: whether there are two lists; a backend has less to do for one.
+    """
 
     axes: list[Any]
     join: trees.Join
 
     def __init__(self, out_axes: Any) -> None:
         self.out_axes = tuple(out_axes) if isinstance(out_axes, list) else out_axes
+        self.some_whole = not isinstance(out_axes, int) and None in trees.leaves_of(out_axes)
 
-    def take(self, output: Any) -> tuple[list[Any], list[Any]]:
+    def take(self, output: Any) -> Any:
         """Takes what the function returned for one entry apart."""
-        leaves, spec = trees.flat(output, numbers=True)
-        axes = trees.spread(self.out_axes, spec, "vmap: out_axes")
-        self.axes = [axis for leaf, axis in zip(leaves, axes, strict=True) if _is_tensor(leaf)]
-        tensors, self.join = trees.tensors_of(leaves, spec)
+        tensors, self.join = trees.apart(output, numbers=True)
+        axes = trees.spread(self.out_axes, self.join.spec, "vmap: out_axes")
+        self.axes = [axes[place] for place in self.join.places]
+        if not self.some_whole:
+            return tensors
         pairs = list(zip(tensors, self.axes, strict=True))
         stacked = [tensor for tensor, axis in pairs if axis is not None]
         return stacked, [tensor for tensor, axis in pairs if axis is None]
 
-    def put(self, stacked: list[Any], whole: list[Any]) -> Any:
+    def put(self, results: Any) -> Any:
         """Puts the results for all entries together, the new axes where they belong."""
+        stacked, whole = map(list, results) if self.some_whole else (list(results), [])
         found = []
         for axis in self.axes:
             if axis is None:
                 found.append(whole.pop(0))
             else:
                 tensor = stacked.pop(0)
-                _place(tensor, axis, "out_axes")
+                axis = _place(tensor, axis, "out_axes")
                 found.append(keras.ops.moveaxis(tensor, 0, axis) if axis else tensor)
         return self.join(found)
 
 
-def _place(leaf: Any, axis: Any, name: str = "in_axes") -> int | None:
+def _places(tensors: list[Any], axes: list[Any], join: trees.Join) -> list[int | None]:
+    """The axis of each tensor; leaves that are none must not be mapped."""
+    for place, axis in enumerate(axes):
+        if axis is not None and place not in join.places:
+            raise InputError(
+                f"vmap: in_axes asks for axis {axis} of {type(join.rest[place]).__name__}; give "
+                "one it has, or None"
+            )
+    found = zip(tensors, join.places, strict=True)
+    return [None if axes[i] is None else _place(x, axes[i], "in_axes") for x, i in found]
+
+
+def _place(tensor: Any, axis: Any, name: str) -> int:
     """The axis counted from the front."""
-    if axis is None:
-        return None
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise InputError(f"vmap: {name} holds {axis!r}; give whole numbers or None")
-    shape = tuple(leaf.shape) if _is_tensor(leaf) else ()
-    if not -len(shape) <= axis < len(shape):
-        given = f"shape {shape}" if _is_tensor(leaf) else type(leaf).__name__
-        raise InputError(f"vmap: {name} asks for axis {axis} of {given}; give one it has, or None")
-    return axis % len(shape)
-
-
-def _check_sizes(leaves: list[Any], axes: list[Any]) -> None:
-    mapped = [(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
-    if not mapped:
-        raise InputError("vmap: in_axes maps no argument; give at least one an axis")
-    sizes = {leaf.shape[axis] for leaf, axis in mapped} - {None}
-    if len(sizes) > 1:
+    rank = len(tensor.shape)
+    if not -rank <= axis < rank:
         raise InputError(
-            f"vmap: the mapped axes have the sizes {', '.join(map(str, sorted(sizes)))}; "
+            f"vmap: {name} asks for axis {axis} of shape {tuple(tensor.shape)}; give one it has, "
+            "or None"
+        )
+    return axis % rank
+
+
+def _check_sizes(tensors: list[Any], axes: list[int | None]) -> None:
+    sizes = {x.shape[i] for x, i in zip(tensors, axes, strict=True) if i is not None}
+    if not sizes:
+        raise InputError("vmap: in_axes maps no argument; give at least one an axis")
+    if len(sizes - {None}) > 1:
+        raise InputError(
+            f"vmap: the mapped axes have the sizes {', '.join(map(str, sorted(sizes - {None})))}; "
             "give arguments of one size"
         )
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return keras.ops.is_tensor(leaf)

@@ -4,7 +4,6 @@ The one place that knows how. The rest of the transforms, and each backend's par
 By optree itself, for on torch Keras' own functions walk a tree in Python, several times a call.
 """
 
-import operator
 from collections.abc import Callable
 from numbers import Number
 from typing import Any
@@ -44,46 +43,43 @@ def mapped(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
     return optree.tree_map(function, tree, *trees, **OPTIONS)
 
 
-def _take(leaf: Any, numbers: bool) -> Any:
-    if isinstance(leaf, keras.Variable):
-        return keras.ops.convert_to_tensor(leaf)
+def leaves_of(tree: Any) -> list[Any]:
+    """All leaves, in order."""
+    return optree.tree_leaves(tree, **OPTIONS)
+
+
+def _tensor(leaf: Any, numbers: bool) -> Any:
+    """A leaf as a tensor; None for one that is none."""
     if keras.ops.is_tensor(leaf):
         return leaf
-    if isinstance(leaf, (np.ndarray, np.generic)) or (numbers and isinstance(leaf, Number)):
+    made = (keras.Variable, np.ndarray, np.generic)
+    if isinstance(leaf, made) or (numbers and isinstance(leaf, Number)):
         return keras.ops.convert_to_tensor(leaf)
-    return leaf
+    return None
 
 
 def taken(tree: Any, numbers: bool = False) -> Any:
     """The tree with its NumPy arrays and variables, and Python's numbers if told so, as tensors."""
-    leaves, spec = optree.tree_flatten(tree, **OPTIONS)
-    found = [_take(leaf, numbers) for leaf in leaves]
-    same = all(map(operator.is_, found, leaves))
-    return tree if same else optree.tree_unflatten(spec, found)
+    tensors, join = apart(tree, numbers)
+    return join(tensors)
 
 
 def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
     """The tensors of a `taken` tree, in order, and what puts others in their places.
 
-    Leaves that are no tensors stay in the tree that `Join` makes.
+    Leaves come in order, those of dictionaries by their sorted keys. Those that are no tensors stay
+    in the tree that `Join` makes.
     """
-    return tensors_of(*flat(tree, numbers))
-
-
-def flat(tree: Any, numbers: bool = False) -> tuple[list[Any], Any]:
-    """All leaves of a `taken` tree in order, dictionaries by their sorted keys; its structure."""
     leaves, spec = optree.tree_flatten(tree, **OPTIONS)
-    return [_take(leaf, numbers) for leaf in leaves], spec
-
-
-def tensors_of(leaves: list[Any], spec: Any) -> tuple[list[Any], Join]:
-    """As `apart`, of what `flat` gave."""
-    places = tuple(i for i, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf))
-    tensors = [leaves[place] for place in places]
-    # Without the tensors, for a Join can outlive what traced them.
-    for place in places:
-        leaves[place] = None
-    return tensors, Join(spec, places, tuple(leaves))
+    tensors, places = [], []
+    for place, leaf in enumerate(leaves):
+        tensor = _tensor(leaf, numbers)
+        if tensor is not None:
+            tensors.append(tensor)
+            places.append(place)
+            # A Join can outlive what traced its tensors.
+            leaves[place] = None
+    return tensors, Join(spec, tuple(places), tuple(leaves))
 
 
 def spread(prefix: Any, spec: Any, name: str) -> list[Any]:
@@ -120,9 +116,10 @@ def floats(tree: Any, what: str) -> tuple[list[Any], Join]:
         InputError: for a leaf that is no tensor of floats.
     """
     tensors, join = apart(tree, numbers=True)
-    wrong = [keras.backend.standardize_dtype(x.dtype) for x in tensors]
-    wrong = [dtype for dtype in wrong if "float" not in dtype]
-    wrong += [type(x).__name__ for i, x in enumerate(join.rest) if i not in join.places]
+    wrong = [x.dtype for x in tensors if "float" not in str(x.dtype)]
+    wrong = [keras.backend.standardize_dtype(dtype) for dtype in wrong]
+    if len(tensors) < len(join.rest):
+        wrong += [type(x).__name__ for i, x in enumerate(join.rest) if i not in join.places]
     if wrong:
         raise InputError(f"{what} holds {wrong[0]}; only floats have derivatives, cast it")
     return tensors, join
