@@ -11,6 +11,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.callbacks.callback_list import CallbackList
+from keras.src.losses.loss import scale_loss_for_distribution
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
@@ -37,6 +38,7 @@ __all__ = [
     "has_value",
     "keep_watching",
     "metrics_built",
+    "part_of_loss",
     "random_seed",
     "set_epoch",
     "set_epoch_of_fit",
@@ -268,6 +270,11 @@ def unweighted_metrics(model: Any) -> Any:
     """The `metrics` given to `compile`, which count rows whatever they weigh; None without."""
     given = getattr(model, "_compile_metrics", None)
     return getattr(given, "_user_metrics", None)
+
+
+def part_of_loss(mean: Any) -> Any:
+    """What a replica's mean counts in the loss: on TensorFlow their gradients are summed."""
+    return scale_loss_for_distribution(mean)
 
 
 def forget_losses(layer: Any) -> None:

@@ -5,9 +5,73 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kmodels import replicas_tensorflow
+from kmodels.errors import InputError
 
-class _Alone:
-    """An optimizer that waits for other replicas only where there are some."""
+
+class _Replicated:
+    """An optimizer of one replica or several, which waits for others only where there are some.
+
+    Keras sums the gradients of replicas last: it would clip those of each alone, and its branches
+    for accumulation cannot wait for others. Here they are summed first where that matters, and the
+    branches are those of all replicas together.
+    """
+
+    sums_first = True
+
+    def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
+        """One step."""
+        replica = replicas_tensorflow.inside()
+        if replica is None or not self._looks_at_sums():
+            return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
+        gradients, variables = map(list, zip(*grads_and_vars, strict=True))
+
+        def together(strategy: Any, gradients: list[Any]) -> None:
+            pairs = [
+                (g, v.value) for g, v in zip(gradients, variables, strict=True) if g is not None
+            ]
+            sums = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs))
+            whole = [
+                None if g is None else strategy.experimental_local_results(next(sums))[0]
+                for g in gradients
+            ]
+            self.apply(whole, variables)
+
+        replica.merge_call(together, args=(gradients,))
+        return self.iterations
+
+    def _looks_at_sums(self: Any) -> bool:
+        return bool(
+            self.clipnorm
+            or self.clipvalue
+            or self.global_clipnorm
+            or self.gradient_accumulation_steps
+            or getattr(self, "skip_non_finite", False)
+        )
+
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        # Loss scaling calls each replica's optimizer in a branch of its own.
+        if replicas_tensorflow.inside() is not None and self._looks_at_sums():
+            raise InputError(
+                "clip_norm, accumulate and skip_non_finite do not go with mixed_float16 on several "
+                "devices; take mixed_bfloat16"
+            )
+        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, rate: Any) -> None:
+        if not _together():
+            super()._backend_update_step(grads, trainable_variables, rate)  # type: ignore[misc]
+            return
+        native = [getattr(variable, "value", variable) for variable in trainable_variables]
+        strategy, pairs = self._distribution_strategy, zip(grads, native, strict=True)
+        self._distributed_tf_update_step(strategy, pairs, rate)
+
+    def _backend_increment_gradient_accumulators(self: Any, grads: Any, acc_grads: Any) -> None:
+        if not _together():
+            super()._backend_increment_gradient_accumulators(grads, acc_grads)  # type: ignore[misc]
+            return
+        for gradient, held in zip(grads, acc_grads, strict=True):
+            held.assign_add(gradient)
 
     def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
         # With one replica the sum is an IdentityN, behind which updates wait for all gradients.
@@ -16,7 +80,12 @@ class _Alone:
         return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
 
 
-class AdamW(_Alone, keras.optimizers.AdamW):
+def _together() -> bool:
+    """Whether this is the one step of all replicas."""
+    return replicas_tensorflow.count() > 1 and tf.distribute.in_cross_replica_context()
+
+
+class AdamW(_Replicated, keras.optimizers.AdamW):
     """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -41,7 +110,7 @@ class AdamW(_Alone, keras.optimizers.AdamW):
         )
 
 
-class SGD(_Alone, keras.optimizers.SGD):
+class SGD(_Replicated, keras.optimizers.SGD):
     """Keras' SGD; a variable, its gradient and its slot are read and written once."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

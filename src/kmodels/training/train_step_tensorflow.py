@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kmodels import replicas_tensorflow
+from kmodels.step_tensorflow import check_replicated, part_of
 from kmodels.training.train_step_metrics import Results, logged, rows
 from kmodels.training.train_step_players import LossFunction, Players
 
@@ -13,7 +15,9 @@ from kmodels.training.train_step_players import LossFunction, Players
 def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
     """Each player's turn."""
     # Replicas' gradients are summed, and each has the mean over its part of the batch.
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    part: Any = None
+    if replicas_tensorflow.inside() is not None:
+        part = replicas_tensorflow.share(rows(batch)) / replicas_tensorflow.count()
     results: Results = {}
     for player in players:
         values = [variable.value for variable in player.variables]
@@ -22,12 +26,12 @@ def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) ->
                 tape.watch(value)
             loss, logs = players.loss(player, losses[player.name], batch, True)
             scaled = player.optimizer.scale_loss(loss)
-            if replicas > 1:
-                scaled = scaled / tf.cast(replicas, scaled.dtype)
+            if part is not None:
+                scaled = scaled * tf.cast(part, scaled.dtype)
         gradients = [_dense(gradient) for gradient in tape.gradient(scaled, values)]
         if all(gradient is None for gradient in gradients):
             raise players.unmoved(player)
-        player.optimizer.apply(gradients, player.variables)
+        player.optimizer.apply_gradients(zip(gradients, player.variables, strict=True))
         results[player.name] = loss, logs
     return results
 
@@ -63,6 +67,12 @@ class Step(keras.Model):
     _players: Players
     _losses: Mapping[str, LossFunction]
 
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step."""
+        for player in self._players if self.train_function is None or force else ():
+            check_replicated(player.optimizer, self.distribute_strategy)
+        return super().make_train_function(force)
+
     def train_step(self, data: Any) -> Any:
         """Moves the variables; the logs."""
         batch = self._batch(data)
@@ -77,4 +87,8 @@ class Step(keras.Model):
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Keras' hook; without a strategy it would leave all to the first trace."""
-        self._symbolic_build(iterator, data_batch)
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync > 1:
+            iterator, data_batch = None, part_of(strategy, iterator, data_batch)
+        with strategy.scope():
+            self._symbolic_build(iterator, data_batch)

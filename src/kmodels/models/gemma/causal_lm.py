@@ -152,13 +152,11 @@ class Head:
     """The output layer during training: cross-entropy straight from hidden states.
 
     An object of its own, so that Keras does not track the metrics a second time.
-
-    Attributes:
-        active: whether the model is inside a step that needs no logits.
     """
 
     def __init__(self) -> None:
-        self.active = False
+        # Replicas on TensorFlow are threads, which enter and leave a step in turns.
+        self._inside = 0
         self._chosen = False
         self._reduction = REDUCTIONS[0]
         self._metrics: Sequence[Any] = ()
@@ -182,11 +180,16 @@ class Head:
     @contextmanager
     def inside_step(self) -> Iterator[None]:
         """Hidden states instead of logits inside the block, where that was chosen."""
-        self.active = self._chosen
+        self._inside += self._chosen
         try:
             yield
         finally:
-            self.active = False
+            self._inside -= self._chosen
+
+    @property
+    def active(self) -> bool:
+        """Whether the model is inside a step that needs no logits."""
+        return self._inside > 0
 
     def loss(self, hidden: Any, embedding: Any, labels: Any, weights: Any) -> Any:
         """The loss as Keras reduces it, a float32 scalar; the metrics count along.
@@ -218,10 +221,9 @@ class Head:
             keras.metrics.Mean.update_state(metric, share, sample_weight=count)
         if self._reduction == "sum":
             return total
-        if self._reduction == "mean_with_sample_weight":
-            return keras.ops.divide_no_nan(total, count)
-        mean = total / keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
-        return compat.part_of_loss(mean)
+        if self._reduction != "mean_with_sample_weight":
+            count = keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
+        return compat.part_of_loss(keras.ops.divide_no_nan(total, count))
 
 
 def _accuracy(metric: Any) -> Any:

@@ -1,0 +1,57 @@
+"""What the replicas of a `tf.distribute` strategy share, and what they must not."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Odd and large: far from the number of calls, which Keras adds to the seed.
+_STRIDE = 0x9E3779B1
+_kept: list[Any] = []
+
+
+def count() -> int:
+    """How many compute a part of each batch; 1 without a strategy."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def inside() -> Any:
+    """The context of the replica whose step is being traced, or None; None too where it is alone.
+
+    Its `all_reduce` and `merge_call` are what replicas have in common.
+    """
+    return tf.distribute.get_replica_context() if count() > 1 else None
+
+
+def share(rows: Any) -> Any:
+    """How many rows this replica has of those that each would have of the batch, a float32 scalar.
+
+    1 but for a batch that does not divide.
+
+    Args:
+        rows: that it has, an int scalar.
+    """
+    mine = tf.cast(rows, tf.float32)
+    return mine * count() / inside().all_reduce(tf.distribute.ReduceOp.SUM, mine)
+
+
+def draw_apart(active: bool) -> None:
+    """Whether replicas draw other random numbers each, from seeds that are the same in all.
+
+    Seeds are state of the model, saved and compared like weights, so which replica draws counts
+    when it draws.
+    """
+    if active and not _kept:
+        # Layers of Keras and of the user draw there; nothing else can be told who draws.
+        _kept.append(keras.random.SeedGenerator.next)
+        keras.random.SeedGenerator.next = _next
+    elif not active and _kept:
+        keras.random.SeedGenerator.next = _kept.pop()
+
+
+def _next(generator: Any, ordered: bool = True) -> Any:
+    state = _kept[0](generator, ordered)
+    if (replica := inside()) is None:
+        return state
+    offset = tf.cast(replica.replica_id_in_sync_group, tf.int64) * _STRIDE % (1 << 31)
+    return state + tf.cast(tf.stack([offset, tf.zeros((), tf.int64)]), state.dtype)
