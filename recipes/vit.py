@@ -164,6 +164,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         loss = keras.losses.CategoricalCrossentropy(True, settings.label_smoothing)
     else:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = recipe.spread(model)
     model.compile(optimizer, loss, weighted_metrics=["accuracy"])
 
     # === Training ===

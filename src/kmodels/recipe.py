@@ -4,6 +4,7 @@ Nothing here imports Keras at import time: a wrong setting is told before a back
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import fcntl
@@ -13,7 +14,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,8 @@ from kmodels.errors import InputError
 from kmodels.files import atomic_write
 
 BACKENDS = ("jax", "torch", "tensorflow")
+# Where launchers say how many processes they have started.
+_STARTED = ("WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES")
 
 
 def flag(default: Any, text: str, *, choices: Sequence[Any] = (), small: Any = None) -> Any:
@@ -216,6 +219,14 @@ def prepare(settings: Any) -> None:
     keras.utils.set_random_seed(settings.seed)
 
 
+def spread(model: Any) -> Any:
+    """The model to compile: over the devices of --mesh, or as it is where none was given."""
+    from kmodels import distribution
+
+    plan = distribution.current()
+    return model if plan is None else plan.prepare(model)
+
+
 def run_options(settings: Any, fixed: Sequence[str]) -> dict[str, Any]:
     """What `training.Runner` takes from the common flags.
 
@@ -231,6 +242,8 @@ def run_options(settings: Any, fixed: Sequence[str]) -> dict[str, Any]:
 class Folder:
     """The directory of a run, held against a second run by a lock that dies with the process.
 
+    Of a run of several processes, the first one makes and holds it.
+
     Args:
         recipe: its name.
         out: the directory; runs/<recipe>-<time> by default.
@@ -242,10 +255,19 @@ class Folder:
     """
 
     def __init__(self, recipe: str, out: str | None, settings: Any, resume: bool = False):
-        self.recipe = recipe
-        name = out or f"runs/{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.recipe, self.settings = recipe, settings
+        self._lock: Any = None
+        processes = _processes()
+        self.main = processes is None or processes.is_main()
+        if processes is None:
+            self._take(out, resume)
+        else:
+            path = processes.from_main("the folder of the run", lambda: self._take(out, resume))
+            self.path = Path(path)
+
+    def _take(self, out: str | None, resume: bool) -> str:
+        name = out or f"runs/{self.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.path = Path(name).expanduser()
-        self.settings = settings
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
@@ -264,6 +286,7 @@ class Folder:
                 f"--out {self.path} holds checkpoints of a run; add --resume to go on with it, or "
                 "give another directory"
             )
+        return str(self.path)
 
     @property
     def has_checkpoints(self) -> bool:
@@ -276,12 +299,19 @@ class Folder:
         return self.write_json("config.json", content)
 
     def write_json(self, name: str, content: dict[str, Any]) -> Path:
-        """Writes a file of the run, atomically; numbers that are not finite become null."""
+        """Writes a file of the run, atomically; numbers that are not finite become null.
+
+        In a run of several processes the first one writes.
+        """
+        if not self.main:
+            return self.path / name
         text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
         return atomic_write(self.path / name, lambda path: path.write_text(text))
 
     def close(self) -> None:
         """Lets go of the directory; removes it where nothing was written."""
+        if self._lock is None:
+            return
         self._lock.close()
         if [path.name for path in self.path.iterdir()] == [".lock"]:
             (self.path / ".lock").unlink()
@@ -321,11 +351,17 @@ def main(
     try:
         chosen = parse(settings, argv, description)
         check_backend()
+        _join(getattr(chosen, "mesh", None))
         again = chosen.resume or getattr(chosen, "evaluate", False)
         folder = Folder(recipe, chosen.out, chosen, again)
-        train(chosen, folder)
+        with _shown(folder.main):
+            train(chosen, folder)
     except InputError as error:
         print(f"{recipe}: error: {_one_line(error)}", file=sys.stderr)
+        if (processes := _processes()) is not None:
+            if folder is not None:
+                folder.close()
+            processes.give_up(2)
         return 2
     except KeyboardInterrupt:
         print(f"{recipe}: stopped before or after training", file=sys.stderr)
@@ -339,6 +375,37 @@ def main(
         if folder is not None:
             folder.close()
     return 0
+
+
+def _join(mesh: str | None) -> None:
+    """Makes this process one of those that train together, if there are others."""
+    if mesh:
+        from kmodels.distribution import processes
+
+        processes.join()
+        return
+    started = max(int(os.environ.get(name) or 1) for name in _STARTED)
+    if started > 1:
+        raise InputError(
+            f"this is one of {started} processes, each of which would train alone; add "
+            "--mesh data=-1, or start one"
+        )
+
+
+def _processes() -> Any:
+    """`kmodels.distribution.processes` in a run of several of them, else None."""
+    module = sys.modules.get("kmodels.distribution.processes")
+    return module if module is not None and module.count() > 1 else None
+
+
+@contextlib.contextmanager
+def _shown(main: bool) -> Iterator[None]:
+    """What is printed in the block is shown by the first process alone."""
+    if main:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 def _one_line(error: Exception) -> str:

@@ -86,7 +86,10 @@ def run(
     plan = current()
     if plan is None or (isinstance(x, Fed) and x.running):
         return adapters.run(method, x, y, preprocess=preprocess, **kwargs)
-    use = method.__name__
+    # Again, as the mesh may be gone since plan.prepare, and on JAX nobody would notice.
+    plan.engine.check(model)
+    if (use := method.__name__) == FIT:
+        plan.check(model)
     data = _data(plan, use, x, y, kwargs, preprocess)
     if use == FIT and (held_out := kwargs.get("validation_data")) is not None:
         kwargs["validation_data"] = _held_out(plan, held_out, kwargs)

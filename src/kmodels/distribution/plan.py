@@ -2,7 +2,9 @@
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
+from kmodels.distribution import processes
 from kmodels.distribution.engine import Engine
 from kmodels.distribution.mesh import Mesh, check_batch
 from kmodels.errors import InputError
@@ -22,6 +24,7 @@ class Plan:
     def __init__(self, mesh: Mesh, engine: Engine):
         self.mesh = mesh
         self.engine = engine
+        self._prepared: WeakSet[Any] = WeakSet()
 
     def __repr__(self) -> str:
         """The mesh, as it is written."""
@@ -40,7 +43,23 @@ class Plan:
             InputError: for a model or an adapter made before `distribute`, after
                 `keras.utils.clear_session()`, and for layers that cannot be trained so.
         """
-        return self.engine.prepare(model)
+        prepared = self.engine.prepare(model)
+        self._prepared.add(prepared)
+        return prepared
+
+    def check(self, model: Any) -> None:
+        """What `fit` does first.
+
+        Raises:
+            InputError: for a model that does not lie on the mesh, or, in a run of several
+                processes, one that `prepare` has not seen.
+        """
+        if processes.count() > 1 and model not in self._prepared:
+            raise InputError(
+                f"{model.name} would be trained in each process alone; call "
+                "model = plan.prepare(model) before compile"
+            )
+        self.engine.check(model)
 
     def shard(
         self,

@@ -4,37 +4,28 @@ import threading
 from typing import Any
 
 import keras
-import numpy as np
+
+from kmodels.distribution import current, feeding
+from kmodels.distribution.numbered import Part
+from kmodels.distribution.rows import EVALUATE, Rule
 
 
-class WholeBatches(keras.utils.PyDataset):
+class WholeBatches(Part):
     """Fills the last batch up with rows of no weight.
 
     A shorter last batch would be compiled anew on JAX, and does not divide over a mesh. The other
     rows weigh a little more than 1, so that averages over the padded number of rows, which is how
     Keras averages losses, are averages over the real ones. Metrics must be `weighted_metrics`.
+    Over a mesh each process has its rows of every batch.
 
     Args:
         loader: a `kmodels.data.ImageLoader` that does not shuffle.
     """
 
     def __init__(self, loader: Any):
-        super().__init__()
+        plan = current()
+        super().__init__(loader, Rule() if plan is None else feeding.rule(plan), EVALUATE)
         self.loader = loader
-        self.batch_size, self.samples = loader.maker.batch_size, len(loader.maker.source)
-        self.weight = len(loader) * self.batch_size / self.samples
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        x, y = self.loader[index]
-        weights = np.full(len(y), self.weight, "float32")
-        if missing := self.batch_size - len(y):
-            rows = np.arange(missing) % len(y)
-            x, y = np.concatenate([x, x[rows]]), np.concatenate([y, y[rows]])
-            weights = np.concatenate([weights, np.zeros(missing, "float32")])
-        return x, y, weights
 
 
 class Resumed(keras.utils.PyDataset):

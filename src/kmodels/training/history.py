@@ -27,10 +27,11 @@ class History:
         path: the csv file. Rows of an earlier part of the run are read from it.
         until: step up to which they are kept: what came after the checkpoint happens again.
         epochs: finished epochs whose rows are kept.
+        writes: False keeps the rows in memory alone, as all but one process of a run do.
     """
 
-    def __init__(self, path: Path, until: int = 0, epochs: int = 0):
-        self.path = path
+    def __init__(self, path: Path, until: int = 0, epochs: int = 0, writes: bool = True):
+        self.path, self._writes = path, writes
         self.rows: list[dict[str, Any]] = []
         if until and path.exists():
             with path.open(newline="") as file:
@@ -40,11 +41,14 @@ class History:
                 for row in rows
                 if (row["step"] <= until if row["row"] == "step" else row["epoch"] <= epochs)
             ]
-        atomic_write(path, self._rewrite)
+        if writes:
+            atomic_write(path, self._rewrite)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Appends rows; "row" is "step" or "epoch", other keys are columns."""
         self.rows += rows
+        if not self._writes:
+            return
         with self.path.open("a", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             writer.writerows([_text(row) for row in rows])

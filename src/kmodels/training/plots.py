@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kmodels.distribution import processes
 from kmodels.files import atomic_write
 
 _INK = "#333333"
@@ -125,4 +126,5 @@ def _line(axes: Any, epochs: Sequence[dict[str, Any]], key: str, label: str, col
 
 
 def _save(figure: Any, path: Path) -> None:
-    atomic_write(path, lambda temporary: figure.savefig(temporary, dpi=120, format="png"))
+    if processes.is_main():
+        atomic_write(path, lambda temporary: figure.savefig(temporary, dpi=120, format="png"))

@@ -11,6 +11,8 @@ import numpy as np
 
 from kmodels.data.adapters import run
 from kmodels.data.feed import Feed
+from kmodels.distribution import current, feeding, processes
+from kmodels.distribution.rows import EVALUATE, FIT
 from kmodels.errors import InputError
 from kmodels.training import checkpoint
 from kmodels.training.checkpointing import Checkpoint
@@ -75,6 +77,12 @@ class Runner(keras.callbacks.Callback):
         origin: str | None = None,
     ):
         super().__init__()
+        if (plan := current()) is not None:
+            plan.check(model)
+            # Each process trains on its rows of every batch.
+            loader = feeding.shard(loader, feeding.rule(plan), FIT)
+            if validation is not None:
+                validation = feeding.shard(validation, feeding.rule(plan), EVALUATE)
         self.trained, self.loader, self.validation = model, loader, validation
         total_steps = schedule.total_steps
         self.batch_size, self.total_steps = batch_size, total_steps
@@ -101,7 +109,8 @@ class Runner(keras.callbacks.Callback):
         # A run that ends within an epoch has its evaluation and its row all the same.
         self._unfinished = self.step < total_steps or (cut and not self.checkpoint.validated)
         done = self.epoch + (cut and not self._unfinished)
-        self.history = History(folder / "history.csv", self.step, done)
+        writes = processes.is_main()
+        self.history = History(folder / "history.csv", self.step, done, writes)
         self.progress = Progress(total_steps, self.step)
         self.batches = Resumed(loader)
         self.feed = Feed(self.batches)
