@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.common.stateless_scope import StatelessScope, in_stateless_scope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.losses.loss import scale_loss_for_distribution
@@ -31,6 +31,7 @@ __all__ = [
     "data_adapter",
     "detach",
     "draw_values",
+    "draws_later",
     "forget_losses",
     "forget_step",
     "give_value",
@@ -91,10 +92,31 @@ def give_value(variable: Any, value: Any) -> None:
 
 
 def draw_values(variables: Iterable[Any]) -> None:
-    """Lets each variable that has no value yet draw it."""
+    """Lets each variable that has no value yet draw it.
+
+    Over a mesh on JAX Keras would compile a program that holds the numbers of a large variable as
+    constants. There initializers that draw on the host, those with `values`, give each device its
+    part.
+    """
+    place = _place()
     for variable in variables:
-        if not has_value(variable):
+        if has_value(variable):
+            continue
+        values = getattr(variable._initializer, "values", None)
+        if place is not None and values is not None:
+            give_value(variable, place(variable, values(tuple(variable.shape), variable.dtype)))
+        else:
             variable._deferred_initialize()
+
+
+def _place() -> Any:
+    """What the distribution in force does with arrays of the host; None where it does nothing."""
+    return getattr(keras.distribution.distribution(), "place", None)
+
+
+def draws_later() -> bool:
+    """Whether a new variable is better made `without_values`, and drawn by `draw_values`."""
+    return _place() is not None and not in_stateless_scope()
 
 
 @contextmanager

@@ -42,8 +42,12 @@ class Keyed(keras.initializers.Initializer):
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
         """The first values."""
         dtype = keras.backend.standardize_dtype(dtype)
+        return keras.ops.convert_to_tensor(self.values(shape, "float32"), dtype=dtype)
+
+    def values(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        """The first values, on the host."""
         values = self.draw(generator(self.path, compat.random_seed()), tuple(shape))
-        return keras.ops.convert_to_tensor(values.astype("float32"), dtype=dtype)
+        return values.astype("float32").astype(dtype)
 
 
 def zeros(_: np.random.Generator, shape: Sequence[int]) -> np.ndarray:

@@ -1,5 +1,7 @@
 """The one line that spreads a run over devices."""
 
+from typing import overload
+
 from kmodels.dispatch import backend, backend_module
 from kmodels.distribution import processes
 from kmodels.distribution.mesh import check_batch, fill, parse_mesh
@@ -9,6 +11,12 @@ from kmodels.errors import InputError
 _current: list[Plan] = []
 
 
+@overload
+def distribute(spec: str, batch_size: int | None = None) -> Plan: ...
+@overload
+def distribute(spec: None, batch_size: int | None = None) -> None: ...
+@overload
+def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None: ...
 def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None:
     """Spreads what is built from now on over the devices of a mesh.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import keras
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kmodels import compat
@@ -61,8 +62,19 @@ def _rows(distribution: Any, axes: tuple[str, ...], shape: Sequence[int]) -> Bat
     return BatchLayout(len(shape), axes, distribution.device_mesh)
 
 
+def _placed(distribution: Any, variable: Any, values: np.ndarray) -> jax.Array:
+    """An array of the host where the variable lies; all processes have the same values.
+
+    Each device gets its part alone. `jax.device_put` would have all processes compare their values.
+    """
+    where = distribution.get_variable_layout(variable).backend_layout
+    return jax.make_array_from_callback(values.shape, where, lambda part: values[part])
+
+
 class Replicated(keras.distribution.DataParallel):
     """Each device holds the model and takes its rows of a batch."""
+
+    place = _placed
 
     def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
         """Rows over `data`; raises `InputError` where they do not divide."""
@@ -76,8 +88,12 @@ class Sharded(keras.distribution.ModelParallel):
     an `fsdp` axis compute the same.
     """
 
+    place = _placed
+
     def __init__(self, mesh: Mesh, device_mesh: Any):
         self._mesh = mesh
+        # Read by overrides: rows and weights in parts leave a layer's arithmetic whole.
+        self.cuts_layers = mesh.model > 1
         super().__init__(
             layout_map=keras.distribution.LayoutMap(device_mesh),
             batch_dim_name="data",

@@ -2,10 +2,10 @@
 
 Left alone, XLA has a choice when rows and weights are cut over the same devices, and mostly it
 takes the wrong one: it gives each device all rows and a part of the width, so that activations
-are summed over devices instead of weights gathered (measured: a Gemma whose every activation was
-the global batch's). So each read inside a layer says that the weight is whole there, and its
-gradient in parts: an all-gather on the way forward, a reduce-scatter on the way back, and batches
-that stay where they are (Rajbhandari et al. 2020, section 5.3).
+are summed over devices instead of weights gathered (in a small Gemma every activation was the
+global batch's, and a step took five times the memory). So each read inside a layer says that the
+weight is whole there and its gradient in parts: an all-gather on the way forward, a reduce-scatter
+on the way back, and batches that stay where they are (Rajbhandari et al. 2020, section 5.3).
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from jax.custom_derivatives import linear_call
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kmodels import compat
+from kmodels.layers.parts import in_use
 
 constrain: Any = jax.lax.with_sharding_constraint
 
@@ -30,7 +31,8 @@ class Gathered(keras.Variable):
     def value(self) -> Any:
         """The value, gathered where a layer is traced."""
         found = super().value
-        if not isinstance(found, jax.core.Tracer) or compat.current_call_context() is None:
+        used = in_use() or compat.current_call_context() is not None
+        if not used or not isinstance(found, jax.core.Tracer):
             return found
         parts = self._layout.backend_layout
         inner = (None if axis == "fsdp" else axis for axis in parts.spec)

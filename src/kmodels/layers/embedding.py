@@ -8,6 +8,7 @@ import keras
 
 from kmodels import initializers, ops
 from kmodels.layers.base import Layer
+from kmodels.layers.parts import using
 
 
 class Embedding(Layer):
@@ -59,7 +60,8 @@ class Embedding(Layer):
 
         What lies in parts over several processes is gathered around the `entries` of its layer.
         """
-        return function(*args, **kwargs)
+        with using():
+            return function(*args, **kwargs)
 
     def logits(self, hidden: Any) -> Any:
         """(..., D) -> (..., V), float32, soft-capped."""

@@ -16,7 +16,7 @@ from jax import numpy as jnp
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
-from kmodels.overrides import dropout_jax
+from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks, near
 
 # Queries of a block: measured between 32 and 256.
@@ -43,7 +43,7 @@ def supports(
         return "the backward pass by blocks has no soft cap"
     if dropout and seed is not None and not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
-    if isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
+    if meshes.layers_are_cut():
         return "under ModelParallel heads may lie on several devices"
     if None in (*query.shape, *key.shape):
         return "lengths are not known"

@@ -8,6 +8,7 @@ from jax import numpy as jnp
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width, dense
+from kmodels.overrides import meshes
 
 
 def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | None:
@@ -16,7 +17,7 @@ def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | Non
         return "only on CPU is a flat product faster"
     if len(x.shape) < 3 and not narrow(x, kernel):
         return "x is a matrix already"
-    if isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
+    if meshes.layers_are_cut():
         return "merging axes could gather a sharded tensor"
     return None
 

@@ -15,6 +15,7 @@ from kmodels.ops.linear_cross_entropy import (
     linear_cross_entropy,
     tile_of,
 )
+from kmodels.overrides import meshes
 
 # Positions that walk over the vocabulary together, and how many sizes the last of them may have:
 # those of weight 0 come last, and are left out as far as the sizes allow.
@@ -30,7 +31,7 @@ def _supports(
     soft_cap: float | None = None,
     trainable_table: bool = False,
 ) -> str | None:
-    if isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
+    if meshes.layers_are_cut():
         return "under ModelParallel the vocabulary may lie in parts on several devices"
     return None
 

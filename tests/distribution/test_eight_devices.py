@@ -1,0 +1,260 @@
+"""One process, eight devices: the losses of one device, in an eighth of its memory."""
+
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels import models
+from kmodels.dispatch import generic_only
+from kmodels.distribution import current, distribute, layout, parse_mesh
+from kmodels.errors import InputError
+from kmodels.training import AdamW
+from kmodels.training.state import slots
+from tolerances import tolerance
+
+STEPS, BATCH = 40, 16
+rng = np.random.default_rng(0)
+ROWS = 10 * BATCH
+IMAGES = rng.normal(size=(ROWS, 16, 16, 3)).astype("float32")
+LABELS = rng.integers(0, 10, ROWS)
+IDS = rng.integers(3, 64, (ROWS, 9)).astype("int32")
+WEIGHTS = np.ones((ROWS, 8), "float32")
+WEIGHTS[::3, 5:] = 0.0
+
+
+@pytest.fixture(autouse=True)
+def _no_mesh_left():
+    yield
+    distribute(None)
+
+
+def in_force():
+    """The plan in force; there is one."""
+    plan = current()
+    assert plan is not None
+    return plan
+
+
+def make_vit(dtype="float32", lora=False):
+    backbone = models.ViTBackbone(
+        image_shape=(16, 16, 3),
+        patch_size=8,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=32,
+        mlp_dim=64,
+        dropout_rate=0.1,
+        attention_dropout=0.1,
+        dtype=dtype,
+    )
+    model = models.ViTImageClassifier(backbone, 10)
+    if lora:
+        model.enable_lora(4, dropout=0.1, targets="all-linear")
+    return model, (IMAGES, LABELS), {}
+
+
+def make_gemma(dtype="float32", lora=True):
+    backbone = models.GemmaBackbone(
+        vocabulary_size=64,
+        num_layers=1,
+        num_query_heads=4,
+        num_key_value_heads=1,
+        hidden_dim=32,
+        intermediate_dim=64,
+        head_dim=8,
+        dropout=0.0 if lora else 0.1,
+        dtype=dtype,
+    )
+    model = models.GemmaCausalLM(backbone)
+    if lora:
+        model.enable_lora(4, dropout=0.1, targets="all-linear")
+    inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, :-1])}
+    return model, (inputs, IDS[:, 1:]), {"sample_weight": WEIGHTS}
+
+
+def compiled(make, mesh, **options):
+    """A compiled model, on a mesh or on one device, its data and more arguments of fit."""
+    plan = distribute(mesh)
+    keras.utils.set_random_seed(3)
+    model, data, more = make(**options)
+    if plan is not None:
+        model = plan.prepare(model)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(AdamW(3e-3, clip_norm=1.0), loss)
+    return model, data, more
+
+
+def train(make, mesh, **options):
+    """Mean losses of the epochs of 40 steps, and the model.
+
+    The attention that is made for a CPU declines where heads are cut, and draws in another order.
+    """
+    with generic_only("attention"):
+        return _train(make, mesh, **options)
+
+
+def _train(make, mesh, **options):
+    model, data, more = compiled(make, mesh, **options)
+    settings = {
+        "batch_size": BATCH,
+        "epochs": STEPS * BATCH // ROWS,
+        "shuffle": False,
+        "verbose": 0,
+    }
+    return np.array(model.fit(*data, **more, **settings).history["loss"]), model
+
+
+CASES = {
+    "vit": (make_vit, {}, ("data=8", "fsdp=8", "data=4,model=2", "data=2,fsdp=4")),
+    "vit in bfloat16": (make_vit, {"dtype": "mixed_bfloat16"}, ("data=2,fsdp=2,model=2",)),
+    "gemma": (make_gemma, {"lora": False}, ("data=2,fsdp=2,model=2",)),
+    "gemma with lora": (make_gemma, {}, ("data=8", "fsdp=8", "data=4,model=2")),
+    "gemma with lora in bfloat16": (make_gemma, {"dtype": "bfloat16"}, ("fsdp=8",)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_do_not_depend_on_the_mesh(backend, case):
+    if backend != "jax":
+        return
+    make, options, meshes = CASES[case]
+    alone, _ = train(make, None, **options)
+    assert alone[-1] < alone[0] - 0.1
+    dtype = "bfloat16" if "bfloat16" in case else "float32"
+    for mesh in meshes:
+        losses, model = train(make, mesh, **options)
+        np.testing.assert_allclose(
+            losses,
+            alone,
+            rtol=0,
+            atol=tolerance("losses_of_ranks", dtype),
+            err_msg=f"{case} {mesh}",
+        )
+        check_bytes(model)
+
+
+def check_bytes(model):
+    """Device 0 holds what the rules say of the weights, and as much of their slots."""
+    mesh = in_force().mesh
+    cut = {None: 1, "fsdp": mesh.fsdp, "model": mesh.model}
+    placed = {variable.path: variable.value.sharding for variable in model.variables}
+    planned = sum(
+        variable.value.nbytes // math.prod(cut[axis] for axis in layout.axes_of(variable, mesh))
+        for variable in model.variables
+    )
+    held = {name: slot for name, slot in slots(model.optimizer).items() if ":" in name}
+    assert len(held) == 2 * len(model.trainable_variables)
+    for name, slot in held.items():
+        path = name.rpartition(":")[0]
+        assert slot.value.sharding.is_equivalent_to(placed[path], len(slot.shape)), name
+    assert sum(map(on_first_device, model.variables)) == planned
+    if mesh.fsdp == 8:
+        assert planned < 0.3 * sum(variable.value.nbytes for variable in model.variables)
+
+
+def on_first_device(variable):
+    """Bytes of a variable that lies on all eight devices."""
+    assert len(variable.value.sharding.device_set) == 8, variable.path
+    return variable.value.addressable_shards[0].data.nbytes
+
+
+def program(mesh):
+    """The training step of a ViT as XLA compiled it."""
+    import jax
+
+    model, (images, labels), _ = compiled(make_vit, mesh)
+    model.optimizer.build(model.trainable_variables)
+    groups = (model.trainable_variables, model.non_trainable_variables)
+    groups += (model.optimizer.variables, model.metrics_variables)
+    state = tuple([variable.value for variable in group] for group in groups)
+    shardings = jax.tree.map(lambda array: array.sharding, state)
+    layout_of = keras.distribution.distribution().get_data_layout
+    batch = [
+        jax.device_put(array, layout_of(array.shape).backend_layout)
+        for array in (images[:BATCH], labels[:BATCH])
+    ]
+    step = jax.jit(model.train_step, out_shardings=(None, shardings))
+    return step.lower(state, tuple(batch)).compile().as_text() or ""
+
+
+@pytest.mark.parametrize("mesh", ["fsdp=8", "data=2,fsdp=2,model=2"])
+def test_weights_travel_and_activations_stay(backend, mesh):
+    """Rows are cut over data and fsdp together; a device never has those of another."""
+    if backend != "jax":
+        return
+    text, mesh = program(mesh), parse_mesh(mesh)
+    tokens = 5
+    rows = {int(found) for found in re.findall(rf"f32\[(\d+),{tokens},", text)}
+    assert max(rows) == BATCH // mesh.replicas, rows
+    # XLA names an operation by its result: the kernel of a query, whole but for its heads.
+    gathered = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)
+    assert f"32,{32 // mesh.model}" in gathered
+    assert {shape for shape in gathered if f",{tokens}," in shape} == {f"1,{tokens},32"}, gathered
+    assert re.search(r" (all-reduce|reduce-scatter)\(", text)
+    summed = re.findall(r"= f32\[([\d,]+)\]\S* all-reduce\(", text)
+    # In the last block XLA drops the tokens that nobody reads.
+    partial = [s for s in summed if re.fullmatch(rf"{BATCH // mesh.replicas},\d,32", s)]
+    assert bool(partial) == (mesh.model > 1), summed
+
+
+def make_functional():
+    """A model of Keras' own layers, with a norm over the batch."""
+    inputs = keras.Input((16, 16, 3))
+    x = keras.layers.Conv2D(32, 4, strides=4, name="conv")(inputs)
+    x = keras.layers.BatchNormalization(name="norm")(x)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Activation("gelu")(x))
+    outputs = keras.layers.Dense(10, name="head")(keras.layers.Dropout(0.1)(x))
+    return keras.Model(inputs, outputs), (IMAGES, LABELS), {}
+
+
+def test_a_model_of_ones_own(backend):
+    if backend != "jax":
+        return
+    alone, _ = train(make_functional, None)
+    for mesh, kernel in (("data=8", (4, 4, 3, 32)), ("fsdp=8", (4, 4, 3, 4))):
+        losses, model = train(make_functional, mesh)
+        np.testing.assert_allclose(losses, alone, rtol=0, atol=tolerance("losses_of_ranks"))
+        shard = model.get_layer("conv").kernel.value.addressable_shards[0]
+        assert shard.data.shape == kernel
+        check_bytes(model)
+        with pytest.raises(InputError, match="batch of 12 rows does not split over the 8 devices"):
+            model.fit(IMAGES[:12], LABELS[:12], batch_size=12, verbose=0)
+
+
+def test_what_would_be_lost_is_said(backend):
+    if backend != "jax":
+        return
+    early, _, _ = make_functional()
+    plan = distribute("fsdp=8")
+    with pytest.raises(InputError, match="not on the mesh fsdp=8, the first conv/kernel: they wer"):
+        plan.prepare(early)
+    model, data, _ = compiled(make_vit, "data=4,model=2")
+    keras.utils.clear_session()
+    for check in (in_force().prepare, lambda model: model.fit(*data, verbose=0)):
+        with pytest.raises(InputError, match=r"mesh data=4,model=2 was dropped, as keras\.utils"):
+            check(model)
+    distribute(None)
+    assert current() is None
+    model, _, _ = make_vit(lora=True)
+    plan = distribute("data=8")
+    with pytest.raises(InputError, match="then build or load the model, then enable_lora"):
+        plan.prepare(model)
+
+
+def test_a_short_last_batch_and_predictions(backend):
+    """Tasks fill it up with rows that weigh nothing, and give the rows that were asked for."""
+    if backend != "jax":
+        return
+    alone, _, _ = compiled(make_vit, None)
+    images, labels = IMAGES[:21], LABELS[:21]
+    wanted = alone.evaluate(images, labels, batch_size=BATCH, verbose=0)
+    logits = alone.predict(images, batch_size=BATCH, verbose=0)
+    model, _, _ = compiled(make_vit, "fsdp=4,model=2")
+    found = model.evaluate(images, labels, batch_size=BATCH, verbose=0)
+    assert abs(found - wanted) < tolerance("losses_of_ranks")
+    np.testing.assert_allclose(
+        model.predict(images, batch_size=BATCH, verbose=0), logits, rtol=0, atol=tolerance("logits")
+    )
