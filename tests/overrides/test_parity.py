@@ -61,6 +61,12 @@ def cases() -> list[tuple[str, str, list[np.ndarray], dict[str, Any]]]:
             ],
             {"approximate": True},
         ),
+        (
+            "mlp",
+            "quick GELU",
+            [normal(2, 5, 6), normal(6, 8), normal(8), normal(8, 4) / 3, normal(4)],
+            {"approximate": "sigmoid"},
+        ),
         ("dense", "three axes", [normal(2, 5, 6), normal(6, 4), normal(4)], {}),
         ("dense", "one row", [normal(1, 1, 6), normal(6, 4), normal(4)], {}),
         ("dense", "large", [normal(2, 64, 96), normal(96, 192), normal(192)], {}),

@@ -5,7 +5,7 @@ from kmodels.layers.base import Layer
 from kmodels.layers.dense import Dense
 from kmodels.layers.dropout import Dropout, DropPath
 from kmodels.layers.embedding import Embedding
-from kmodels.layers.mlp import MLP, GatedMLP
+from kmodels.layers.mlp import MLP, GatedMLP, SwiGLU
 from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "LayerNorm",
     "LayerScale",
     "RMSNorm",
+    "SwiGLU",
 ]

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import keras
+
 from kmodels import ops
 from kmodels.layers.base import Layer, Shape
 from kmodels.layers.dense import Dense
@@ -15,7 +17,7 @@ class MLP(Layer):
         hidden_dim: width between the two dense layers.
         dropout: rate after the activation, in training.
         use_bias: biases of both layers.
-        approximate: the tanh form of GELU instead of the exact one.
+        approximate: as in `ops.gelu`: False, True or "sigmoid".
 
     Weights:
         up (D, hidden_dim), down (hidden_dim, D): kernel and bias.
@@ -26,7 +28,7 @@ class MLP(Layer):
         hidden_dim: int,
         dropout: float = 0.0,
         use_bias: bool = True,
-        approximate: bool = False,
+        approximate: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -96,6 +98,47 @@ class GatedMLP(Layer):
     def call(self, x: Any) -> Any:
         """(..., D) -> (..., D)."""
         return self.down(ops.gated_gelu(self.gate(x), self.up(x)))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """The input's shape."""
+        return input_shape
+
+
+class SwiGLU(Layer):
+    """Dense of SiLU(gate) * up, with biases and dropout (Shazeer 2020; DINOv2's giant).
+
+    Args:
+        hidden_dim: width of the gate and of what it multiplies.
+        dropout: rate after the product, in training.
+        use_bias: biases of the three layers.
+
+    Weights:
+        gate (D, hidden_dim), up (D, hidden_dim), down (hidden_dim, D): kernel and bias.
+    """
+
+    def __init__(self, hidden_dim: int, dropout: float = 0.0, use_bias: bool = True, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.hidden_dim = hidden_dim
+        self.use_bias = use_bias
+        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the three dense layers."""
+        width, hidden = input_shape[-1], self.hidden_dim
+        for name, inner, outer in (
+            ("gate", width, hidden),
+            ("up", width, hidden),
+            ("down", hidden, width),
+        ):
+            layer = Dense(outer, self.use_bias, name=name, dtype=self.dtype_policy)
+            setattr(self, name, layer)
+            layer.build((None, inner))
+        self.dropout.build((None, hidden))
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """(..., D) -> (..., D)."""
+        x = keras.ops.silu(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(x, training=training))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""

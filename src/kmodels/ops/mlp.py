@@ -16,7 +16,7 @@ def mlp(
     down: Tensor,
     down_bias: Tensor | None,
     *,
-    approximate: bool = False,
+    approximate: bool | str = False,
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> Tensor:

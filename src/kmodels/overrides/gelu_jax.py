@@ -10,13 +10,13 @@ from kmodels.dispatch import Tensor, override
 from kmodels.ops.gelu import gelu
 
 
-def supports(x: Tensor, *, approximate: bool = False) -> str | None:
+def supports(x: Tensor, *, approximate: bool | str = False) -> str | None:
     """The form with the error function."""
-    return "the tanh form is left to XLA" if approximate else None
+    return "the approximations are left to XLA" if approximate else None
 
 
 @override(gelu, supports)
-def gelu_jax(x: Tensor, *, approximate: bool = False) -> Tensor:
+def gelu_jax(x: Tensor, *, approximate: bool | str = False) -> Tensor:
     """XLA on a CPU rounds after each step of bfloat16, and autodiff keeps those steps."""
     return _gelu(jnp.asarray(x))
 

@@ -10,13 +10,13 @@ from kmodels.ops.gelu import gelu
 from kmodels.tensors_tensorflow import later, wide
 
 
-def supports(x: Tensor, *, approximate: bool = False) -> str | None:
+def supports(x: Tensor, *, approximate: bool | str = False) -> str | None:
     """The form with the error function."""
     return "only the exact form was measured to be faster" if approximate else None
 
 
 @override(gelu, supports)
-def gelu_tensorflow(x: Tensor, *, approximate: bool = False) -> Tensor:
+def gelu_tensorflow(x: Tensor, *, approximate: bool | str = False) -> Tensor:
     """TensorFlow's error function in bfloat16 takes ten times that of float32 on a CPU."""
 
     @tf.custom_gradient

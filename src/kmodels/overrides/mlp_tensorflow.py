@@ -26,7 +26,7 @@ def supports(
     down: Tensor,
     down_bias: Tensor | None,
     *,
-    approximate: bool = False,
+    approximate: bool | str = False,
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> str | None:
@@ -46,7 +46,7 @@ def mlp_tensorflow(
     down: Tensor,
     down_bias: Tensor | None,
     *,
-    approximate: bool = False,
+    approximate: bool | str = False,
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> Tensor:

@@ -13,10 +13,13 @@ from torch.nn import functional
 
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
+from kmodels.ops.gelu import QUICK
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_torch
 from kmodels.overrides.dense_torch import affine, matmul
 from kmodels.tensors_torch import as_tensor, stored
+
+_FORMS: dict[bool | str, str] = {False: "none", True: "tanh", "sigmoid": "sigmoid"}
 
 
 def supports(
@@ -26,7 +29,7 @@ def supports(
     down: Tensor,
     down_bias: Tensor | None,
     *,
-    approximate: bool = False,
+    approximate: bool | str = False,
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> str | None:
@@ -48,7 +51,7 @@ def mlp_torch(
     down: Tensor,
     down_bias: Tensor | None,
     *,
-    approximate: bool = False,
+    approximate: bool | str = False,
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> Tensor:
@@ -62,7 +65,7 @@ def mlp_torch(
     if dropout and isinstance(seed, keras.random.SeedGenerator):
         kept, share = dropout_torch.keep(seed, x.numel() // up.shape[0] * up.shape[1], dropout)
         kept = kept.view(*x.shape[:-1], up.shape[1])
-    return _MLP.apply(x, up, down, *biases, "tanh" if approximate else "none", kept, share)
+    return _MLP.apply(x, up, down, *biases, _FORMS[approximate], kept, share)
 
 
 class _MLP(torch.autograd.Function):
@@ -101,7 +104,7 @@ class _MLP(torch.autograd.Function):
         slope = affine(gradient, down.to(x.dtype).T)
         if kept is not None:
             slope = dropout_torch.scaled(slope, kept, ctx.share)
-        slope = torch.ops.aten.gelu_backward(slope, hidden, approximate=ctx.form)
+        slope = _slope(slope, hidden, ctx.form)
         rows = slope.flatten(0, -2)
         if for_up:
             found[1] = matmul(x.flatten(0, -2).T, rows).to(up.dtype)
@@ -114,5 +117,16 @@ class _MLP(torch.autograd.Function):
 
 def _active(hidden: Tensor, form: str, kept: Tensor | None, share: float) -> Tensor:
     """What goes into the second product."""
-    active = functional.gelu(hidden, approximate=form)
+    if form == "sigmoid":
+        active = torch.sigmoid(QUICK * hidden).mul_(hidden)
+    else:
+        active = functional.gelu(hidden, approximate=form)
     return active if kept is None else dropout_torch.scaled(active, kept, share)
+
+
+def _slope(gradient: Tensor, hidden: Tensor, form: str) -> Tensor:
+    """The gradient in front of GELU."""
+    if form != "sigmoid":
+        return torch.ops.aten.gelu_backward(gradient, hidden, approximate=form)
+    share = torch.sigmoid(QUICK * hidden)
+    return gradient * (share * (1.0 + QUICK * hidden * (1.0 - share)))
