@@ -12,6 +12,7 @@ from kmodels.weights.tensors import LazyArray, constant
 from kmodels.weights.transforms import (
     Transform,
     identity,
+    leading_axes,
     patch_kernel,
     prepend_zeros,
     reshape,
@@ -27,6 +28,7 @@ __all__ = [
     "constant",
     "export",
     "identity",
+    "leading_axes",
     "load",
     "patch_kernel",
     "prepend_zeros",

@@ -5,14 +5,15 @@ on each backend, and independent of it.
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from kmodels.errors import InputError
 from kmodels.weights.tensors import LazyArray
 
-Method = Literal["bicubic", "bicubic_antialias", "bilinear"]
+Method = Literal["bicubic", "bicubic_antialias", "bilinear", "bilinear_antialias"]
+METHODS: tuple[Method, ...] = get_args(Method)
 Grid = tuple[int, int]
 
 
@@ -24,6 +25,10 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
+def _triangle(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(1.0 - np.abs(distance), 0.0)
+
+
 def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
     """The weights that make `new` samples of `old` ones along an axis.
 
@@ -32,8 +37,9 @@ def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
         new: samples wanted.
         method: "bicubic", as Hugging Face (a = -0.75, no antialiasing, edges repeated);
             "bicubic_antialias", as timm (a = -0.5, the kernel widened when shrinking and cut at the
-            edges, as Pillow does); "bilinear", as timm on `.npz` files (no antialiasing). All take
-            samples at pixel centres.
+            edges, as Pillow does); "bilinear", as timm on `.npz` files (no antialiasing);
+            "bilinear_antialias", as SigLIP 2 with native aspect ratio. All take samples at pixel
+            centres.
 
     Returns:
         float64 (new, old); each row sums to 1.
@@ -42,7 +48,7 @@ def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
     matrix = np.zeros((new, old))
     rows = np.arange(new)
     centre = (rows + 0.5) * scale
-    if method != "bicubic_antialias":
+    if not method.endswith("_antialias"):
         position = centre - 0.5
         if method == "bilinear":
             position = np.clip(position, 0.0, old - 1)
@@ -50,7 +56,7 @@ def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
         for tap in range(-1, 3):
             distance = position - (start + tap)
             if method == "bilinear":
-                weight = np.maximum(1.0 - np.abs(distance), 0.0)
+                weight = _triangle(distance)
             else:
                 weight = _cubic(distance, -0.75)
             column = np.clip(start + tap, 0, old - 1).astype(int)
@@ -58,10 +64,14 @@ def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
         return matrix
     stretch = max(scale, 1.0)
     columns = np.arange(old)
-    matrix = _cubic((columns[None] + 0.5 - centre[:, None]) / stretch, -0.5)
+    distance = (columns[None] + 0.5 - centre[:, None]) / stretch
+    if method == "bilinear_antialias":
+        matrix, reach = _triangle(distance), stretch
+    else:
+        matrix, reach = _cubic(distance, -0.5), 2.0 * stretch
     # torch and Pillow round the kernel's ends to whole samples before they normalise.
-    first = np.floor(np.maximum(centre - 2.0 * stretch + 0.5, 0.0))
-    last = np.floor(np.minimum(centre + 2.0 * stretch + 0.5, old))
+    first = np.floor(np.maximum(centre - reach + 0.5, 0.0))
+    last = np.floor(np.minimum(centre + reach + 0.5, old))
     matrix *= (columns[None] >= first[:, None]) & (columns[None] < last[:, None])
     return matrix / matrix.sum(axis=1, keepdims=True)
 

@@ -33,6 +33,13 @@ def reshape(source: tuple[int, ...], target: tuple[int, ...]) -> Transform:
     return Transform(lambda x: np.reshape(x, target), lambda x: np.reshape(x, source))
 
 
+def leading_axes(number: int) -> Transform:
+    """For files that leave out axes of length 1 in front: (D,) <-> (1, 1, D) with 2 of them."""
+    return Transform(
+        lambda x: np.reshape(x, (1,) * number + x.shape), lambda x: np.reshape(x, x.shape[number:])
+    )
+
+
 def patch_kernel(patch: int, channels: int) -> Transform:
     """Convolution (D, C, p, p) <-> patch projection (p * p * C, D), rows as (row, column, channel).
 
