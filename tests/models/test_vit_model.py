@@ -74,7 +74,10 @@ VARIANTS = {
     "registers": ({"num_register_tokens": 3, "position_over_prefix": False}, {}, 10),
     "scales": ({"layer_scale": 0.1, "qk_norm": True, "pre_norm": True}, {}, 7),
     "no token": ({"use_class_token": False}, {"pooling": "gap"}, 6),
-    "map": ({"use_class_token": False}, {"pooling": "map"}, 6),
+    "map": ({"num_register_tokens": 2}, {"pooling": "map"}, 9),
+    "distilled": ({"use_distillation_token": True}, {"pooling": "distilled"}, 8),
+    "swiglu": ({"use_swiglu_ffn": True, "use_mask_token": True}, {"pooling": "token_gap"}, 7),
+    "quick": ({"approximate_gelu": "sigmoid"}, {"head_bias": False}, 7),
     "pooled norm": ({"final_norm": False}, {"pooling": "gap", "pooled_norm": True}, 7),
     "pre-logits": ({"approximate_gelu": True}, {"intermediate_dim": 4}, 7),
     "no biases": (
@@ -207,6 +210,13 @@ def test_mixed_bfloat16_keeps_weights_and_logits_in_float32():
         ({"dropout_rate": 1.0}, r"dropout_rate is 1.0; give a rate in \[0, 1\)"),
         ({"image_shape": (16, 16)}, r"image_shape is \(16, 16\); give"),
         ({"num_register_tokens": -1}, "num_register_tokens is -1"),
+        ({"approximate_gelu": "tanh"}, "approximate_gelu is 'tanh'; give False, True or \"sigmoid"),
+        ({"position_interpolation": "area"}, "position_interpolation is 'area'; choose one of bi"),
+        ({"use_swiglu_ffn": True, "approximate_gelu": True}, "use_swiglu_ffn leaves no GELU"),
+        (
+            {"use_class_token": False, "use_distillation_token": True},
+            "use_distillation_token needs the class token",
+        ),
         ({"depth": 3}, "ViTBackbone takes no depth; it takes image_shape, patch_size"),
     ],
 )
@@ -219,7 +229,15 @@ def test_a_head_that_does_not_fit():
     backbone = ViTBackbone(**TINY, use_class_token=False)
     with pytest.raises(InputError, match='pooling is "token" but the backbone has no class token'):
         ViTImageClassifier(backbone, 5)
-    with pytest.raises(InputError, match="pooling is 'max'; choose one of token, gap, map"):
+    known = "token, gap, token_gap, distilled, map"
+    with pytest.raises(InputError, match=f"pooling is 'max'; choose one of {known}"):
         ViTImageClassifier(backbone, 5, pooling="max")
-    with pytest.raises(InputError, match="num_classes is 0; give at least 1"):
-        ViTImageClassifier(backbone, 0, pooling="gap")
+    with pytest.raises(InputError, match="num_classes is -1; give at least 0"):
+        ViTImageClassifier(backbone, -1, pooling="gap")
+    with pytest.raises(InputError, match='pooling is "token_gap" but the backbone has no class'):
+        ViTImageClassifier(backbone, 5, pooling="token_gap")
+    with pytest.raises(InputError, match='is "distilled" but the backbone has no distillation'):
+        ViTImageClassifier(ViTBackbone(**TINY), 5, pooling="distilled")
+    with pytest.raises(InputError, match="leave out intermediate_dim and pooled_norm"):
+        distilled = ViTBackbone(**TINY, use_distillation_token=True)
+        ViTImageClassifier(distilled, 5, pooling="distilled", pooled_norm=True)

@@ -173,7 +173,7 @@ def _timm(folder, description=None, drop=(), **changes):
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ({"act_layer": "quick_gelu"}, "act_layer is 'quick_gelu'; known: gelu, gelu_tanh"),
+        ({"act_layer": "relu"}, "act_layer is 'relu'; known: gelu, gelu_tanh, quick_gelu"),
         ({"global_pool": "max"}, "global_pool is 'max'; known: token, avg, map"),
         ({"pool_include_prefix": True}, "pool_include_prefix=True has no counterpart"),
         ({"num_heads": None}, "does not say how many heads a width of 16 has; give num_heads"),

@@ -1,5 +1,7 @@
 """Image classification with a ViT."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -7,12 +9,14 @@ import keras
 from kmodels import initializers
 from kmodels.errors import InputError, check_whole
 from kmodels.layers import Dense, Dropout, LayerNorm
-from kmodels.models.vit.layers import Pooling
+from kmodels.models.vit import exports_timm, features
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Task
 
-POOLINGS = ("token", "gap", "map")
+POOLINGS = ("token", "gap", "token_gap", "distilled", "map")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -21,23 +25,29 @@ class ViTImageClassifier(Task):
 
     Args:
         backbone: a `ViTBackbone`.
-        num_classes: number of logits.
+        num_classes: number of logits; 0 for no head, so that the model gives what is pooled: the
+            features that a probe or another model goes on with.
         preprocessor: turns raw pictures into what the backbone takes, or None.
-        pooling: "token", "gap" (mean over the patches) or "map" (attention pooling).
+        pooling: "token" (the class token), "gap" (mean over the patches), "token_gap" (both, one
+            behind the other, as DINOv2's classifier), "distilled" (DeiT: a head each on class and
+            distillation token, and the mean of their logits) or "map" (attention pooling).
         intermediate_dim: width of a tanh layer in front of the logits (the pre-logits of the
             original), or None for none.
         activation: on the logits, such as "softmax"; None leaves logits.
         dropout: rate in front of the head.
         pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
+        head_bias: of the logits; False for CLIP's projection, whose "classes" are the dimensions
+            that pictures and texts share.
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32. There a logit of 0.1 would otherwise be
             off by 2e-4, and the head is a ten-thousandth of the work.
 
     Call:
-        images (B, height, width, C), preprocessed floats -> logits (B, num_classes), float32.
+        images (B, height, width, C), preprocessed floats -> logits (B, num_classes), float32, or
+        with num_classes=0 what is pooled, (B, D) or (B, 2 D).
 
     Raises:
-        InputError: for an unknown pooling, or "token" without a class token.
+        InputError: for an unknown pooling, or one whose token the backbone lacks.
     """
 
     backbone_class = ViTBackbone
@@ -53,15 +63,20 @@ class ViTImageClassifier(Task):
         activation: Any = None,
         dropout: float = 0.0,
         pooled_norm: bool = False,
+        head_bias: bool = True,
         head_dtype: Any = None,
         name: str = "vit_image_classifier",
         **kwargs: Any,
     ):
         if pooling not in POOLINGS:
             raise InputError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
-        if pooling == "token" and not backbone.config.use_class_token:
-            raise InputError('pooling is "token" but the backbone has no class token; give "gap"')
-        check_whole("num_classes", num_classes)
+        _check_tokens(pooling, backbone.config)
+        if pooling == "distilled" and (intermediate_dim is not None or pooled_norm):
+            raise InputError(
+                'pooling is "distilled", whose heads are on the tokens themselves; leave out '
+                "intermediate_dim and pooled_norm"
+            )
+        check_whole("num_classes", num_classes, 0)
         policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
         # Attention over all tokens is the one pooling whose cost is that of a block.
         pool_policy = backbone.dtype_policy if pooling == "map" else policy
@@ -74,23 +89,29 @@ class ViTImageClassifier(Task):
         if intermediate_dim is not None:
             pre_logits = Dense(intermediate_dim, name="pre_logits", dtype=policy)
         drop = Dropout(dropout, name="head_dropout", dtype=policy)
-        head = Dense(
-            num_classes,
-            kernel_initializer=initializers.truncated_normal(0.02),
-            name="logits",
-            dtype=policy,
-        )
+
+        def head(name: str) -> Dense:
+            draw = initializers.truncated_normal(0.02)
+            return Dense(num_classes, head_bias, kernel_initializer=draw, name=name, dtype=policy)
 
         # === Graph ===
         inputs = backbone.input
-        # Of a model that reads the class token alone, the last block need not make the others.
-        x = pool(backbone(inputs, keep=1) if pooling == "token" else backbone(inputs))
-        if norm is not None:
-            x = norm(x)
-        if pre_logits is not None:
-            x = keras.ops.tanh(pre_logits(x))
+        # Of a model that reads the first tokens alone, the last block need not make the others.
+        tokens = backbone(inputs, keep=KEPT[pooling]) if pooling in KEPT else backbone(inputs)
+
+        def pooled(tokens: Any) -> Any:
+            x = pool(tokens)
+            x = x if norm is None else norm(x)
+            return x if pre_logits is None else keras.ops.tanh(pre_logits(x))
+
+        if num_classes and pooling == "distilled":
+            x = head("logits")(drop(tokens[:, 0]))
+            x = (x + head("distillation_logits")(drop(tokens[:, 1]))) / 2
+        else:
+            x = drop(pooled(tokens))
+            x = head("logits")(x) if num_classes else x
         # The loss needs float32, whatever the head's own policy.
-        x = keras.ops.cast(head(drop(x)), "float32")
+        x = keras.ops.cast(x, "float32")
         outputs = keras.activations.get(activation)(x)
         super().__init__(
             backbone=backbone,
@@ -104,6 +125,7 @@ class ViTImageClassifier(Task):
         # === Config ===
         self.num_classes = num_classes
         self.pooling = pooling
+        self.pooled = pooled
         self.settings = {
             "num_classes": num_classes,
             "pooling": pooling,
@@ -111,5 +133,40 @@ class ViTImageClassifier(Task):
             "activation": keras.activations.serialize(keras.activations.get(activation)),
             "dropout": dropout,
             "pooled_norm": pooled_norm,
+            "head_bias": head_bias,
         }
         self.head_dtype = policy
+
+    def feature_model(self, outputs: str | Sequence[str] = "pooled_output") -> keras.Model:
+        """A model of what is computed on the way to the logits; it shares this one's weights.
+
+        Args:
+            outputs: as `ViTBackbone.feature_model`, and "pooled_output": what goes into the head,
+                (B, D), or (B, 2 D) with pooling "token_gap".
+
+        Returns:
+            images -> the output of that name, or a dictionary by name for several.
+
+        Raises:
+            InputError: for a name that is not there.
+        """
+        more = {"pooled_output": self.pooled}
+        return features.feature_model(self.backbone, outputs, more)
+
+    def export_to_timm(self, directory: str | Path) -> Path:
+        """Writes a directory that timm loads with equal results, atomically.
+
+        It is for `timm.create_model("local-dir:<directory>")`; position embeddings are resized
+        there by timm's rule, wherever they came from.
+
+        Raises:
+            InputError: lists what timm's ViT cannot express, or files that would be lost.
+        """
+        return exports_timm.export_to_timm(self, directory)
+
+
+def _check_tokens(pooling: str, config: ViTConfig) -> None:
+    if pooling in ("token", "token_gap") and not config.use_class_token:
+        raise InputError(f'pooling is "{pooling}" but the backbone has no class token; give "gap"')
+    if pooling == "distilled" and not config.use_distillation_token:
+        raise InputError('pooling is "distilled" but the backbone has no distillation token')

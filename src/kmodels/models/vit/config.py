@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kmodels.errors import InputError, check_whole
+from kmodels.weights.positions import METHODS, Method
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class ViTConfig:
         num_layers: blocks.
         num_heads: attention heads; divides `hidden_dim`.
         hidden_dim: width of the tokens.
-        mlp_dim: width between the two dense layers of each block.
+        mlp_dim: width between the two dense layers of each block; with SwiGLU that of the gate.
         dropout_rate: after the position embedding, the attention output and both dense layers.
         attention_dropout: on the attention weights.
         drop_path_rate: stochastic depth of the last block; grows linearly from 0 at the first.
@@ -25,13 +26,21 @@ class ViTConfig:
         use_mha_bias: biases of the attention projections.
         use_mlp_bias: biases of the MLP.
         use_class_token: puts a learned token in front of the patches.
-        num_register_tokens: learned tokens between class token and patches (Darcet et al. 2023).
-        position_over_prefix: the position embedding has a row for the class token too.
+        use_distillation_token: a second one behind it (DeiT, Touvron et al. 2021, section 4).
+        num_register_tokens: learned tokens in front of the patches (Darcet et al. 2023).
+        use_mask_token: keeps the token that DINOv2 puts in place of hidden patches in its
+            pretraining, so that a checkpoint leaves as it came; nothing here computes with it.
+        position_over_prefix: the position embedding has rows for class and distillation token too.
+        position_interpolation: how the position embedding is made to fit another image size:
+            "bicubic" as Hugging Face, "bicubic_antialias" as timm, "bilinear" as timm does with
+            google-research's files, "bilinear_antialias" as SigLIP 2 with native aspect ratio.
         layer_scale: first value of the residual scales, or None for none.
         qk_norm: normalises queries and keys per head.
         pre_norm: a norm in front of the first block, as CLIP has.
         final_norm: a norm after the last block; False where the classifier norms after pooling.
-        approximate_gelu: the tanh form of GELU.
+        approximate_gelu: True for the tanh form of GELU, "sigmoid" for CLIP's quick GELU.
+        use_swiglu_ffn: SiLU of a gate in place of GELU in the blocks (Shazeer 2020), as in DINOv2's
+            giant.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -51,13 +60,17 @@ class ViTConfig:
     use_mha_bias: bool = True
     use_mlp_bias: bool = True
     use_class_token: bool = True
+    use_distillation_token: bool = False
     num_register_tokens: int = 0
+    use_mask_token: bool = False
     position_over_prefix: bool = True
+    position_interpolation: Method = "bicubic_antialias"
     layer_scale: float | None = None
     qk_norm: bool = False
     pre_norm: bool = False
     final_norm: bool = True
-    approximate_gelu: bool = False
+    approximate_gelu: bool | str = False
+    use_swiglu_ffn: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim")
@@ -87,6 +100,19 @@ class ViTConfig:
                 raise InputError(f"{name} is {getattr(self, name)}; give a rate in [0, 1)")
         if self.num_register_tokens < 0:
             raise InputError(f"num_register_tokens is {self.num_register_tokens}; give 0 or more")
+        if self.use_distillation_token and not self.use_class_token:
+            raise InputError("use_distillation_token needs the class token in front of it")
+        if self.position_interpolation not in METHODS:
+            raise InputError(
+                f"position_interpolation is {self.position_interpolation!r}; choose one of "
+                f"{', '.join(METHODS)}"
+            )
+        if self.approximate_gelu not in (False, True, "sigmoid"):
+            raise InputError(
+                f'approximate_gelu is {self.approximate_gelu!r}; give False, True or "sigmoid"'
+            )
+        if self.use_swiglu_ffn and self.approximate_gelu:
+            raise InputError("use_swiglu_ffn leaves no GELU; leave approximate_gelu False")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -97,15 +123,24 @@ class ViTConfig:
         )
 
     @property
+    def num_special_tokens(self) -> int:
+        """The class token and the distillation token."""
+        return int(self.use_class_token) + int(self.use_distillation_token)
+
+    @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches: the class token and the registers."""
-        return int(self.use_class_token) + self.num_register_tokens
+        """Tokens in front of the patches: class token, distillation token and registers."""
+        return self.num_special_tokens + self.num_register_tokens
+
+    @property
+    def num_special_positions(self) -> int:
+        """Rows of the position embedding that belong to no patch."""
+        return self.num_special_tokens if self.position_over_prefix else 0
 
     @property
     def num_positions(self) -> int:
         """Rows of the position embedding."""
-        with_class = self.use_class_token and self.position_over_prefix
-        return self.grid[0] * self.grid[1] + int(with_class)
+        return self.grid[0] * self.grid[1] + self.num_special_positions
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""

@@ -8,6 +8,9 @@ from kmodels import initializers, ops
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
 from kmodels.models.vit.config import ViTConfig
 
+# Tokens that a way of pooling reads, where it does not read all.
+KEPT = {"token": 1, "distilled": 2}
+
 
 class PatchEmbedding(Layer):
     """Cuts an image into patches and projects each (Dosovitskiy et al. 2021, eq. 1).
@@ -46,15 +49,17 @@ class PatchEmbedding(Layer):
 class Tokens(Layer):
     """Puts class token and registers in front of the patches and adds the positions.
 
-    Order of the result: class token, registers, patches. Where the position embedding has no row
-    for the class token it is added to the patches alone (timm's `no_embed_class`); registers
-    never get one.
+    Order of the result: class token, distillation token, registers, patches. Where the position
+    embedding has no rows for the first two it is added to the patches alone (timm's
+    `no_embed_class`); registers never get one.
 
     Call:
         patches (B, P, D) -> (B, prefix + P, D).
 
     Weights:
-        class_token (1, 1, D), register_tokens (1, R, D), position_embedding (1, P or P + 1, D).
+        class_token (1, 1, D), distillation_token (1, 1, D), register_tokens (1, R, D),
+        position_embedding (1, P, D) or with rows in front for the first two; mask_token (1, 1, D),
+        which is not trained.
     """
 
     def __init__(self, config: ViTConfig, **kwargs: Any):
@@ -66,6 +71,14 @@ class Tokens(Layer):
         config, width = self.config, self.config.hidden_dim
         if config.use_class_token:
             self.class_token = self.add_parameter("class_token", (1, 1, width), initializers.zeros)
+        if config.use_distillation_token:
+            self.distillation_token = self.add_parameter(
+                "distillation_token", (1, 1, width), initializers.zeros
+            )
+        if config.use_mask_token:
+            self.mask_token = self.add_parameter(
+                "mask_token", (1, 1, width), initializers.zeros, trainable=False
+            )
         if config.num_register_tokens:
             self.register_tokens = self.add_parameter(
                 "register_tokens", (1, config.num_register_tokens, width), initializers.normal()
@@ -81,11 +94,12 @@ class Tokens(Layer):
         batch = keras.ops.shape(patches)[0]
         prefix = []
         if config.use_class_token:
-            token = self.class_token
-            if config.position_over_prefix:
-                token = token + position[:, :1]
-                position = position[:, 1:]
-            prefix.append(token)
+            prefix.append(self.class_token)
+        if config.use_distillation_token:
+            prefix.append(self.distillation_token)
+        if rows := config.num_special_positions:
+            prefix = [token + position[:, i : i + 1] for i, token in enumerate(prefix)]
+            position = position[:, rows:]
         if config.num_register_tokens:
             prefix.append(self.register_tokens)
         patches = patches + position
@@ -104,12 +118,15 @@ class Pooling(Layer):
     """One vector from the tokens.
 
     Args:
-        kind: "token", the class token; "gap", the mean over the patches; "map", attention of a
-            learned query over all tokens, then a residual MLP (Zhai et al. 2022, section 3.4).
+        kind: "token", the class token; "gap", the mean over the patches; "token_gap", both, one
+            behind the other; "distilled", the mean of class and distillation token; "map",
+            attention of a learned query over the patches, then a residual MLP (Zhai et al. 2022,
+            section 3.4).
         config: of the backbone.
 
     Call:
-        tokens (B, prefix + P, D) -> (B, D).
+        tokens (B, prefix + P, D) -> (B, D), or (B, 2 D) with "token_gap". "token" and "distilled"
+        need the first tokens alone, as many as `KEPT` says.
 
     Weights:
         none, or with "map": probe (1, 1, D), attention, mlp_norm, mlp.
@@ -136,17 +153,22 @@ class Pooling(Layer):
         self.mlp.build((None, 1, width))
 
     def call(self, tokens: Any) -> Any:
-        """(B, prefix + P, D) -> (B, D)."""
+        """(B, prefix + P, D) -> (B, D), or (B, 2 D) with "token_gap"."""
         if self.kind == "token":
             return tokens[:, 0]
+        if self.kind == "distilled":
+            return (tokens[:, 0] + tokens[:, 1]) / 2
+        patches = tokens[:, self.config.num_prefix_tokens :]
         if self.kind == "gap":
-            return keras.ops.mean(tokens[:, self.config.num_prefix_tokens :], axis=1)
+            return keras.ops.mean(patches, axis=1)
+        if self.kind == "token_gap":
+            return keras.ops.concatenate([tokens[:, 0], keras.ops.mean(patches, axis=1)], axis=-1)
         probe = keras.ops.tile(
             keras.ops.cast(self.probe, tokens.dtype), (keras.ops.shape(tokens)[0], 1, 1)
         )
-        x = self.attention(probe, tokens)  # (B, 1, D)
+        x = self.attention(probe, patches)  # (B, 1, D)
         return (x + self.mlp(self.mlp_norm(x)))[:, 0]
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """(B, D)."""
-        return (input_shape[0], input_shape[2])
+        """(B, D), or (B, 2 D) with "token_gap"."""
+        return (input_shape[0], input_shape[2] * (2 if self.kind == "token_gap" else 1))

@@ -3,16 +3,27 @@
 What differs from the plain transformer encoder:
 - the sequence is the patches of an image, row by row, with learned positions;
 - norms stand in front of attention and MLP, and once more after the last block;
-- a class token may lead the sequence, registers may follow it;
+- a class token may lead the sequence, a distillation token and registers may follow it;
 - residual branches may have a learned scale and be dropped by example.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 
-from kmodels.layers import MLP, Attention, Dropout, DropPath, Layer, LayerNorm, LayerScale
-from kmodels.models.vit import weights_peft
+from kmodels.layers import (
+    MLP,
+    Attention,
+    Dropout,
+    DropPath,
+    Layer,
+    LayerNorm,
+    LayerScale,
+    SwiGLU,
+)
+from kmodels.models.vit import exports_timm, features, weights_peft
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
 from kmodels.task import Backbone
@@ -41,13 +52,14 @@ class Block(Layer):
             dtype=policy,
         )
         self.mlp_norm = LayerNorm(epsilon, name="mlp_norm", dtype=policy)
-        self.mlp = MLP(
+        form = {} if config.use_swiglu_ffn else {"approximate": config.approximate_gelu}
+        self.mlp = (SwiGLU if config.use_swiglu_ffn else MLP)(
             config.mlp_dim,
             dropout=rate,
             use_bias=config.use_mlp_bias,
-            approximate=config.approximate_gelu,
             name="mlp",
             dtype=policy,
+            **form,
         )
         self.attention_scale = self.mlp_scale = None
         if config.layer_scale is not None:
@@ -163,6 +175,7 @@ class ViTBackbone(Backbone):
         super().__init__(config=config, intermediates=out, inputs=images, outputs=x, name=name)
 
         # === Config ===
+        self.stages = out
         self.blocks = blocks
         self.steps = steps
         self.dtype_policy = policy
@@ -189,6 +202,34 @@ class ViTBackbone(Backbone):
         if keep is None:
             return found
         return keras.KerasTensor((found.shape[0], keep, found.shape[2]), found.dtype)
+
+    def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
+        """A model of what this one computes on its way; it shares its weights.
+
+        Args:
+            outputs: "sequence_output", the tokens (B, prefix + P, D) that the backbone gives; or
+                the name of a step, whose tokens are as it leaves them, before the final norm:
+                "tokens" (with positions, before the first block), "pre_norm" where there is one,
+                "block_0", "block_1", ...; one name, or several in a list.
+
+        Returns:
+            images -> the output of that name, or a dictionary by name for several.
+
+        Raises:
+            InputError: for a name that is not there.
+        """
+        return features.feature_model(self, outputs)
+
+    def export_to_timm(self, directory: str | Path) -> Path:
+        """Writes a directory that timm loads with equal results, atomically.
+
+        It is for `timm.create_model("local-dir:<directory>")`; position embeddings are resized
+        there by timm's rule, wherever they came from.
+
+        Raises:
+            InputError: lists what timm's ViT cannot express, or files that would be lost.
+        """
+        return exports_timm.export_to_timm(self, directory)
 
     def attention_maps(self, images: Any) -> list[Any]:
         """What each block attends to.

@@ -12,12 +12,39 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "huge": (1280, 32, 16, 5120),
 }
 PATCHES = (14, 16, 32)
+# DeiT III, DINOv2, SigLIP's shape-optimised sizes and OpenCLIP's largest, as timm has them.
+LARGER: dict[str, tuple[int, int, int, int]] = {
+    "medium": (512, 12, 8, 2048),
+    "dinov2_giant": (1536, 40, 24, 4096),
+    "so400m": (1152, 27, 16, 4304),
+    "giantopt": (1536, 40, 16, 6144),
+    "gigantic": (1664, 48, 16, 8192),
+}
+DINOV2_GIANT = "dinov2_giant"
+DEIT3 = {"small": 16, "medium": 16, "base": 16, "large": 16, "huge": 14}
+# Sides of the images by size and patch, of the first SigLIP and of the second. A patch of 14 does
+# not divide 384: what is left of the picture is not seen there, and 378 pixels are enough.
+SIGLIP: dict[tuple[str, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
+    ("base", 16): ((224, 256, 384, 512), (224, 256, 384, 512)),
+    ("base", 32): ((), (256,)),
+    ("large", 16): ((256, 384), (256, 384, 512)),
+    ("so400m", 14): ((224, 384), (224, 384)),
+    ("so400m", 16): ((), (256, 384, 512)),
+    ("giantopt", 16): ((), (256, 384)),
+}
+CLIP: dict[tuple[str, int], tuple[int, ...]] = {
+    ("base", 32): (224,),
+    ("base", 16): (224,),
+    ("large", 14): (224, 336),
+    ("huge", 14): (224,),
+    ("gigantic", 14): (224,),
+}
 
 
-def _size(size: str, patch: int) -> dict[str, Any]:
-    width, layers, heads, mlp = SIZES[size]
+def _size(size: str, patch: int, side: int = 224) -> dict[str, Any]:
+    width, layers, heads, mlp = (SIZES | LARGER)[size]
     return {
-        "image_shape": (224, 224, 3),
+        "image_shape": (side, side, 3),
         "patch_size": patch,
         "num_layers": layers,
         "num_heads": heads,
@@ -26,47 +53,91 @@ def _size(size: str, patch: int) -> dict[str, Any]:
     }
 
 
+def _towers() -> dict[str, dict[str, Any]]:
+    """Vision towers and other variants, under the names of their checkpoints."""
+    found: dict[str, dict[str, Any]] = {}
+    distilled = {"use_distillation_token": True, "task_pooling": "distilled"}
+    hugging = {"position_interpolation": "bicubic"}
+    for size in ("tiny", "small", "base"):
+        found[f"deit_{size}_patch16_224"] = _size(size, 16)
+        found[f"deit_{size}_distilled_patch16_224"] = _size(size, 16) | distilled
+    for size, patch in DEIT3.items():
+        scaled = {"layer_scale": 1e-6, "position_over_prefix": False}
+        found[f"deit3_{size}_patch{patch}_224"] = _size(size, patch) | scaled
+    found["deit_base_patch16_384"] = _size("base", 16, 384)
+    found["deit_base_distilled_patch16_384"] = _size("base", 16, 384) | distilled
+    for size in ("small", "base", "large", "giant"):
+        gated = {"use_swiglu_ffn": True} if size == "giant" else {}
+        plain = _size(DINOV2_GIANT if size == "giant" else size, 14, 518) | gated
+        plain |= {"layer_scale": 1e-5}
+        found[f"dinov2_{size}_patch14_518"] = plain | hugging
+        registers = {"num_register_tokens": 4, "position_interpolation": "bicubic_antialias"}
+        found[f"dinov2_{size}_reg4_patch14_518"] = plain | registers
+    mapped = {"use_class_token": False, "approximate_gelu": True, "task_pooling": "map"}
+    for (size, patch), (first, second) in SIGLIP.items():
+        for name, sides in (("siglip", first), ("siglip2", second)):
+            for side in sides:
+                fields = _size(size, patch, side // patch * patch) | mapped | hugging
+                found[f"{name}_{size}_patch{patch}_{side}"] = fields
+    native = _size("base", 16, 256) | mapped | {"position_interpolation": "bilinear_antialias"}
+    found["siglip2_base_patch16_naflex"] = native
+    for (size, patch), sides in CLIP.items():
+        exact = size in ("huge", "gigantic")
+        fields = {
+            "layer_norm_epsilon": 1e-5,
+            "use_patch_bias": False,
+            "pre_norm": True,
+            # OpenAI's; OpenCLIP trained the larger ones with the exact form.
+            "approximate_gelu": False if exact else "sigmoid",
+        }
+        for side in sides:
+            found[f"clip_{size}_patch{patch}_{side}"] = _size(size, patch, side) | fields | hugging
+    return found
+
+
 # Backbone fields; keys that start with "task_" are arguments of the classifier.
-PRESETS: dict[str, dict[str, Any]] = {
-    f"vit_{size}_patch{patch}_224": _size(size, patch) for size in SIZES for patch in PATCHES
-} | {
-    # The ViT of Keras' image-classification tutorial at ViT-Base sizes: no class token, mean
-    # pooling, dropout 0.1 in the blocks and 0.5 in front of the head.
-    "vit_keras_tutorial_base_patch16_224": _size("base", 16)
+PRESETS: dict[str, dict[str, Any]] = (
+    {f"vit_{size}_patch{patch}_224": _size(size, patch) for size in SIZES for patch in PATCHES}
+    | _towers()
     | {
-        "use_class_token": False,
-        "dropout_rate": 0.1,
-        "attention_dropout": 0.1,
-        "task_pooling": "gap",
-        "task_dropout": 0.5,
-    },
-    # Small enough to train on two cores: scikit-learn's digits, and Fashion-MNIST.
-    "vit_micro_patch2_8": {
-        "image_shape": (8, 8, 1),
-        "patch_size": 2,
-        "num_layers": 4,
-        "num_heads": 4,
-        "hidden_dim": 64,
-        "mlp_dim": 128,
-        "use_class_token": False,
-        "task_pooling": "gap",
-    },
-    "vit_micro_patch7_28": {
-        "image_shape": (28, 28, 1),
-        "patch_size": 7,
-        "num_layers": 6,
-        "num_heads": 4,
-        "hidden_dim": 128,
-        "mlp_dim": 256,
-        "use_class_token": False,
-        "task_pooling": "gap",
-    },
-    "vit_debug": {
-        "image_shape": (16, 16, 3),
-        "patch_size": 8,
-        "num_layers": 2,
-        "num_heads": 2,
-        "hidden_dim": 16,
-        "mlp_dim": 32,
-    },
-}
+        # The ViT of Keras' image-classification tutorial at ViT-Base sizes: no class token, mean
+        # pooling, dropout 0.1 in the blocks and 0.5 in front of the head.
+        "vit_keras_tutorial_base_patch16_224": _size("base", 16)
+        | {
+            "use_class_token": False,
+            "dropout_rate": 0.1,
+            "attention_dropout": 0.1,
+            "task_pooling": "gap",
+            "task_dropout": 0.5,
+        },
+        # Small enough to train on two cores: scikit-learn's digits, and Fashion-MNIST.
+        "vit_micro_patch2_8": {
+            "image_shape": (8, 8, 1),
+            "patch_size": 2,
+            "num_layers": 4,
+            "num_heads": 4,
+            "hidden_dim": 64,
+            "mlp_dim": 128,
+            "use_class_token": False,
+            "task_pooling": "gap",
+        },
+        "vit_micro_patch7_28": {
+            "image_shape": (28, 28, 1),
+            "patch_size": 7,
+            "num_layers": 6,
+            "num_heads": 4,
+            "hidden_dim": 128,
+            "mlp_dim": 256,
+            "use_class_token": False,
+            "task_pooling": "gap",
+        },
+        "vit_debug": {
+            "image_shape": (16, 16, 3),
+            "patch_size": 8,
+            "num_layers": 2,
+            "num_heads": 2,
+            "hidden_dim": 16,
+            "mlp_dim": 32,
+        },
+    }
+)

@@ -26,5 +26,5 @@ LAYOUT: dict[str, tuple[str | None, ...]] = {
     rf"(?:.*/)?mlp/down/{_KERNEL}": ("mlp", "embed"),
     r"(?:.*/)?mlp/down/(?:.*/)?lora_a": ("mlp", None),
     r"(?:.*/)?mlp/down/(?:.*/)?lora_b": (None, "embed"),
-    rf"(?:.*/)?(?:pre_logits|logits)/{_KERNEL}": ("embed", None),
+    rf"(?:.*/)?(?:pre_logits|logits|distillation_logits)/{_KERNEL}": ("embed", None),
 }

@@ -7,13 +7,17 @@ of position embeddings at pixel centres.
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kmodels.errors import InputError
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.fitting import fitting
 from kmodels.weights import Checkpoint, LazyArray, Rule, read_npz, reshape
-from kmodels.weights.positions import fit_positions, square_grid
+from kmodels.weights.positions import square_grid
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
 
@@ -90,12 +94,15 @@ def open_checkpoint(
     Raises:
         InputError: for a file that holds no ViT.
     """
-    tensors = read_npz(path)
+    tensors = _unstacked(read_npz(path))
     prefix = next((x for x in PREFIXES if f"{x}embedding/kernel" in tensors), None)
     if prefix is None:
         raise InputError(
             f"{path} is no ViT of vision_transformer or big_vision: no embedding/kernel"
         )
+    if prefix == "params/img/":
+        # SigLIP's files hold the text tower and its temperature beside it.
+        tensors = {name: x for name, x in tensors.items() if name.startswith(prefix)}
     big_vision = f"{prefix}pos_embedding" in tensors
     positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     if (absent := prefix + positions) not in tensors:
@@ -106,12 +113,6 @@ def open_checkpoint(
     head = tensors.get(f"{prefix}head/kernel")
     middle = tensors.get(f"{prefix}pre_logits/kernel")
     pooling = "map" if f"{prefix}MAPHead_0/probe" in tensors else "token" if has_class else "gap"
-
-    def fit(held: Any, wanted: ViTConfig) -> Any:
-        name = prefix + positions
-        rows = int(has_class and config.position_over_prefix)
-        table = fit_positions(held[name], config.grid, wanted.grid, rows, "bilinear")
-        return {**held, name: table}
 
     return Checkpoint(
         path=path,
@@ -130,8 +131,28 @@ def open_checkpoint(
         },
         tensors=tensors,
         rules=rules(config, prefix, positions, big_vision),
-        fit=fit,
+        fit=fitting(config, prefix + positions),
     )
+
+
+def _unstacked(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """The blocks of files that keep each tensor of all blocks in one, as SigLIP 2's do."""
+    found: dict[str, LazyArray] = {}
+
+    @lru_cache(maxsize=1)  # the blocks of a tensor are asked for one after the other
+    def whole(name: str) -> np.ndarray:
+        return tensors[name].read()
+
+    for name, stack in tensors.items():
+        start, there, part = name.partition("Transformer/encoderblock/")
+        if not there:
+            found[name] = stack
+            continue
+        for i in range(stack.shape[0]):
+            block = f"{start}Transformer/encoderblock_{i}/{part}"
+            read = partial(lambda name, i: whole(name)[i], name, i)
+            found[block] = LazyArray(stack.shape[1:], stack.dtype, read)
+    return found
 
 
 def _backbone(
@@ -158,4 +179,5 @@ def _backbone(
         "layer_norm_epsilon": 1e-6,
         "use_class_token": has_class,
         "position_over_prefix": bool(over) or not has_class,
+        "position_interpolation": "bilinear",
     }

@@ -1,4 +1,4 @@
-"""timm's `vit_*`: a safetensors file, alone or in a directory with timm's config.json."""
+"""timm's `vit_*` and `deit*`: safetensors, alone or in a directory with timm's config.json."""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 from kmodels.errors import InputError
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.fitting import fitting
 from kmodels.weights import (
     Checkpoint,
     LazyArray,
@@ -16,16 +17,18 @@ from kmodels.weights import (
     read_safetensors,
     transpose,
 )
-from kmodels.weights.positions import Grid, fit_positions, square_grid
+from kmodels.weights.positions import Grid, square_grid
 
 # Heads by width where it is not width / 64.
 HEADS = {1280: 16, 1408: 16, 1664: 16, 1152: 16}
 # Architectures whose heads do not follow from the width.
 HEADS_BY_NAME = {"vit_base_patch16_gap_224": 16, "vit_giantopt": 16}
-ACTIVATIONS = {"gelu": False, "gelu_tanh": True}
+ACTIVATIONS: dict[str, bool | str] = {"gelu": False, "gelu_tanh": True, "quick_gelu": "sigmoid"}
 TANH_NAMES = re.compile(
     r"vit_(base_patch32|large_patch16_siglip(_gap)?_512|so400m_patch16|giantopt)"
 )
+# Of the gated MLPs that timm has, the one whose gate comes first and goes through SiLU.
+SWIGLU_NAMES = re.compile(r"vit_giant_patch14_(reg4_)?dinov2")
 UNKNOWN = {
     "pool_include_prefix": (False, None),
     "scale_attn_norm": (False, None),
@@ -35,6 +38,7 @@ UNKNOWN = {
     "block_fn": ("", None),
     "mlp_layer": ("", None),
 }
+# As timm says it; DeiT's classifier with two heads calls itself "token".
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
 NORMS = {
     "norm_pre": "pre_norm",
@@ -49,7 +53,6 @@ NORMS = {
 DENSE: dict[str, str | tuple[str, ...]] = {
     "blocks.{i}.attn.qkv": tuple(f"block_{{i}}/attention/{x}" for x in ("query", "key", "value")),
     "blocks.{i}.attn.proj": "block_{i}/attention/output",
-    "blocks.{i}.mlp.fc1": "block_{i}/mlp/up",
     "blocks.{i}.mlp.fc2": "block_{i}/mlp/down",
     "attn_pool.q": "pooling/attention/query",
     "attn_pool.kv": ("pooling/attention/key", "pooling/attention/value"),
@@ -57,6 +60,7 @@ DENSE: dict[str, str | tuple[str, ...]] = {
     "attn_pool.mlp.fc1": "pooling/mlp/up",
     "attn_pool.mlp.fc2": "pooling/mlp/down",
     "head": "logits",
+    "head_dist": "distillation_logits",
 }
 
 
@@ -64,6 +68,7 @@ def rules(config: ViTConfig) -> list[Rule]:
     """The table."""
     table = [
         Rule("cls_token", "tokens/class_token"),
+        Rule("dist_token", "tokens/distillation_token"),
         Rule("reg_token", "tokens/register_tokens"),
         Rule("pos_embed", "tokens/position_embedding"),
         Rule(
@@ -76,7 +81,8 @@ def rules(config: ViTConfig) -> list[Rule]:
         Rule("blocks.{i}.ls2.gamma", "block_{i}/mlp_scale/scale"),
         Rule("attn_pool.latent", "pooling/probe"),
     ]
-    for source, target in DENSE.items():
+    up = ("block_{i}/mlp/gate", "block_{i}/mlp/up") if config.use_swiglu_ffn else "block_{i}/mlp/up"
+    for source, target in (DENSE | {"blocks.{i}.mlp.fc1": up}).items():
         targets = (target,) if isinstance(target, str) else target
         kernels = [f"{path}/kernel" for path in targets]
         table.append(Rule(f"{source}.weight", kernels, transpose))
@@ -115,16 +121,11 @@ def open_checkpoint(
     arguments = {**description.get("model_args", {})}
     arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
     _refuse_unknown(path, name, arguments)
-    backbone, grid = _backbone(path, name, arguments, description, tensors)
+    backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
     tensors = _with_zero_biases(tensors, config)
-    prefix = int(config.use_class_token and config.position_over_prefix)
     pretrained = description.get("pretrained_cfg", {})
     channels = config.image_shape[2]
-
-    def fit(held: Any, wanted: ViTConfig) -> Any:
-        table = fit_positions(held["pos_embed"], grid, wanted.grid, prefix, "bicubic_antialias")
-        return {**held, "pos_embed": table}
 
     return Checkpoint(
         path=path,
@@ -139,7 +140,7 @@ def open_checkpoint(
         },
         tensors=tensors,
         rules=rules(config),
-        fit=fit,
+        fit=fitting(config, "pos_embed"),
     )
 
 
@@ -151,8 +152,8 @@ def _refuse_unknown(path: Path, name: str, arguments: dict[str, Any]) -> None:
     for key, known in UNKNOWN.items():
         if key in arguments and arguments[key] not in known:
             raise InputError(f"{path}: {key}={arguments[key]!r} has no counterpart in the model")
-    activation = arguments.get("act_layer", "quick_gelu" if "quickgelu" in name else "gelu")
-    if activation not in ACTIVATIONS:
+    activation = arguments.get("act_layer") or "gelu"
+    if activation not in ACTIVATIONS and not SWIGLU_NAMES.match(name):
         raise InputError(f"{path}: act_layer is {activation!r}; known: {', '.join(ACTIVATIONS)}")
 
 
@@ -162,55 +163,97 @@ def _backbone(
     arguments: dict[str, Any],
     description: dict[str, Any],
     tensors: Mapping[str, LazyArray],
-) -> tuple[dict[str, Any], Grid]:
+) -> dict[str, Any]:
     width, channels, patch, other = tensors["patch_embed.proj.weight"].shape
     if patch != other:
         raise InputError(f"{path}: patches of {(patch, other)} pixels; only square ones are known")
     layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
-    rows = tensors["pos_embed"].shape[1]
-    has_class = "cls_token" in tensors
+    has_class, distilled = "cls_token" in tensors, "dist_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    special = int(has_class) + int(distilled)
+    rows = tensors["pos_embed"].shape[1]
     size = arguments.get("img_size") or description.get("pretrained_cfg", {}).get("input_size")
     size = size[-2:] if isinstance(size, list | tuple) else (size, size)
-    grid = (size[0] // patch, size[1] // patch) if size[0] else None
-    if grid is None or rows - grid[0] * grid[1] not in (0, int(has_class), has_class + registers):
-        over = int(has_class and not _is_square(rows))
-        grid = square_grid(rows - over, f"{path}: pos_embed")
-    left = rows - grid[0] * grid[1]
-    if (left and left != int(has_class)) or (left and registers):
-        raise InputError(
-            f"{path}: the positions cover the registers; only no_embed_class=True is known"
-        )
-    activation = arguments.get("act_layer")
+    told = (size[0] // patch, size[1] // patch) if size[0] else None
+    grid = _grid(path, told, rows, special, registers)
+    gated = _is_gated(path, name, tensors)
+    activation = arguments.get("act_layer") or _activation_by_name(name)
     return {
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),
         "patch_size": patch,
         "num_layers": len(layers),
         "num_heads": arguments["num_heads"] or heads(path, name, width),
         "hidden_dim": width,
-        "mlp_dim": _mlp_dim(tensors, width),
+        "mlp_dim": _mlp_dim(tensors, width) // (2 if gated else 1),
         # The CLIP and BEiT-3 ancestors of some checkpoints normed with PyTorch's own 1e-5.
         "layer_norm_epsilon": 1e-5 if "_clip_" in name else 1e-6,
         "use_patch_bias": "patch_embed.proj.bias" in tensors,
         "use_mha_bias": any(f"blocks.0.attn.{x}.bias" in tensors for x in ("qkv", "proj")),
         "use_mlp_bias": "blocks.0.mlp.fc1.bias" in tensors,
         "use_class_token": has_class,
+        "use_distillation_token": distilled,
         "num_register_tokens": registers,
-        "position_over_prefix": left == 1 or not has_class,
+        "position_over_prefix": rows > grid[0] * grid[1] or not has_class,
+        "position_interpolation": "bicubic_antialias",
         "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
         "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
         "pre_norm": "norm_pre.weight" in tensors,
         "final_norm": "norm.weight" in tensors,
-        "approximate_gelu": ACTIVATIONS[activation] if activation else _tanh_by_name(name),
-    }, grid
+        "approximate_gelu": False if gated else ACTIVATIONS[activation],
+        "use_swiglu_ffn": gated,
+    }
+
+
+def _grid(path: Path, told: Grid | None, rows: int, special: int, registers: int) -> Grid:
+    """The grid of a table of positions: what is told, or a square.
+
+    Args:
+        path: for messages.
+        told: by the image size in the description, which may be that of another table.
+        rows: of the table.
+        special: class and distillation tokens.
+        registers: of the model.
+
+    Raises:
+        InputError: for a table that covers the registers.
+    """
+    grid = told
+    if grid is None or rows - grid[0] * grid[1] not in (0, special, special + registers):
+        over = 0 if _is_square(rows) else special
+        grid = square_grid(rows - over, f"{path}: pos_embed")
+    left = rows - grid[0] * grid[1]
+    if (left and left != special) or (left and registers):
+        raise InputError(
+            f"{path}: the positions cover the registers; only no_embed_class=True is known"
+        )
+    return grid
 
 
 def _is_square(number: int) -> bool:
     return round(number**0.5) ** 2 == number
 
 
-def _tanh_by_name(name: str) -> bool:
-    return "siglip" in name and bool(TANH_NAMES.match(name))
+def _activation_by_name(name: str) -> str:
+    if "quickgelu" in name:
+        return "quick_gelu"
+    return "gelu_tanh" if "siglip" in name and TANH_NAMES.match(name) else "gelu"
+
+
+def _is_gated(path: Path, name: str, tensors: Mapping[str, LazyArray]) -> bool:
+    """Whether the first layer of the MLP is twice as wide as the second is deep.
+
+    Raises:
+        InputError: for a gated MLP of another kind than DINOv2's.
+    """
+    first, second = (tensors.get(f"blocks.0.mlp.fc{x}.weight") for x in (1, 2))
+    if first is None or second is None or first.shape[0] != 2 * second.shape[1]:
+        return False
+    if not SWIGLU_NAMES.match(name):
+        raise InputError(
+            f"{path} has a gated MLP, which is known of vit_giant_patch14_dinov2 and its sibling "
+            "with registers alone"
+        )
+    return True
 
 
 def _mlp_dim(tensors: Mapping[str, LazyArray], width: int) -> int:
@@ -240,12 +283,13 @@ def _task(
     if pooling is None:
         pooling = "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "avg"
         pooling = "map" if "attn_pool.latent" in tensors else pooling
+    distilled = pooling == "token" and "dist_token" in tensors
     if pooling not in POOLINGS:
         raise InputError(f"{path}: global_pool is {pooling!r}; known: {', '.join(POOLINGS)}")
     head = tensors.get("head.weight")
     return {
         "num_classes": None if head is None else head.shape[0],
-        "pooling": POOLINGS[pooling],
+        "pooling": "distilled" if distilled else POOLINGS[pooling],
         "pooled_norm": "fc_norm.weight" in tensors,
     }
 
