@@ -138,6 +138,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     epochs = settings.teacher_epochs
     rate = training.WarmupSchedule(settings.learning_rate, epochs * len(loader), len(loader))
+    teacher, student = recipe.spread(teacher), recipe.spread(student)
     for model in (teacher, student):
         model.compile(optimizer(settings, rate), loss, weighted_metrics=["accuracy"])
     if not (settings.teacher or own.is_dir()):
@@ -160,6 +161,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         train=["student"],
     )
     metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+    step = recipe.spread(step)
     step.compile(optimizer(settings, schedule), metrics=[metric])
     print(f"student: {student.count_params():,} parameters", flush=True)
     runner = None

@@ -141,7 +141,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
-    step = training.TrainStep(model, loss_function(settings.beta))
+    step = recipe.spread(training.TrainStep(model, loss_function(settings.beta)))
     step.compile(
         training.AdamW(
             schedule,
@@ -239,6 +239,7 @@ def first_training(settings: Settings, pairs: list[dict[str, str]]) -> Any:
     )
     loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
     steps = settings.first_steps
+    model = recipe.spread(model)
     model.compile(
         optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -212,8 +212,7 @@ def prepare(settings: Any) -> None:
         precision.memory_fraction(settings.memory_fraction)
     precision.set_matmul_precision(settings.matmul_precision)
     device.keep_compiled()
-    if settings.mesh:
-        distribution.distribute(settings.mesh, settings.batch_size)
+    distribution.distribute(settings.mesh, settings.batch_size)
     if not 0 <= settings.seed < 2**32:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
     keras.utils.set_random_seed(settings.seed)

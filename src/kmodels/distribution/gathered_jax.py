@@ -5,7 +5,8 @@ takes the wrong one: it gives each device all rows and a part of the width, so t
 are summed over devices instead of weights gathered (in a small Gemma every activation was the
 global batch's, and a step took five times the memory). So each read inside a layer says that the
 weight is whole there and its gradient in parts: an all-gather on the way forward, a reduce-scatter
-on the way back, and batches that stay where they are (Rajbhandari et al. 2020, section 5.3).
+on the way back (on a CPU an all-reduce, cut up), and batches that stay where they are (Rajbhandari
+et al. 2020, section 5.3).
 """
 
 from typing import Any
