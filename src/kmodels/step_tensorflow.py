@@ -78,10 +78,15 @@ def check_replicated(optimizer: Any, strategy: Any, loss: Any = None) -> None:
     if inner._distribution_strategy is not strategy:
         raise InputError(f"{inner.name} was made before distribute; make it after")
     named = [name for name in _TOGETHER if getattr(inner, name, None)]
-    if named and not getattr(inner, "sums_first", False):
+    if named and not hasattr(inner, "looks_at_sums"):
         raise InputError(
             f"{type(inner).__name__} with {named[0]} looks at the gradients of each device alone; "
             "take kmodels.training.AdamW or SGD, with clip_norm or accumulate"
+        )
+    if inner is not optimizer and getattr(inner, "looks_at_sums", False):
+        raise InputError(
+            "clip_norm, accumulate and skip_non_finite do not go with the scaled loss of "
+            "mixed_float16 on several devices; take mixed_bfloat16"
         )
     if any(_reduction(part) == "mean_with_sample_weight" for part in keras.tree.flatten(loss)):
         raise InputError(

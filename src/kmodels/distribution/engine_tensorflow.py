@@ -5,6 +5,7 @@ to `fit` just work. Keras' `fit` has no engine here for weights in parts, and un
 MultiWorkerMirroredStrategy it fails before the first step (keras-team/keras#20585).
 """
 
+import functools
 import json
 import os
 from typing import Any
@@ -36,7 +37,7 @@ class Engine:
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self._strategy = tf.distribute.MirroredStrategy(_every()[: mesh.data])
+        self._strategy = _mirrored(tuple(_every()[: mesh.data]))
         # Not a scope: that could not be left open, and `fit` wants to be outside of one.
         tf.distribute.experimental_set_strategy(self._strategy)
         replicas_tensorflow.draw_apart(mesh.data > 1)
@@ -50,8 +51,7 @@ class Engine:
         """Raises `InputError` for variables off the mesh, and for what would be wrong on it."""
         if tf.distribute.get_strategy() is not self._strategy:
             raise InputError(
-                f"the mesh {self.mesh} was dropped: another strategy of tf.distribute is in force; "
-                "leave its scope, or do without distribute"
+                f"the mesh {self.mesh} was dropped; call distribute again, and then build the model"
             )
         created_here = self._strategy.extended.variable_created_in_scope
         outside = [
@@ -102,6 +102,17 @@ def use(mesh: Mesh) -> Engine:
             "a strategy of tf.distribute is in force already; leave its scope before distribute"
         )
     return Engine(mesh)
+
+
+@functools.cache
+def _mirrored(names: tuple[str, ...]) -> Any:
+    """The strategy of these devices; made once, and without collectives where they are CPUs.
+
+    Strategies of one process number their exchanges alike, and mix them.
+    """
+    on_cpu = all("CPU" in name for name in names)
+    ways = tf.distribute.ReductionToOneDevice() if on_cpu else None
+    return tf.distribute.MirroredStrategy(names, cross_device_ops=ways)
 
 
 def _every() -> list[str]:

@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from kmodels import replicas_tensorflow
-from kmodels.errors import InputError
 
 
 class _Replicated:
@@ -17,12 +16,10 @@ class _Replicated:
     branches are those of all replicas together.
     """
 
-    sums_first = True
-
     def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
         """One step."""
         replica = replicas_tensorflow.inside()
-        if replica is None or not self._looks_at_sums():
+        if replica is None or not self.looks_at_sums:
             return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
         gradients, variables = map(list, zip(*grads_and_vars, strict=True))
 
@@ -40,7 +37,9 @@ class _Replicated:
         replica.merge_call(together, args=(gradients,))
         return self.iterations
 
-    def _looks_at_sums(self: Any) -> bool:
+    @property
+    def looks_at_sums(self: Any) -> bool:
+        """Whether a step is decided by what the replicas have in common."""
         return bool(
             self.clipnorm
             or self.clipvalue
@@ -48,15 +47,6 @@ class _Replicated:
             or self.gradient_accumulation_steps
             or getattr(self, "skip_non_finite", False)
         )
-
-    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
-        # Loss scaling calls each replica's optimizer in a branch of its own.
-        if replicas_tensorflow.inside() is not None and self._looks_at_sums():
-            raise InputError(
-                "clip_norm, accumulate and skip_non_finite do not go with mixed_float16 on several "
-                "devices; take mixed_bfloat16"
-            )
-        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, rate: Any) -> None:
         if not _together():

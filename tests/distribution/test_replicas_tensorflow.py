@@ -1,0 +1,288 @@
+"""Two replicas on TensorFlow train what one device trains; collects nothing on other backends."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels import models
+from kmodels.callbacks import Checkpoint
+from kmodels.distribution import current, distribute
+from kmodels.errors import InputError
+from kmodels.training import SGD, AdamW, TrainStep, state
+from tolerances import tolerance
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    BATCH, ROWS = 8, 24
+    rng = np.random.default_rng(0)
+    IMAGES = rng.normal(size=(ROWS, 8, 8, 3)).astype("float32")
+    LABELS = (np.arange(ROWS) % 3).astype("int32")
+    IDS = rng.integers(3, 64, (ROWS, 9)).astype("int32")
+    WEIGHTS = np.ones((ROWS, 8), "float32")
+    WEIGHTS[::3, 2:] = 0.0
+    MEAN = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @pytest.fixture(autouse=True)
+    def _no_mesh_left():
+        yield
+        distribute(None)
+
+    def vit(dtype="float32"):
+        backbone = models.ViTBackbone(
+            image_shape=(8, 8, 3),
+            patch_size=4,
+            num_layers=1,
+            num_heads=2,
+            hidden_dim=16,
+            mlp_dim=24,
+            dtype=dtype,
+        )
+        return models.ViTImageClassifier(backbone, 3)
+
+    def prepared(model):
+        plan = current()
+        return model if plan is None else plan.prepare(model)
+
+    def everything_at_once():
+        """Clipped after the sum of all replicas and of two batches; the rate decays."""
+        model = prepared(vit())
+        rate = keras.optimizers.schedules.CosineDecay(1e-2, 9)
+        optimizer = AdamW(rate, clip_norm=0.2, accumulate=2, skip_non_finite=True, ema=0.9)
+        model.compile(optimizer, MEAN, weighted_metrics=["accuracy"])
+        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
+        # Evaluation has a short last batch.
+        history = model.fit(
+            IMAGES, LABELS, validation_data=(IMAGES[:13], LABELS[:13]), **settings
+        ).history
+        predicted = model.predict(IMAGES[:13], batch_size=BATCH, verbose=0)
+        average = [np.array(v) for v in optimizer._model_variables_moving_average]
+        return model, {**history, "predicted": predicted, "average": average[0]}
+
+    def half_precision():
+        model = prepared(vit("mixed_bfloat16"))
+        model.compile(SGD(0.05, momentum=0.9), MEAN)
+        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
+        return model, model.fit(IMAGES, LABELS, **settings).history
+
+    def short_batches():
+        """tf.data goes to TensorFlow as it is: 8, 8 and 1 rows, the last for one replica alone."""
+        model = prepared(vit())
+        model.compile(SGD(0.1), MEAN, metrics=["accuracy"])
+        data = tf.data.Dataset.from_tensor_slices((IMAGES[:17], LABELS[:17])).batch(BATCH)
+        return model, model.fit(data, epochs=3, verbose=0).history
+
+    def gemma_with_lora():
+        backbone = models.GemmaBackbone(
+            vocabulary_size=64,
+            num_layers=1,
+            num_query_heads=2,
+            num_key_value_heads=1,
+            hidden_dim=16,
+            intermediate_dim=32,
+            head_dim=8,
+        )
+        model = models.GemmaCausalLM(backbone)
+        model.enable_lora(2, targets="all-linear")
+        model = prepared(model)
+        model.compile(AdamW(1e-2))
+        inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones((ROWS, 8), bool)}
+        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0, "sample_weight": WEIGHTS}
+        return model, model.fit(inputs, IDS[:, 1:], **settings).history
+
+    def a_step_of_ones_own():
+        model = vit()
+
+        def mean(model, batch, training):
+            images, labels = batch
+            logits = model(images, training=training)
+            each = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            return keras.ops.mean(each), {"hits": (labels, logits)}
+
+        step = prepared(TrainStep(model, mean))
+        step.compile(
+            SGD(0.1, accumulate=3), metrics={"hits": keras.metrics.SparseCategoricalAccuracy()}
+        )
+        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
+        return model, step.fit(IMAGES, LABELS, **settings).history
+
+    CASES = (everything_at_once, half_precision, short_batches, gemma_with_lora, a_step_of_ones_own)
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_two_replicas_train_what_one_device_trains(case):
+        found = {}
+        for mesh in (None, "data=2"):
+            distribute(mesh)
+            keras.utils.set_random_seed(3)
+            model, found[mesh] = case()
+        assert found[None]["loss"][0] - found[None]["loss"][-1] > 1e-3
+        dtype = "bfloat16" if case is half_precision else "float32"
+        for name, wanted in found[None].items():
+            np.testing.assert_allclose(
+                found["data=2"][name],
+                wanted,
+                rtol=0,
+                atol=tolerance("losses_of_ranks", dtype),
+                err_msg=name,
+            )
+        for variable in model.variables:
+            first, second = variable.value.values
+            if "seed" not in variable.path:
+                np.testing.assert_array_equal(first, second, err_msg=variable.path)
+
+    class Numbered(keras.utils.PyDataset):
+        def __len__(self):
+            return ROWS // BATCH
+
+        def __getitem__(self, index):
+            rows = slice(index * BATCH, (index + 1) * BATCH)
+            return IMAGES[rows], LABELS[rows]
+
+    class Samples:
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, index):
+            return IMAGES[index], LABELS[index]
+
+    def batches():
+        for index in range(ROWS // BATCH):
+            images, labels = Numbered()[index]
+            yield {"image": images, "label": labels}
+
+    def test_each_kind_of_data_trains_alike():
+        plan = distribute("data=2", batch_size=BATCH)
+        keras.utils.set_random_seed(3)
+        model = prepared(vit())
+        model.compile(SGD(0.1), MEAN)
+        model.optimizer.build(model.trainable_variables)
+        variables = [*model.variables, *model.optimizer.variables]
+        first = [np.array(state.host_values(v)) for v in variables]
+        kinds = {
+            "arrays": (IMAGES, LABELS),
+            "tensors": (tf.constant(IMAGES), tf.constant(LABELS)),
+            "tf.data": (tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH),),
+            "a PyDataset": (Numbered(),),
+            "samples by number": (Samples(),),
+            "batches": (list(batches()),),
+            "a function": (batches,),
+            "a part": (plan.shard(IMAGES, LABELS, batch_size=BATCH, shuffle=False),),
+        }
+        losses = {}
+        for kind, data in kinds.items():
+            for variable, value in zip(variables, first, strict=True):
+                state.put(variable, value)
+            size = {} if kind in ("a PyDataset", "a part", "tf.data") else {"batch_size": BATCH}
+            history = model.fit(*data, epochs=2, shuffle=False, verbose=0, **size).history
+            losses[kind] = history["loss"]
+        for kind, found in losses.items():
+            np.testing.assert_allclose(
+                found, losses["arrays"], rtol=0, atol=tolerance("losses_of_ranks"), err_msg=kind
+            )
+
+    def test_a_checkpoint_goes_on_exactly_and_on_one_device_too(tmp_path):
+        distribute("data=2")
+        keras.utils.set_random_seed(3)
+        model = prepared(vit())
+        model.compile(AdamW(1e-2), MEAN)
+        model.optimizer.build(model.trainable_variables)
+        variables = [*model.variables, *model.optimizer.variables]
+        first = [np.array(state.host_values(v)) for v in variables]
+
+        def fit(folder, epochs):
+            for variable, value in zip(variables, first, strict=True):
+                state.put(variable, value)
+            keras.utils.set_random_seed(3)
+            settings = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}
+            callbacks = [Checkpoint(tmp_path / folder)]
+            history = model.fit(IMAGES, LABELS, callbacks=callbacks, **settings).history
+            return state.weights_digest(model), history
+
+        whole = fit("whole", 3)
+        fit("cut", 1)
+        assert fit("cut", 3) == whole
+        slots = [np.array(v) for v in model.optimizer.variables]
+        distribute(None)
+        alone = vit()
+        alone.compile(AdamW(1e-2), MEAN)
+        alone.optimizer.build(alone.trainable_variables)
+        Checkpoint(tmp_path / "cut").prepare(alone)
+        assert state.weights_digest(alone) == whole[0]
+        for value, variable in zip(slots, alone.optimizer.variables, strict=True):
+            np.testing.assert_array_equal(value, np.array(variable))
+
+    def test_each_replica_draws_by_itself():
+        distribute("data=2")
+        seed = keras.random.SeedGenerator(7)
+        run = tf.distribute.get_strategy().run
+        one, other = (tuple(part.numpy()) for part in run(seed.next).values)
+        assert one == (7, 0)
+        assert one != other
+        assert [tuple(part.numpy()) for part in seed.state.value.values] == [(7, 1), (7, 1)]
+        distribute(None)
+        assert tuple(keras.random.SeedGenerator(7).next().numpy()) == (7, 0)
+
+    @pytest.mark.parametrize(
+        ("mesh", "message"),
+        [
+            ("fsdp=2", "the mesh fsdp=2 splits weights, .* KERAS_BACKEND=jax for fsdp and model"),
+            ("model=2", "the mesh model=2 splits weights"),
+            ("data=4", r"needs 4 devices and there are 2; .* with 4 tf\.config\.Logical"),
+        ],
+    )
+    def test_meshes_that_cannot_be(mesh, message):
+        with pytest.raises(InputError, match=message):
+            distribute(mesh)
+        assert current() is None
+        assert not tf.distribute.has_strategy()
+
+    def test_several_hosts_are_refused(monkeypatch):
+        cluster = {"cluster": {"worker": ["one:1", "two:1"]}, "task": {"type": "worker"}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+        with pytest.raises(InputError, match=r"TF_CONFIG names 2 hosts, .*keras#20585"):
+            distribute("data=2")
+        monkeypatch.setenv("TF_CONFIG", "[1]")
+        with pytest.raises(InputError, match=r"TF_CONFIG is '\[1\]', which says no cluster"):
+            distribute("data=2")
+        monkeypatch.delenv("TF_CONFIG")
+        other = tf.distribute.MirroredStrategy(["CPU:0"]).scope()
+        with other, pytest.raises(InputError, match=r"a strategy of tf\.distribute is in force al"):
+            distribute("data=2")
+
+    def test_what_was_made_before_is_found():
+        before, optimizer = vit(), SGD(0.1)
+        plan = distribute("data=2")
+        with pytest.raises(InputError, match="variables are not on the mesh data=2, the first"):
+            plan.prepare(before)
+        model = plan.prepare(vit())
+        model.compile(optimizer, MEAN)
+        with pytest.raises(InputError, match="sgd was made before distribute; make it after"):
+            model.fit(IMAGES, LABELS, batch_size=BATCH, verbose=0)
+        distribute(None)
+        with pytest.raises(InputError, match="the mesh data=2 was dropped; call distribute again"):
+            plan.prepare(model)
+
+    def test_what_would_be_wrong_in_each_replica_alone_is_refused():
+        plan = distribute("data=2")
+        normed = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="norm")])
+        with pytest.raises(InputError, match="norm would normalize by the rows of each device"):
+            plan.prepare(normed)
+        synchronized = keras.layers.BatchNormalization(synchronized=True)
+        plan.prepare(keras.Sequential([keras.Input((4,)), synchronized]))
+
+        model = plan.prepare(vit())
+        model.compile(keras.optimizers.AdamW(global_clipnorm=1.0), MEAN)
+        with pytest.raises(InputError, match="AdamW with global_clipnorm looks at the gradients"):
+            model.fit(IMAGES, LABELS, batch_size=BATCH, verbose=0)
+        weighted = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        )
+        model.compile(SGD(0.1), weighted)
+        with pytest.raises(InputError, match="reduction='mean_with_sample_weight' would divide"):
+            model.fit(IMAGES, LABELS, batch_size=BATCH, verbose=0)
+
+        model.compile(keras.optimizers.LossScaleOptimizer(SGD(0.1, clip_norm=1.0)), MEAN)
+        with pytest.raises(InputError, match="do not go with the scaled loss of mixed_float16 on"):
+            model.fit(IMAGES, LABELS, batch_size=BATCH, verbose=0)
