@@ -241,7 +241,9 @@ class TrainStep(_Step):
         players.settle()
         if not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
-        scope = WatchedScope([(v, v.value) for v in players.trained], collect_losses=True)
+        # A weight that lies in parts has its value only while its layer runs.
+        held = [(v, v.value) for v in players.trained if not hasattr(v, "gathered")]
+        scope = WatchedScope(held, collect_losses=True)
         _native.outline(players, measured, scope, batch)
         scope.check([*players.variables, *(v for m in running.metrics for v in m.variables)])
         self.built = running.built = True
