@@ -17,7 +17,7 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 ROWS = (
     (
         *("archives", "compat", "dispatch", "errors", "files", "heap", "step"),
-        *("initializers", "precision", "processes", "seeds", "tensors", "units"),
+        *("initializers", "precision", "processes", "replicas", "seeds", "tensors", "units"),
     ),
     ("ops", "overrides"),
     ("layers", "transforms"),

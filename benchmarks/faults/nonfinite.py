@@ -94,7 +94,7 @@ def run(kind: str, way: str, step: int, folder: Path) -> str:
 
 def not_finite(path: Path) -> bool:
     """Whether a checkpoint holds such a value."""
-    files = [read_safetensors(path / f"{part}.safetensors") for part in checkpoint.FILES]
+    files = map(read_safetensors, path.glob("*.safetensors"))
     arrays = [tensor.read() for file in files for tensor in file.values()]
     logs = json.loads((path / "state.json").read_text())["logs"].values()
     return not all(math.isfinite(value) for value in logs if value is not None) or not all(

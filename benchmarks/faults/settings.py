@@ -114,7 +114,7 @@ COMMAND = (
     ("plan --preset gemma3_debug --memory much", "'much'", "80GiB"),
     ("plan --preset gemma3_debug --image-size 8", "gemma3_debug", "leave image_size out"),
     ("plan --preset vit_debug --image-size 9", "9", "nearest"),
-    ("plan --preset vit_debug --num-classes 0", "0", "at least 1"),
+    ("plan --preset vit_debug --num-classes -1", "-1", "at least 0"),
 )
 
 
@@ -169,7 +169,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     "an unknown file": (lambda: ViT.from_preset("x/y.npz"), "x/y.npz", "no file"),
     "an unknown family": (lambda: presets.list_presets("bert"), "'bert'", "gemma"),
     "an unknown dtype": (lambda: ViT.from_preset("vit_debug", dtype="f9"), "'f9'", "float32"),
-    "no classes": (lambda: models.ViTImageClassifier(vit().backbone, 0), "0", "at least 1"),
+    "no classes": (lambda: models.ViTImageClassifier(vit().backbone, -1), "-1", "at least 0"),
     "pooling": (
         lambda: models.ViTImageClassifier(vit().backbone, 2, pooling="max"), "'max'", "gap"
     ),

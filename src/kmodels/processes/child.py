@@ -55,6 +55,8 @@ def main(settings: dict[str, Any]) -> None:
     link = Link(os.dup(1))
     os.dup2(2, 1)
     die_with(settings["parent"])
+    # Those that the parent held back while it started this process.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if settings["cpus"]:
         os.sched_setaffinity(0, settings["cpus"])
     hide(settings["hidden"])

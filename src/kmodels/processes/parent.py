@@ -66,23 +66,26 @@ class Child:
             settings = {"module": module, "job": dict(job), "hidden": list(hidden)}
             settings |= {"cpus": list(cpus), "parent": os.getpid()}
             paths = [str(self._folder), os.environ.get("PYTHONPATH", "")]
-            self._process = subprocess.Popen(
-                [python, "-m", "kmodels.processes.child", json.dumps(settings)],
-                env={
-                    **os.environ,
-                    # A notebook's own, which another interpreter need not know, draws nothing here.
-                    "MPLBACKEND": "agg",
-                    **(environment or {}),
-                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                # A group of its own: it is stopped and killed with what it started, and Ctrl-C
-                # comes to the parent alone.
-                start_new_session=True,
-            )
+            with _stopped_later():
+                self._process = subprocess.Popen(
+                    [python, "-m", "kmodels.processes.child", json.dumps(settings)],
+                    env={
+                        **os.environ,
+                        # A notebook's own, which another interpreter need not know, draws nothing.
+                        "MPLBACKEND": "agg",
+                        **(environment or {}),
+                        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                    },
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._log,
+                    # A group of its own: it is stopped and killed with what it started, and Ctrl-C
+                    # comes to the parent alone.
+                    start_new_session=True,
+                )
         except BaseException:
+            if hasattr(self, "_process"):
+                self.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
@@ -194,6 +197,19 @@ def installed(python: str, packages: Sequence[str]) -> set[str]:
     except (OSError, subprocess.SubprocessError) as error:
         raise InputError(f"{python} is no Python that runs: {error}") from None
     return set(done.stdout.split())
+
+
+@contextmanager
+def _stopped_later() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block, or a child that nobody knows would stay.
+
+    A child starts with them blocked, and lets them through itself.
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 @contextmanager
