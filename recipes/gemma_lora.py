@@ -193,6 +193,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "tokens_to_learn": loader.tokens,
         "skipped": len(skipped),
         "cut": vars(text.cut),
+        "samples": [
+            {"prompt": recipe_prompt(record), "before": old, "after": new}
+            for record, old, new in zip(prompts, before["answers"], after["answers"], strict=True)
+        ],
     }
     if runner is None:
         folder.write_json("evaluation.json", content)

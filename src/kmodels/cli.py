@@ -235,6 +235,16 @@ def parity(
     raise typer.Exit(0 if found["equal"] else 1)
 
 
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.")],
+) -> None:
+    """Write report.html, one page that shows a run; recipes do so when they end."""
+    from kmodels import report as reports
+
+    print(reports.write(folder))
+
+
 def _pair(what: str, text: str) -> tuple[str, str]:
     """One value for both sides, or one for each."""
     parts = [part.strip() for part in text.split(",")]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kmodels import report
 from kmodels.errors import InputError
 from kmodels.files import atomic_write
 
@@ -307,6 +308,11 @@ class Folder:
         text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
         return atomic_write(self.path / name, lambda path: path.write_text(text))
 
+    def write_report(self) -> None:
+        """Writes report.html, one page that shows the run."""
+        if self.main:
+            report.write(self.path)
+
     def close(self) -> None:
         """Lets go of the directory; removes it where nothing was written."""
         if self._lock is None:
@@ -355,6 +361,7 @@ def main(
         folder = Folder(recipe, chosen.out, chosen, again)
         with _shown(folder.main):
             train(chosen, folder)
+        folder.write_report()
     except InputError as error:
         print(f"{recipe}: error: {_one_line(error)}", file=sys.stderr)
         if (processes := _processes()) is not None:

@@ -79,7 +79,8 @@ def test_a_run_leaves_its_files(whole):
     assert found["trainable_parameters"] == 2 * 2 * (32 + 32 + 32 + 16)
     assert found["after"]["loss"] != found["before"]["loss"]
     assert len(found["before"]["answers"]) == len(found["after"]["answers"]) == 1
-    for name in ("config.json", "history.csv", "curves.png"):
+    assert found["samples"][0]["after"] == found["after"]["answers"][0]
+    for name in ("config.json", "history.csv", "curves.png", "report.html"):
         assert (whole / name).stat().st_size > 100, name
     names = {path.name for path in (whole / "transformers").iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json"}

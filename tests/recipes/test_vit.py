@@ -45,7 +45,8 @@ def whole(recipe, tmp_path_factory):
 
 
 def test_a_run_leaves_its_files(whole):
-    for name in ("config.json", "curves.png", "predictions.png", "confusion.png"):
+    files = ("config.json", "curves.png", "predictions.png", "confusion.png", "report.html")
+    for name in files:
         assert (whole / name).stat().st_size > 100, name
     found = result(whole)
     assert set(found) >= set(KEYS.split())
