@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -75,6 +76,18 @@ def test_generic_only_nests_names_ops_and_ends_with_an_exception(doubled) -> Non
     assert doubled.declines(x) is None
     with pytest.raises(InputError, match="unknown ops nonsense; known: all, attention"):
         kmodels.generic_only("nonsense").__enter__()
+
+
+def test_decline_all_holds_in_every_thread_until_it_is_undone(doubled) -> None:
+    x, told = keras.ops.ones((2, 2)), []
+    dispatch.decline_all("layers are split")
+    try:
+        thread = threading.Thread(target=lambda: told.append(doubled.declines(x)))
+        thread.start()
+        thread.join()
+    finally:
+        dispatch.decline_all(None)
+    assert told == ["layers are split"] and doubled.declines(x) is None
 
 
 def test_a_compiled_step_keeps_the_path_it_was_traced_with(doubled) -> None:

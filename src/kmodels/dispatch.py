@@ -38,6 +38,7 @@ _ALL = frozenset({"all"})
 _switched_off: ContextVar[frozenset[str]] = ContextVar("kmodels_generic_ops", default=frozenset())
 _environment_off: frozenset[str] = frozenset()
 _environment_error: str | None = None
+_off_for_all: str | None = None
 
 
 def backend() -> str:
@@ -64,8 +65,20 @@ def _count(name: str, outcome: str) -> None:
     _DECISIONS.setdefault(name, Counter())[outcome] += 1
 
 
+def decline_all(reason: str | None) -> None:
+    """Turns all overrides off in the process, for this reason (a clause); `None` undoes it.
+
+    It holds in every thread, as `generic_only` does not: torch runs backward passes in its own, and
+    what is computed again there must take the path that it took at first.
+    """
+    global _off_for_all
+    _off_for_all = reason
+
+
 def switched_off(name: str) -> str | None:
     """Returns what turned the op's override off (a clause), or `None` if nothing did."""
+    if _off_for_all is not None:
+        return _off_for_all
     block = _switched_off.get()
     if block and (name in block or "all" in block):
         return "turned off by generic_only()"
