@@ -59,9 +59,14 @@ def plan(
     accumulate: Annotated[int, typer.Option(help="Batches of an update.")] = 1,
     generate: Annotated[int, typer.Option(help="Tokens that generate keeps per row.")] = 0,
     memory: Annotated[str | None, typer.Option(help="What there is, such as 80GiB.")] = None,
+    mesh: Annotated[str | None, typer.Option(help="Devices, such as data=2,fsdp=8.")] = None,
+    accelerator: Annotated[
+        bool | None,
+        typer.Option("--accelerator/--here", help="As on GPUs and TPUs; with a mesh by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show what memory a training step needs, whether it fits, and what lowers it."""
+    """Show what a training step needs, on one device or on each of many, and what lowers it."""
     from kmodels import plan as plans
     from kmodels.lora import LoraSettings
     from kmodels.presets import family_of
@@ -81,10 +86,12 @@ def plan(
             remat=remat,
             optimizer=optimizer,
             accumulate=accumulate,
+            accelerator=mesh is not None if accelerator is None else accelerator,
         ),
         image_size=image_size,
         overrides={} if num_classes is None else {"num_classes": num_classes},
         available=None if memory is None else parse_bytes(memory),
+        mesh=mesh,
     )
     if as_json:
         print(json.dumps(found.to_dict(generate), indent=1))

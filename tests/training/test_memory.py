@@ -108,7 +108,7 @@ def test_parts_follow_the_setup(monkeypatch):
     late = changed(lora=LoraSettings(4, targets="block_1/attention/query"))
     assert "block_0" not in late.blocks and late.blocks["block_1"] <= base.blocks["block_1"]
     lean = replace(memory.activations.facts(), remat=True)
-    monkeypatch.setattr(memory.activations, "facts", lambda: lean)
+    monkeypatch.setattr(memory.activations, "facts", lambda accelerator: lean)
     block, *parts = (changed(remat=mode) for mode in ("block", "attention", "mlp"))
     for part in parts:
         assert block.part(ACTIVATIONS) < part.part(ACTIVATIONS) < base.part(ACTIVATIONS)

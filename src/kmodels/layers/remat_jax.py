@@ -19,7 +19,8 @@ def call(
     would be a tracer that has no meaning outside.
     """
     tensors, fill = tensors_apart(args, kwargs)
-    with compat.no_autocast():
+    # Outside of a call weights on a mesh come in parts: they are gathered in `run`, and again.
+    with compat.no_autocast(), compat.call_context(None):
         values = [(variable, variable.value) for variable in layer.variables]
 
     def run(*tensors: Any) -> tuple[Any, list[Any]]:

@@ -36,6 +36,10 @@ class Facts:
         slack: share that allocator and scheduler add to what comes and goes within a step.
         remat: whether computing again in place of keeping lowers the peak.
         compiler: bytes for compiling and running the first step.
+        gathers_again: weights that lie in parts are let go behind the forward pass of a layer, and
+            gathered again for its backward pass, though nothing is rematerialised.
+        attention: what attention keeps on an accelerator, where its override does not decline:
+            "plain" for all weights, "kernel" for none; None to ask the ops of this process.
     """
 
     norm: int
@@ -45,12 +49,14 @@ class Facts:
     slack: float
     remat: bool
     compiler: int
+    gathers_again: bool = False
+    attention: str | None = None
 
 
-def facts() -> Facts:
-    """Those of the backend in use."""
+def facts(accelerator: bool = False) -> Facts:
+    """Those of the backend in use, on what this process has or on an accelerator."""
     engine: Any = backend_module("kmodels.training.memory")
-    return engine.FACTS
+    return engine.ACCELERATOR if accelerator else engine.FACTS
 
 
 def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Held]:
@@ -66,7 +72,7 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
     """
     trained = {held.name.rpartition("/")[0] for held in weights if held.part == TRAINED}
     step = _Step(sizes, setup)
-    mode = setup.remat if facts().remat else "none"
+    mode = setup.remat if step.facts.remat else "none"
     first = 0
     if setup.lora is not None:
         # Below the first adapter nothing needs a gradient.
@@ -93,10 +99,10 @@ class _Step:
     """Shapes and dtypes of one step."""
 
     def __init__(self, sizes: Sizes, setup: Setup):
-        self.sizes, self.setup, self.facts = sizes, setup, facts()
+        self.sizes, self.setup, self.facts = sizes, setup, facts(setup.accelerator)
         self.dtype = keras.dtype_policies.get(setup.precision).compute_dtype
         self.tokens = sizes.tokens or setup.sequence_length
-        self.way = _way_of_attention(sizes, self.tokens, self.dtype)
+        self.way = _way_of_attention(sizes, self.tokens, self.dtype, self.facts.attention)
         x = keras.ops.zeros((1, 8), self.dtype)
         norm = ops.rms_norm if sizes.gated else ops.layer_norm
         self.norms = self.facts.norm if norm.declines(x, x[0]) else 0
@@ -108,11 +114,21 @@ class _Step:
         self.again = together and ops.mlp.declines(x, square, None, square, None) is None
 
     def wide(
-        self, name: str, width: int, dtype: str | None = None, part: str = ACTIVATIONS
+        self,
+        name: str,
+        width: int,
+        dtype: str | None = None,
+        part: str = ACTIVATIONS,
+        axis: str | None = None,
     ) -> Held:
-        """A number per token and channel."""
+        """A number per token and channel; `axis` says what the channels are."""
         shape = (self.setup.batch_size, self.tokens, width)
-        return Held(part, name, shape, dtype or self.dtype)
+        return Held(part, name, shape, dtype or self.dtype, ("batch", None, axis))
+
+    def heads(self, name: str, count: int, dtype: str | None = None) -> Held:
+        """A vector per token and head."""
+        shape = (self.setup.batch_size, self.tokens, count, self.sizes.head_dim)
+        return Held(ACTIVATIONS, name, shape, dtype or self.dtype, ("batch", None, "heads", None))
 
     def learns(self, index: int, trained: Collection[str]) -> bool:
         """Whether a block holds a trained weight."""
@@ -121,8 +137,7 @@ class _Step:
     def block(self, index: int, trained: Collection[str]) -> Iterator[Held]:
         """What one block keeps for the backward pass."""
         sizes, prefix = self.sizes, f"block_{index}"
-        width, queries = sizes.width, sizes.heads * sizes.head_dim
-        groups = sizes.groups * sizes.head_dim
+        width = sizes.width
         reads = {
             array
             for array, layers in READERS.items()
@@ -131,9 +146,9 @@ class _Step:
         yield from self.norm(f"{prefix}/input", width)
         if "attention_input" in reads:
             yield self.wide(f"{prefix}/attention/input", width)
-        yield from self.attention(f"{prefix}/attention", queries, groups, sizes.window(index))
+        yield from self.attention(f"{prefix}/attention", sizes.window(index))
         if "attention_output" in reads:
-            yield self.wide(f"{prefix}/attention/mixed", queries)
+            yield self.heads(f"{prefix}/attention/mixed", sizes.heads)
         yield from self.norm(f"{prefix}/middle", width)
         if sizes.post_norms:
             yield from self.norm(f"{prefix}/attention_result", width)
@@ -141,14 +156,14 @@ class _Step:
         if "mlp_input" in reads:
             yield self.wide(f"{prefix}/mlp/input", width)
         for array in ("gate", "up") if sizes.gated else ("up",):
-            yield self.wide(f"{prefix}/mlp/{array}", sizes.mlp_dim)
+            yield self.wide(f"{prefix}/mlp/{array}", sizes.mlp_dim, axis="mlp")
         hidden = 0 if self.again else max(self.gelu, "mlp_hidden" in reads)
         for number in range(hidden):
-            yield self.wide(f"{prefix}/mlp/hidden_{number}", sizes.mlp_dim)
+            yield self.wide(f"{prefix}/mlp/hidden_{number}", sizes.mlp_dim, axis="mlp")
         if sizes.dropout:
             yield self.wide(f"{prefix}/dropout", 2 * width, "bool")
             if not sizes.gated:
-                yield self.wide(f"{prefix}/mlp/dropout", sizes.mlp_dim, "bool")
+                yield self.wide(f"{prefix}/mlp/dropout", sizes.mlp_dim, "bool", axis="mlp")
 
     def norm(self, name: str, width: int) -> Iterator[Held]:
         """A norm's input, and what the backend keeps beside."""
@@ -156,33 +171,37 @@ class _Step:
         for number in range(self.norms):
             yield self.wide(f"{name}/norm_{number}", width, "float32")
 
-    def attention(self, name: str, queries: int, groups: int, window: int | None) -> Iterator[Held]:
+    def attention(self, name: str, window: int | None) -> Iterator[Held]:
         """Queries, keys, values, and the weights where the kernel does not do without."""
         sizes, batch, tokens = self.sizes, self.setup.batch_size, self.tokens
         if sizes.head_norms:
-            yield from self.norm(f"{name}/query", queries)
-            yield from self.norm(f"{name}/key", groups)
+            for role, count in (("query", sizes.heads), ("key", sizes.groups)):
+                yield self.heads(f"{name}/{role}", count)
+                for number in range(self.norms):
+                    yield self.heads(f"{name}/{role}/norm_{number}", count, "float32")
         if self.setup.packed:
             yield self.wide(f"{name}/mask", tokens, "bool")
-        yield self.wide(f"{name}/turned_query", queries)
+        yield self.heads(f"{name}/turned_query", sizes.heads)
         if self.way == "kernel":
             # Kernels want as many keys as queries.
-            yield from (self.wide(f"{name}/{role}", queries) for role in ("keys", "values", "out"))
+            for role in ("keys", "values", "out"):
+                yield self.heads(f"{name}/{role}", sizes.heads)
             return
-        yield from (self.wide(f"{name}/{role}", groups) for role in ("keys", "values"))
-        shape = (batch, sizes.heads, tokens, tokens)
+        yield from (self.heads(f"{name}/{role}", sizes.groups) for role in ("keys", "values"))
+        shape, axes = (batch, sizes.heads, tokens, tokens), ("batch", "heads", None, None)
         if sizes.attention_dropout:
-            yield Held(ACTIVATIONS, f"{name}/dropout", shape, "bool")
+            yield Held(ACTIVATIONS, f"{name}/dropout", shape, "bool", axes)
         if self.way == "blocks":
             cut = blocks(tokens, tokens, sizes.causal, window, BLOCK)
             pairs = sum((q.stop - q.start) * (k.stop - k.start) for q, k in cut)
-            yield Held(ACTIVATIONS, f"{name}/weights", (batch, sizes.heads, pairs), self.dtype)
+            kept = (batch, sizes.heads, pairs)
+            yield Held(ACTIVATIONS, f"{name}/weights", kept, self.dtype, axes[:3])
             return
-        yield Held(ACTIVATIONS, f"{name}/weights", shape, "float32")
+        yield Held(ACTIVATIONS, f"{name}/weights", shape, "float32", axes)
         if self.dtype != "float32" or sizes.attention_dropout:
-            yield Held(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype)
+            yield Held(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype, axes)
         if sizes.soft_cap:
-            yield Held(ACTIVATIONS, f"{name}/capped", shape, "float32")
+            yield Held(ACTIVATIONS, f"{name}/capped", shape, "float32", axes)
 
     def head(self, weights: Sequence[Held]) -> Iterator[Held]:
         """A tile of logits and the gradient of the hidden states, or all logits."""
@@ -192,7 +211,7 @@ class _Step:
             return
         if _head_declines(self.dtype):
             for name in ("logits", "gradient"):
-                yield self.wide(f"head/{name}", sizes.vocabulary, "float32", HEAD)
+                yield self.wide(f"head/{name}", sizes.vocabulary, "float32", HEAD, "vocab")
             return
         for name in ("normed", "product"):
             yield self.wide(f"head/{name}", sizes.width, "float32", HEAD)
@@ -206,10 +225,13 @@ class _Step:
     def moments(self, weights: Sequence[Held]) -> Iterator[Held]:
         """What lives for a moment in the backward pass of a block."""
         sizes, setup = self.sizes, self.setup
-        shapes = [self.wide("scratch", max(sizes.mlp_dim, sizes.width), part=SCRATCH)]
+        axis = "mlp" if sizes.mlp_dim > sizes.width else None
+        widest = max(sizes.mlp_dim, sizes.width)
+        shapes = [self.wide("scratch", widest, part=SCRATCH, axis=axis)]
         if self.way == "plain":
             shape = (setup.batch_size, sizes.heads, self.tokens, self.tokens)
-            shapes.append(Held(SCRATCH, "scratch", shape, "float32"))
+            axes = ("batch", "heads", None, None)
+            shapes.append(Held(SCRATCH, "scratch", shape, "float32", axes))
         largest = max(shapes, key=lambda held: held.bytes)
         yield from [largest] * self.facts.moments
         kernels = [held for held in weights if "/kernel_int" in held.name]
@@ -220,7 +242,7 @@ class _Step:
                 yield Held(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
 
 
-def _way_of_attention(sizes: Sizes, tokens: int, dtype: str) -> str:
+def _way_of_attention(sizes: Sizes, tokens: int, dtype: str, accelerated: str | None) -> str:
     """All attention weights are kept ("plain"), those a mask leaves ("blocks"), none ("kernel")."""
     x = keras.ops.zeros((1, tokens, 1, sizes.head_dim), dtype)
     dropout = {}
@@ -230,6 +252,8 @@ def _way_of_attention(sizes: Sizes, tokens: int, dtype: str) -> str:
     options = {"causal": sizes.causal, "soft_cap": sizes.soft_cap, **dropout}
     if ops.attention.declines(x, x, x, **options) is not None:
         return "plain"
+    if accelerated is not None:
+        return accelerated
     engine: Any = backend_module("kmodels.training.memory")
     return "blocks" if engine.by_blocks(x, sizes.causal, sizes.attention_dropout) else "kernel"
 

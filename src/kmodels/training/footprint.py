@@ -7,6 +7,7 @@ import numpy as np
 
 from kmodels.errors import InputError, check_whole
 from kmodels.layers import quantized, remat
+from kmodels.layers.parts import Parts
 from kmodels.lora import LoraSettings
 from kmodels.precision import check_policy
 
@@ -16,7 +17,11 @@ SLOTS = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
 FROZEN, TRAINED = "frozen weights", "trained weights"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 ACTIVATIONS, HEAD, SCRATCH = "activations", "head", "scratch"
-PARTS = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, HEAD, SCRATCH)
+# Whole weights and gradients that a device holds for a moment where its own are parts of them.
+GATHERED = "gathered"
+PARTS = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, HEAD, GATHERED, SCRATCH)
+# What comes and goes within a step; allocators add to it.
+MOVING = (ACTIVATIONS, HEAD, GATHERED, SCRATCH)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class Setup:
         accumulate: batches whose gradients make one update.
         ema: keeps a moving average of the trained weights.
         packed: several texts in a row, told apart by a mask.
+        accelerator: as the backend holds it on a GPU or TPU, whatever this process has.
 
     Raises:
         InputError: for values out of range.
@@ -94,6 +100,7 @@ class Setup:
     accumulate: int = 1
     ema: bool = False
     packed: bool = False
+    accelerator: bool = False
 
     def __post_init__(self) -> None:
         check_whole("batch size", self.batch_size)
@@ -118,15 +125,20 @@ class Held:
     Args:
         part: one of `PARTS`.
         name: path of the variable, or block and role of an activation.
-        shape: of the whole, over all devices. The first axis of activations is the batch; weights,
-            gradients and slots lie on a mesh as the variable of that path does.
+        shape: of the whole, over all devices.
         dtype: of the elements.
+        axes: what its dimensions are, in the words of `distribution.layout`, and "batch" for rows;
+            () for what each device holds as a whole. Weights, gradients and slots lie on a mesh as
+            the variable of that path does.
+        parts: of a variable, see `layers.parts`.
     """
 
     part: str
     name: str
     shape: tuple[int, ...]
     dtype: str
+    axes: tuple[str | None, ...] = ()
+    parts: Parts | None = None
 
     @property
     def size(self) -> int:

@@ -6,7 +6,7 @@ What the blocks keep for the backward pass follows from `Sizes`, which each fami
 config.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,17 @@ import keras
 
 from kmodels.dispatch import backend_module
 from kmodels.layers import quantized
+from kmodels.layers.parts import parts_of
 from kmodels.lora.enable import check_rank
 from kmodels.lora.targets import choose, linear_layers
 from kmodels.training import activations
 from kmodels.training.footprint import (
     ACTIVATIONS,
     FROZEN,
+    GATHERED,
     GRADIENTS,
     HEAD,
+    MOVING,
     OPTIMIZER,
     PARTS,
     SCRATCH,
@@ -75,7 +78,8 @@ class Estimate:
         parts = self.parts
         forward, backward = parts[ACTIVATIONS] + parts[HEAD], parts[GRADIENTS]
         kept = parts[FROZEN] + parts[TRAINED] + parts[OPTIMIZER]
-        return kept + max(forward, backward) + parts[SCRATCH] + self.overhead
+        moving = max(forward, backward) + parts[GATHERED] + parts[SCRATCH]
+        return kept + moving + self.overhead
 
 
 def weights(model: Any, setup: Setup) -> Iterator[Held]:
@@ -101,24 +105,29 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
         if setup.quantize and variable.path in kernels:
             yield from _quantized(kernels[variable.path], setup.quantize)
         else:
-            yield Held(part, variable.path, tuple(variable.shape), policy.variable_dtype)
+            shape, parts = tuple(variable.shape), parts_of(variable)
+            yield Held(part, variable.path, shape, policy.variable_dtype, parts=parts)
     if setup.lora is not None:
         for path, layer in choose(backbone, setup.lora.targets).items():
             check_rank(path, layer, setup.lora.rank)
-            shapes = {"a": (layer.input_dim, setup.lora.rank), "b": (setup.lora.rank, layer.units)}
+            rank, (inward, outward) = setup.lora.rank, layer.parts
+            made = {
+                "a": ((layer.input_dim, rank), (inward, None)),
+                "b": ((rank, layer.units), (None, outward)),
+            }
             if setup.lora.dora:
-                shapes["magnitude"] = (layer.units,)
-            for name, shape in shapes.items():
-                yield Held(TRAINED, f"{path}/lora_{name}", shape, "float32")
+                made["magnitude"] = ((layer.units,), (outward,))
+            for name, (shape, parts) in made.items():
+                yield Held(TRAINED, f"{path}/lora_{name}", shape, "float32", parts=parts)
 
 
 def _quantized(layer: Any, mode: str) -> Iterator[Held]:
     for name, (shape, dtype) in quantized.shapes(mode, layer.input_dim, layer.units).items():
-        yield Held(FROZEN, f"{layer.path}/{name}", shape, dtype)
+        yield Held(FROZEN, f"{layer.path}/{name}", shape, dtype, parts=layer.parts)
 
 
-def estimate(model: Any, sizes: Sizes, setup: Setup) -> Estimate:
-    """What a training step of a model holds at its peak.
+def held_by(model: Any, sizes: Sizes, setup: Setup) -> list[Held]:
+    """All arrays of a training step, whole.
 
     Args:
         model: a task, with or without values, neither quantized nor with adapters.
@@ -133,9 +142,13 @@ def estimate(model: Any, sizes: Sizes, setup: Setup) -> Estimate:
     slots = SLOTS[setup.optimizer] + (setup.accumulate > 1) + setup.ema
     held += [replace(h, part=GRADIENTS) for h in trained]
     held += [replace(h, part=OPTIMIZER, shape=(slots, *h.shape)) for h in trained if slots]
-    held += activations.of_step(held, sizes, setup)
-    facts, moving = activations.facts(), (ACTIVATIONS, HEAD, SCRATCH)
-    slack = facts.slack * sum(h.bytes for h in held if h.part in moving)
+    return held + list(activations.of_step(held, sizes, setup))
+
+
+def estimate(held: Sequence[Held], setup: Setup) -> Estimate:
+    """What these arrays of a step take on a device at their peak, and what comes on top."""
+    facts = activations.facts(setup.accelerator)
+    slack = facts.slack * sum(h.bytes for h in held if h.part in MOVING)
     return Estimate(tuple(held), round(slack) + facts.compiler)
 
 

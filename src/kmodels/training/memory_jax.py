@@ -1,6 +1,7 @@
 """Memory on JAX: what XLA keeps, and what there is."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ FACTS = Facts(
     remat=not _EAGER,
     compiler=150 * 2**20,
 )
+ACCELERATOR = replace(FACTS, slack=0.2, remat=True, attention="plain")
 
 
 def device_bytes() -> int | None:

@@ -1,5 +1,6 @@
 """Memory on TensorFlow: what its graph keeps, and what there is."""
 
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ FACTS = Facts(
     remat=True,
     compiler=300 * 2**20,
 )
+ACCELERATOR = replace(FACTS, attention="plain")
 
 
 def device_bytes() -> int | None:

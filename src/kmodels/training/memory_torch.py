@@ -1,6 +1,7 @@
 """Memory on torch: what it keeps, and what there is."""
 
 import os
+from dataclasses import replace
 
 import torch
 
@@ -16,7 +17,9 @@ FACTS = Facts(
     slack=0.1 if torch.cuda.is_available() or "MALLOC_MMAP_THRESHOLD_" in os.environ else 0.6,
     remat=True,
     compiler=30 * 2**20,
+    gathers_again=True,
 )
+ACCELERATOR = replace(FACTS, slack=0.1, attention="kernel")
 
 
 def device_bytes() -> int | None:

@@ -1,19 +1,21 @@
-"""What a training step will need, told before anything is allocated, and what would lower it."""
+"""The plan of a step: what a device holds and sends, and what would lower it."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from kmodels import compat, presets
+from kmodels.dispatch import backend_module
+from kmodels.distribution import Mesh, check_batch, parse_mesh
+from kmodels.distribution.mesh import REST
 from kmodels.errors import InputError
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
+from kmodels.plan import shares, traffic
 from kmodels.training import memory
-from kmodels.training.footprint import ACTIVATIONS, FROZEN, PARTS, SLOTS, TRAINED, Setup, Sizes
+from kmodels.training.footprint import FROZEN, SLOTS, TRAINED, Held, Setup, Sizes
 from kmodels.units import human
 
 # How far an estimate may be off before a run is stopped because of it.
@@ -28,7 +30,7 @@ class Saving(NamedTuple):
 
 
 class Plan:
-    """The memory of one training step of one model.
+    """The memory of one training step of one model, and what its devices send each other.
 
     Args:
         origin: a registered name, or what `from_preset` reads; of a file only the header is read.
@@ -36,13 +38,17 @@ class Plan:
         image_size: height and width in pixels, where it is not the origin's.
         overrides: fields of the config and arguments of the task to change.
         available: bytes that there are; by default those of the device, or of the host.
+        mesh: devices, as `distribution.parse_mesh` reads them; they need not exist.
 
     Attributes:
-        estimate: every array that the step holds.
-        available: bytes, None where the backend does not tell.
+        estimate: every array that one device holds during the step.
+        mesh: the devices.
+        exchanges: what each device sends in a step.
+        available: bytes, None where nobody tells: for an accelerator that is not here, too.
 
     Raises:
-        InputError: for an unknown origin, or a setup that does not suit it.
+        InputError: for an unknown origin, a setup that does not suit it, or a mesh that does not
+            divide the batch.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Plan:
         image_size: int | None = None,
         overrides: dict[str, Any] | None = None,
         available: int | None = None,
+        mesh: str | Mesh | None = None,
     ):
         family = presets.family_of(origin)
         task, changed = family.tasks[0], dict(overrides or {})
@@ -72,12 +79,38 @@ class Plan:
             raise InputError(
                 f"sequence_length is {setup.sequence_length}; give a whole number from 2 on"
             )
+        self.mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh or Mesh()
+        if REST in self.mesh.lengths.values():
+            raise InputError(
+                f"the mesh {self.mesh} takes the devices that are left; give all lengths"
+            )
+        check_batch(self.mesh, setup.batch_size)
         self.origin, self.setup = str(origin), setup
+        whole = self._held(setup)
+        self._counts = {
+            name: sum(h.size for h in whole if h.part == name) for name in (FROZEN, TRAINED)
+        }
         self.estimate = self._estimate(setup)
-        self.available = memory.available_bytes() if available is None else available
+        self.exchanges = traffic.exchanges(whole, self._sizes, setup, self.mesh)
+        if available is None and not setup.accelerator:
+            available = memory.available_bytes()
+        self.available = available
+
+    def _held(self, setup: Setup) -> list[Held]:
+        """The arrays of a step, whole; ops are asked as they would be on the mesh."""
+        engine = backend_module("kmodels.plan.supposed") if self.mesh.size > 1 else None
+        with ExitStack() as stack:
+            if engine is not None:
+                stack.enter_context(engine.supposed(self.mesh))
+                stack.enter_context(compat.without_values())
+            return memory.held_by(self._model, self._sizes, setup)
 
     def _estimate(self, setup: Setup) -> memory.Estimate:
-        return memory.estimate(self._model, self._sizes, setup)
+        """What one device holds; rows that the mesh does not divide count in parts."""
+        held = self._held(setup)
+        if self.mesh.size > 1:
+            held = shares.on_device(held, self.mesh, setup)
+        return memory.estimate(held, setup)
 
     @property
     def bytes(self) -> int:
@@ -90,13 +123,17 @@ class Plan:
         return None if self.available is None else self.bytes <= self.available
 
     def cache_bytes(self, slots: int) -> int:
-        """Of keys and values of so many tokens, in every row of a batch of the step's size."""
-        return memory.cache_bytes(self._sizes, self.setup, slots)
+        """Of keys and values of so many tokens, in a device's rows of the step's batch."""
+        return memory.cache_bytes(self._sizes, self.setup, slots) // self.mesh.replicas
+
+    def parameters(self, part: str) -> int:
+        """Elements of the model's frozen or trained weights, over all devices."""
+        return self._counts[part]
 
     def savings(self) -> list[Saving]:
         """Flags that lower the peak, the one that saves most first; each counts alone."""
         found = []
-        for flag, setup in _leaner(self.setup, self._sizes.tokens is None):
+        for flag, setup in _leaner(self.setup, self._sizes.tokens is None, self.mesh.replicas):
             saved = self.estimate.bytes - self._estimate(setup).bytes
             if saved > self.estimate.bytes // 100:
                 found.append(Saving(flag, saved))
@@ -104,11 +141,15 @@ class Plan:
 
     def to_dict(self, slots: int = 0) -> dict[str, Any]:
         """Plain values for JSON; with the cache of `generate` for so many tokens a row."""
-        counts = {name: self.estimate.count(name) for name in (FROZEN, TRAINED)}
+        sent: dict[str, dict[str, int]] = {}
+        for one in self.exchanges:
+            kinds = sent.setdefault(one.axis, {})
+            kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
         return {
             "preset": self.origin,
-            "parameters": sum(counts.values()),
-            "trainable_parameters": counts[TRAINED],
+            "mesh": self.mesh.lengths,
+            "parameters": sum(self._counts.values()),
+            "trainable_parameters": self._counts[TRAINED],
             "bytes": {**self.estimate.parts, "overhead": self.estimate.overhead},
             "blocks": self.estimate.blocks,
             "peak_bytes": self.bytes,
@@ -116,12 +157,14 @@ class Plan:
             "available_bytes": self.available,
             "fits": self.fits,
             "savings": [saving._asdict() for saving in self.savings()],
+            "sent_bytes": sent,
+            "exchanges": [one.to_dict() for one in self.exchanges],
         }
 
 
-def _leaner(setup: Setup, text: bool) -> list[tuple[str, Setup]]:
+def _leaner(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
     found = []
-    if setup.batch_size > 1:
+    if setup.batch_size % (2 * replicas) == 0 or (setup.batch_size > 1 and replicas == 1):
         half = setup.batch_size // 2
         found.append((f"--batch-size {half}", replace(setup, batch_size=half)))
     if text and setup.sequence_length >= 64:
@@ -165,29 +208,3 @@ def check(plan: Plan, flags: Sequence[str], anyway: str) -> None:
         f"{', '.join(f'{name} {human(size)}' for name, size in parts)}; "
         f"{hint or 'take a smaller model'}; {anyway} goes on"
     )
-
-
-def show(plan: Plan, console: Console, slots: int = 0) -> None:
-    """Prints a plan as tables."""
-    estimate = plan.estimate
-    table = Table("part", "bytes", "", title=f"kmodels plan: {plan.origin}", title_justify="left")
-    table.columns[1].justify = "right"
-    blocks = list(estimate.blocks.values())
-    notes = {name: f"{estimate.count(name):,} parameters" for name in (FROZEN, TRAINED)}
-    if blocks:
-        notes[ACTIVATIONS] = f"up to {human(max(blocks))} in a block"
-    for name in PARTS:
-        table.add_row(name, human(estimate.part(name)), notes.get(name, ""))
-    table.add_row("overhead", human(estimate.overhead), "allocator, scheduler and compiler")
-    table.add_section()
-    table.add_row("peak of a step", human(plan.bytes), "activations and gradients take turns")
-    if plan.available is not None:
-        table.add_row("available", human(plan.available), "it fits" if plan.fits else "too little")
-    if slots:
-        table.add_row("cache of generate", human(plan.cache_bytes(slots)), f"{slots} tokens a row")
-    console.print(table)
-    if found := plan.savings():
-        saved = Table("flag", "saves", title="what lowers the peak", title_justify="left")
-        for saving in found:
-            saved.add_row(saving.flag, human(saving.bytes))
-        console.print(saved)
