@@ -171,4 +171,5 @@ class Pooling(Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """(B, D), or (B, 2 D) with "token_gap"."""
-        return (input_shape[0], input_shape[2] * (2 if self.kind == "token_gap" else 1))
+        width = self.config.hidden_dim
+        return (input_shape[0], 2 * width if self.kind == "token_gap" else width)
