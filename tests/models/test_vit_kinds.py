@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
+from kmodels import compat
 from kmodels.dispatch import generic_only
 from kmodels.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier
-from kmodels.weights import LazyArray, read_safetensors, write_safetensors
+from kmodels.models.vit.presets import PRESETS
+from kmodels.weights import LazyArray, read_npz, read_safetensors, write_safetensors
 from kmodels.weights.engine import variables
 from tolerances import tolerance
 
@@ -221,6 +223,11 @@ DAMAGED = {
         "encoder.layer.0.layer_scale1.lambda1",
         "block_0/mlp/gate/kernel, block_0/mlp/up/kernel",
     ),
+    "npz_siglip": (
+        "params/img/MAPHead_0/MlpBlock_0/Dense_1/kernel",
+        "params/img/MAPHead_0/probe",
+        "pooling/mlp/down/kernel",
+    ),
     "siglip": (
         "head.attention.in_proj_weight",
         "head.probe",
@@ -234,8 +241,11 @@ DAMAGED = {
 def test_a_weight_that_is_not_right_is_refused_by_its_name(references, case, tmp_path):
     name, other, path = DAMAGED[case]
     source = source_of(references, case)
-    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
-    tensors = read_safetensors(source)
+    if source.is_dir():
+        tensors, file = read_safetensors(source), tmp_path
+        (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    else:
+        tensors, file = read_npz(source), tmp_path / source.name
     messages = {
         "dropped": f"variables? without a tensor: {path}",
         "added": f"without a variable: {name}_2",
@@ -244,9 +254,12 @@ def test_a_weight_that_is_not_right_is_refused_by_its_name(references, case, tmp
     }
     for damage, message in messages.items():
         damaged = _damaged(tensors, damage, name, other)
-        write_safetensors(tmp_path / "model.safetensors", damaged)
+        if source.is_dir():
+            write_safetensors(tmp_path / "model.safetensors", damaged)
+        else:
+            np.savez(file, **{name: x.read() for name, x in damaged.items()})
         with pytest.raises(InputError, match=message):
-            ViTImageClassifier.from_preset(tmp_path, **_head(references, case))
+            ViTImageClassifier.from_preset(file, **_head(references, case))
 
 
 def test_a_gated_mlp_of_another_kind_is_refused(references, tmp_path):
@@ -314,7 +327,8 @@ def test_a_mask_token_can_be_left_aside_on_the_way_to_timm(references, tmp_path)
     model = ViTImageClassifier.from_preset(source, num_classes=0, use_mask_token=False)
     model.export_to_timm(tmp_path / "out")
     again = ViTImageClassifier.from_preset(tmp_path / "out", num_classes=0)
-    _near(_run(again, expected["images"]), expected["pooled"], "pooled")
+    # The classifier's own predict takes pictures as they come.
+    _near(_run(again.feature_model(), expected["images"]), expected["pooled"], "pooled")
 
 
 # === With the other packages ===
@@ -351,6 +365,38 @@ def test_transformers_loads_an_export_with_equal_features(references, case, tmp_
     _near(output.last_hidden_state.numpy(), expected["final"], "final")
     if case != "deit_token":
         _near(output.pooler_output.numpy(), expected["pooled"], "pooled")
+
+
+SIZES = {
+    "clip_gigantic_patch14_224": "vit_gigantic_patch14_clip_224",
+    "clip_large_patch14_336": "vit_large_patch14_clip_336",
+    "deit3_huge_patch14_224": "deit3_huge_patch14_224",
+    "deit_small_distilled_patch16_224": "deit_small_distilled_patch16_224",
+    "dinov2_giant_patch14_518": "vit_giant_patch14_dinov2",
+    "dinov2_small_patch14_518": "vit_small_patch14_dinov2",
+    "siglip2_giantopt_patch16_384": "vit_giantopt_patch16_siglip_384",
+    "siglip_so400m_patch14_384": "vit_so400m_patch14_siglip_378",
+}
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("default")  # of the other packages
+@pytest.mark.parametrize("preset", SIZES)
+def test_presets_have_as_many_parameters_as_timms_models(preset):
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        theirs = timm.create_model(SIZES[preset], num_classes=0)
+    fields = {key: x for key, x in PRESETS[preset].items() if not key.startswith("task_")}
+    pooling = PRESETS[preset].get("task_pooling", "token")
+    counts = []
+    for layers in (1, 2):  # the others are as large as the second
+        with compat.without_values():
+            backbone = ViTBackbone(**{**fields, "num_layers": layers})
+            counts.append(ViTImageClassifier(backbone, 0, pooling=pooling).count_params())
+    ours = counts[0] + (fields["num_layers"] - 1) * (counts[1] - counts[0])
+    assert ours == sum(x.numel() for x in theirs.parameters())
 
 
 @pytest.mark.across
