@@ -111,6 +111,42 @@ def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[
     _save(figure, path)
 
 
+def probe(
+    path: Path,
+    scores: dict[str, float],
+    features: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+) -> None:
+    """How far each way of using features comes, and where the pictures of each class lie.
+
+    Args:
+        path: the file to write.
+        scores: accuracy by way.
+        features: (n, D) of held-out pictures; the first two principal components of their
+            directions are drawn, which is what neighbours go by.
+        labels: int (n,).
+        names: of the classes.
+    """
+    figure, (left, right) = _figure(1, 2, (11, 4.5))
+    bars = left.barh(list(scores), list(scores.values()), color=_TRAIN)
+    left.bar_label(bars, fmt="%.3f", padding=3, color=_INK)
+    left.invert_yaxis()
+    left.set(xlabel="accuracy", xlim=(0, 1.12))
+    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    centred = unit - unit.mean(0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    across = centred @ axes[:2].T
+    shown = right.scatter(*across.T, c=labels, cmap="tab10" if len(names) <= 10 else "turbo", s=12)
+    right.set(xlabel="first principal component", ylabel="second", xticks=[], yticks=[])
+    if len(names) <= 20:
+        handles, _ = shown.legend_elements(num=None if len(names) <= 10 else len(names))
+        found = [str(names[i]) for i in np.unique(labels)]
+        if len(handles) == len(found):
+            right.legend(handles, found, frameon=False, fontsize=8, bbox_to_anchor=(1, 1))
+    _save(figure, path)
+
+
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
     # Without pyplot: no global state, no display, safe in a notebook and in a test.
     from matplotlib.figure import Figure
