@@ -3,7 +3,7 @@
 `plan.prepare` cuts a model; what reads its weights after that has to be done by all ranks together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -24,17 +24,6 @@ from kmodels.weights import deferred
 def use(mesh: Mesh) -> "FullyShard":
     """The engine of a mesh with an `fsdp` axis; with `data` too the parts have copies (HSDP)."""
     return FullyShard(mesh)
-
-
-def tensors(variables: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Values as they lie: `DTensor`s of what is in parts, whole ones of the rest.
-
-    What `torch.distributed.checkpoint` saves, and loads in place. Between steps only.
-
-    Args:
-        variables: by name, such as one of `kmodels.training.state.parts(model, False)`.
-    """
-    return {name: variable.value.detach() for name, variable in variables.items()}
 
 
 class FullyShard(Copies):
@@ -99,15 +88,18 @@ class Parts(Together):
     def __init__(self, root: Any, model: Any):
         self.root = root
         self._trained = {id(variable) for variable in model.trainable_variables}
-        self._quietly: dict[int, bool] = {}
+        self._several = False
+        self._few: bool | None = None
+        self._waiting: tuple[Sequence[Any], Any] | None = None
 
     def compiled(self, model: Any) -> None:
         """Has the optimizer make its slots in parts."""
-        self._quietly.clear()
-        optimizer = model.optimizer
-        for one in getattr(optimizer, "by_player", {"": optimizer}).values():
-            if one is not None:
-                slots_torch.place(one)
+        self.settle()
+        optimizers = getattr(model.optimizer, "by_player", {"": model.optimizer}).values()
+        self._several, self._few = len(optimizers) > 1, None
+        for optimizer in optimizers:
+            if optimizer is not None:
+                slots_torch.place(optimizer)
 
     def begin(self, model: Any) -> None:
         """As in `Together`.
@@ -134,22 +126,46 @@ class Parts(Together):
         Where gradients are accumulated and few weights are trained, torch adds up their whole
         gradients, and the last of the steps alone reduces them.
         """
-        steps = getattr(optimizer, "gradient_accumulation_steps", None) or 1
-        if steps > 1 and self._waits(variables, optimizer):
+        if self._waits(variables, optimizer):
+            steps = optimizer.gradient_accumulation_steps
             inner = (int(optimizer._iterations.value) + 1) % steps != 0
-            self.root.set_requires_gradient_sync(not inner)
-            self.root.set_is_last_backward(not inner)
+            self._reduces(not inner)
+            self._waiting = (variables, optimizer) if inner else None
             for variable in variables:
                 # The optimizer counts the step, and adds nothing to what it accumulates.
                 variable.value.grad = torch.zeros_like(variable.value) if inner else None
         return loss
 
+    def settle(self) -> None:
+        """Reduces what waits into what the optimizer accumulates, where a checkpoint finds it."""
+        if self._waiting is None:
+            return
+        (variables, optimizer), self._waiting = self._waiting, None
+        self._reduces(True)
+        for variable in variables:
+            variable.value.grad = None
+        # At the end of any backward pass torch reduces what waits.
+        device = variables[0].value.device
+        self.root(lambda x: x * 1, torch.zeros((), device=device, requires_grad=True)).backward()
+        for variable in variables:
+            if (gradient := variable.value.grad) is not None:
+                held = optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
+                held.assign(held.value + gradient)
+
+    def _reduces(self, now: bool) -> None:
+        self.root.set_requires_gradient_sync(now)
+        self.root.set_is_last_backward(now)
+
     def _waits(self, variables: Sequence[Any], optimizer: Any) -> bool:
-        """Whether whole gradients are smaller than what this rank holds of all weights."""
-        if getattr(optimizer, "skip_non_finite", False):
-            return False  # a step that is left out would not count
-        if (key := id(optimizer)) not in self._quietly:
-            gradients = sum(4 * value.numel() for value in (v.value for v in variables))
-            held = sum(p.to_local().nbytes for p in self.root.parameters())
-            self._quietly[key] = gradients <= held
-        return self._quietly[key]
+        """Whether whole gradients are smaller than what a rank holds of all weights."""
+        # A step that is left out would not count; and several optimizers share the groups.
+        if self._several or getattr(optimizer, "skip_non_finite", False):
+            return False
+        if not getattr(optimizer, "gradient_accumulation_steps", None):
+            return False
+        if self._few is None:
+            gradients = sum(4 * variable.value.numel() for variable in variables)
+            # Of an even cut, since all ranks have to decide alike.
+            held = sum(p.nbytes / p.device_mesh.size(-1) for p in self.root.parameters())
+            self._few = gradients <= held
+        return self._few

@@ -57,6 +57,9 @@ class Together:
     def compiled(self, model: Any) -> None:
         """Called by `compile`, before the optimizer has made its slots."""
 
+    def settle(self) -> None:
+        """Called before the state is read: what was accumulated elsewhere goes to the optimizer."""
+
     def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
         """The loss, whose backward pass leaves the gradients of all processes' mean loss.
 
@@ -82,12 +85,17 @@ class Together:
         """
         metrics = list(metrics)
         variables = [variable for metric in metrics for variable in metric.variables]
-        found: dict[str, Any] = {}
         with keras.StatelessScope(state_mapping=_summed(variables)):
-            for metric in metrics:
-                result = metric.result()
-                found |= result if isinstance(result, dict) else {metric.name: result}
-        return found
+            return results_of(metrics)
+
+
+def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
+    """The results of metrics by name; one that has several gives each."""
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        result = metric.result()
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
 
 
 class DataParallel(Together):

@@ -27,17 +27,23 @@ def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
     """
     if optimizer.built:
         return
-    with compat.without_values() as made:
-        build(variables)
+    refusal = InputError(
+        f"{type(optimizer).__name__} keeps more than arrays of the weights' shapes, which fsdp "
+        "cannot cut as the weights are; take AdamW or SGD"
+    )
+    try:
+        with compat.without_values() as made:
+            build(variables)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise refusal from error  # it gives slots their values itself
     new = {id(variable): variable for variable in made}
     for slot, weight in _pairs(optimizer, variables):
         if new.pop(id(slot), None) is None or not isinstance(weight, Sharded):
             continue
         if tuple(slot.shape) != tuple(weight.shape):
-            raise InputError(
-                f"{type(optimizer).__name__} keeps {tuple(slot.shape)} for {weight.path} of "
-                f"{tuple(weight.shape)}, which cannot be cut as the weight is; take AdamW or SGD"
-            )
+            raise refusal
         place_like(slot, weight)
     compat.draw_values(new.values())
 
