@@ -8,10 +8,11 @@ import keras
 
 from kmodels import lora
 from kmodels.dispatch import backend_module
-from kmodels.distribution.by_main import by_main
+from kmodels.distribution.by_main import alone, by_main
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
+from kmodels.weights import deferred, gather
 
 if (_heap := backend_module("kmodels.heap")) is not None:
     _heap.watch()
@@ -104,9 +105,10 @@ class Adapters:
             **kwargs: Keras' other arguments; all linear layers are chosen.
 
         Raises:
-            InputError: for other modes, a quantized model, or one with adapters.
+            InputError: for other modes, a quantized model, one with adapters, or one in parts.
         """
         backbone = getattr(self, "backbone", self)
+        gather.check_whole(self, "quantize")
         quantized.quantize(backbone, mode)
         lora.forget_compiled(backbone)
         lora.forget_compiled(self)
@@ -117,8 +119,9 @@ class Adapters:
         The kernels as they were stay on the host for `unmerge_lora`.
 
         Raises:
-            InputError: without adapters, or on a quantized base.
+            InputError: without adapters, on a quantized base, or for a model in parts.
         """
+        gather.check_whole(self, "merge_lora")
         lora.merge(self)
 
     def unmerge_lora(self) -> None:
@@ -127,6 +130,7 @@ class Adapters:
         Raises:
             InputError: where nothing was merged.
         """
+        gather.check_whole(self, "unmerge_lora")
         lora.unmerge(self)
 
     def save_adapter(self, directory: str | Path) -> Path:
@@ -315,9 +319,20 @@ class Task(Presets, Adapters, Model):
         """Keras' `predict` on anything that `fit` takes."""
         return self._run(super().predict, x, None, kwargs)
 
+    def save(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
+        """Keras' `save`; of several processes one may call it alone."""
+        with alone():
+            super().save(filepath, overwrite=overwrite, **kwargs)
+
+    def save_weights(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
+        """Keras' `save_weights`; of several processes one may call it alone."""
+        with alone():
+            super().save_weights(filepath, overwrite=overwrite, **kwargs)
+
     def _run(self, method: Any, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         from kmodels.distribution import feeding
 
+        deferred.check(self, method.__name__)
         return feeding.run(self, method, x, y, kwargs, self.preprocessor)
 
     def _held_out(self, data: Any, kwargs: dict[str, Any]) -> Any:

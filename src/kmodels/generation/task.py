@@ -9,6 +9,7 @@ import numpy as np
 from kmodels.errors import InputError, check_whole
 from kmodels.generation.generate import continue_prompts
 from kmodels.generation.sampler import Sampler, get
+from kmodels.weights import gather
 
 
 class Generates:
@@ -58,11 +59,12 @@ class Generates:
             the mask covers what was given and what came, stop tokens included.
 
         Raises:
-            InputError: for "auto" without a preprocessor, a prompt without tokens, or a
-                `max_length` below 1.
+            InputError: for "auto" without a preprocessor, a prompt without tokens, a `max_length`
+                below 1, or on torch a model whose weights lie in parts.
         """
         if max_length is not None:
             check_whole("max_length", max_length)
+        gather.check_callable(self, "generate")
         is_raw = isinstance(inputs, Mapping) and "token_ids" in inputs
         if is_raw:
             taken = inputs

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels import compat, heap
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
-from kmodels.weights import gather
+from kmodels.weights import deferred, gather
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
 from kmodels.weights.tensors import LazyArray
 from kmodels.weights.transforms import identity, source_shape, split_points
@@ -21,9 +21,13 @@ _host = backend_module("kmodels.weights.host")
 def variables(model: Any) -> dict[str, Any]:
     """The weights of a model by path; states of seeds and metrics are not weights.
 
+    A mapping goes through as it is, for models of other packages whose paths are told apart better.
+
     Raises:
         InputError: where two variables share a path, since a file could not tell them apart.
     """
+    if isinstance(model, Mapping):
+        return dict(model)
     found: dict[str, Any] = {}
     for variable in model.weights:
         if variable.path in found:
@@ -172,6 +176,7 @@ def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:
     Raises:
         InputError: for variables that no rule knows.
     """
+    deferred.check(model, "saving")
     held = variables(model)
     bound = bind_targets(rules, held)
     known = {path for rule in bound for path in rule.targets}

@@ -6,11 +6,18 @@ import jax
 from jax.experimental import multihost_utils
 
 
+def in_parts(variable: Any) -> bool:
+    """See `gather`."""
+    value = variable.value
+    held = not isinstance(value, jax.Array) or value.is_fully_addressable
+    return not held and not value.is_fully_replicated
+
+
 def whole(variable: Any) -> Any:
     """See `gather`; what every device holds whole is taken from one, without the others."""
     value = variable.value
+    if in_parts(variable):
+        return multihost_utils.process_allgather(value, tiled=True)
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return value
-    if value.is_fully_replicated:
-        return value.addressable_data(0)
-    return multihost_utils.process_allgather(value, tiled=True)
+    return value.addressable_data(0)
