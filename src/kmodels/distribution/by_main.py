@@ -1,9 +1,11 @@
 """Files of a run of several processes that one of them writes, of weights that all of them hold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import keras
 import numpy as np
 
 from kmodels.distribution import processes
@@ -59,3 +61,18 @@ def by_main(tensors: Tensors, write: Callable[[Tensors], Path]) -> Path:
                 turn(name)
 
     return Path(processes.from_main("files", run))
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside the block no mesh is in force, so that one process of several can save with Keras.
+
+    Keras makes an optimizer then, to see what every optimizer has, and over a mesh on JAX each
+    variable that is made waits for all processes.
+    """
+    distribution = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(distribution)
