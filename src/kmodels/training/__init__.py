@@ -5,6 +5,7 @@ from kmodels.training.checkpointing import Checkpoint
 from kmodels.training.evaluation import WholeBatches
 from kmodels.training.keras_file import load_keras_file
 from kmodels.training.optimizer import SGD, AdamW
+from kmodels.training.orbax import load_orbax, save_orbax
 from kmodels.training.runner import Runner
 from kmodels.training.schedules import SCHEDULES, WarmupSchedule
 from kmodels.training.signals import Interrupted
@@ -23,6 +24,8 @@ __all__ = [
     "WarmupSchedule",
     "WholeBatches",
     "load_keras_file",
+    "load_orbax",
     "restore_newest",
+    "save_orbax",
     "track_step_loss",
 ]

@@ -16,7 +16,6 @@ from kmodels.training.agree import in_all
 from kmodels.training.slots import slots, unique
 from kmodels.training.stored import Arrays
 from kmodels.weights import engine
-from kmodels.weights.tensors import LazyArray
 
 # Keras numbers seed generators by how many the process has made.
 _NUMBERED_SEED = re.compile(r"\bseed_generator_\d+")
@@ -58,6 +57,8 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
     """
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+    if (parallel := getattr(model, "parallel", None)) is not None:
+        parallel.settle()
     held = named(model.variables)
     if only_trainable:
         left_out = {id(variable) for variable in frozen(model).values()}
@@ -156,16 +157,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
 def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """Variables, with what this process holds of each."""
     found = {part: stored.read(path, part) for part in wanted}
-    wrong = [
-        f"{part}: {problem}"
-        for part, variables in wanted.items()
-        for problem in _misfits(found[part], variables)
-    ]
-    if wrong:
-        more = f"; {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise CheckpointError(
-            f"{path} belongs to another model or optimizer: {'; '.join(wrong[:_SHOWN])}{more}"
-        )
+    check_fits(path, found, wanted)
     return [
         (
             variable,
@@ -178,21 +170,46 @@ def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[
     ]
 
 
+def check_fits(
+    path: Path, found: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Compares names, shapes and kinds of arrays.
+
+    Args:
+        path: of the checkpoint, for the message.
+        found: by part and name, with shape and dtype.
+        wanted: variables, likewise.
+
+    Raises:
+        CheckpointError: lists all that does not fit.
+    """
+    wrong = [
+        f"{part}: {problem}"
+        for part, variables in wanted.items()
+        for problem in _misfits(found[part], variables)
+    ]
+    if wrong:
+        more = f"; {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise CheckpointError(
+            f"{path} belongs to another model or optimizer: {'; '.join(wrong[:_SHOWN])}{more}"
+        )
+
+
 def put(variable: Any, values: np.ndarray) -> None:
     """Assigns values from the host; integers may be wider on another backend."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     engine.put(variable, np.ascontiguousarray(values, dtype=dtype).reshape(variable.shape))
 
 
-def _misfits(found: Mapping[str, LazyArray], wanted: Mapping[str, Any]) -> Iterator[str]:
+def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted(set(wanted) - set(found)):
         yield f"{name} is missing"
     for name in sorted(set(found) - set(wanted)):
         yield f"{name} is not in this one"
     for name in sorted(set(found) & set(wanted)):
-        if found[name].shape != tuple(wanted[name].shape):
-            yield f"{name} is {found[name].shape}, wanted {tuple(wanted[name].shape)}"
-        elif found[name].dtype.kind != _kind(wanted[name]):
+        if tuple(found[name].shape) != tuple(wanted[name].shape):
+            yield f"{name} is {tuple(found[name].shape)}, wanted {tuple(wanted[name].shape)}"
+        elif np.dtype(found[name].dtype).kind != _kind(wanted[name]):
             yield f"{name} is {found[name].dtype}, wanted {wanted[name].dtype}"
 
 
