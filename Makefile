@@ -3,7 +3,7 @@ VENV := $(or $(KMODELS_VENV),.venv)
 BACKEND ?=
 ARGS ?=
 
-.PHONY: help vit gemma bench test test-nightly lint full-environment lint-ruff lint-format lint-types lint-docstrings clean
+.PHONY: help vit gemma bench site test test-nightly lint full-environment lint-ruff lint-format lint-types lint-docstrings clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test BACKEND=torch    the tests of one backend"
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
+	@echo "make site                  the documentation as a site, in .site/ (after make test with what the notebooks show)"
 	@echo "make lint                  formatting, lint, types and docstrings"
 	@echo "make clean                 remove environments, references and caches (not runs/)"
 
@@ -32,6 +33,9 @@ test-nightly:
 bench: full-environment
 	$(VENV)/full/bin/python benchmarks/vit_train.py $(ARGS)
 	$(VENV)/full/bin/python benchmarks/report.py
+
+site: full-environment
+	KERAS_BACKEND=torch NO_MKDOCS_2_WARNING=1 $(VENV)/full/bin/python -m mkdocs build
 
 # Separate targets, so that --keep-going tells everything at once.
 lint: lint-ruff lint-format lint-types lint-docstrings

@@ -66,7 +66,7 @@ def test_no_outputs_are_stored(path):
 # Jupyter's own packages leave sockets and event loops to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_runs_at_small_size(path, tmp_path, monkeypatch):
+def test_runs_at_small_size(path, tmp_path, monkeypatch, exchange):
     monkeypatch.setenv("KMODELS_SMALL", "1")
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
@@ -78,3 +78,7 @@ def test_runs_at_small_size(path, tmp_path, monkeypatch):
     figures = [shown for shown in data if "<Figure" in shown.get("text/plain", "")]
     # Without %matplotlib inline a figure is shown as a line of text.
     assert figures and all("image/png" in shown for shown in figures)
+    # For the site, whose pages show what came out.
+    kept = exchange / os.environ["KERAS_BACKEND"] / "notebooks"
+    kept.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, kept / path.name)

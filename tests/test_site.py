@@ -1,0 +1,72 @@
+"""The documentation builds as a site, strictly, with all its pages and pictures."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = [pytest.mark.across, pytest.mark.needs("mkdocs", "mkdocstrings", "nbconvert")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, exchange):
+    folder = tmp_path_factory.mktemp("site")
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "KMODELS_EXECUTED": str(exchange),
+            "NO_MKDOCS_2_WARNING": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return folder
+
+
+def test_every_page_is_there(site):
+    sources = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    wanted = {str(path.with_suffix(".html")) for path in sources} - {"README.html"}
+    wanted |= {f"notebooks/{path.stem}.html" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    wanted |= {"index.html", "contents.html", "contributing.html", "changelog.html"}
+    wanted |= {"benchmarks/index.html", "api/models.html", "api/training.html"}
+    found = {str(path.relative_to(site)) for path in site.rglob("*.html")}
+    assert wanted <= found, wanted - found
+
+
+def test_every_picture_is_there(site):
+    shown = 0
+    for page in site.rglob("*.html"):
+        for name in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text()):
+            assert (page.parent / name).stat().st_size > 1000, (page.name, name)
+            shown += 1
+    assert shown >= 1
+    executed = len(list((site / "notebooks").rglob("*.png")))
+    print(f"{shown} pictures, {executed} of notebooks")
+
+
+def test_the_api_has_what_is_public(site):
+    import kmodels
+
+    for module in ("models", "training", "transforms", "distribution", "callbacks"):
+        text = (site / "api" / f"{module}.html").read_text()
+        public = getattr(kmodels, module)
+        wanted = [name for name in public.__all__ if callable(getattr(public, name))]
+        missing = [name for name in wanted if f".{name}" not in text]
+        assert not missing, (module, missing)
+    assert "Raises:" in (site / "api" / "distribution.html").read_text()
+
+
+def test_links_lead_to_pages(site):
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'href="([^"#?:]+)[#?"]', page.read_text()):
+            if not link.startswith("/"):
+                assert (page.parent / link).exists(), (page.name, link)
