@@ -72,9 +72,7 @@ def test_the_batch_must_divide():
     check_batch("data=-1,fsdp=4", 8)
     with pytest.raises(InputError, match="batch of 10; the nearest batches that work are 8 and 12"):
         check_batch("data=4", 10)
-    with pytest.raises(
-        InputError, match=r"data=2,fsdp=4, 8 parts in all, .* of 12"
-    ):
+    with pytest.raises(InputError, match=r"data=2,fsdp=4, 8 parts in all, .* of 12"):
         check_batch("data=2,fsdp=4,model=3", 12)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import keras
+from jax.core import Tracer
 from jax.custom_derivatives import linear_call
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -33,7 +34,7 @@ class Gathered(keras.Variable):
         """The value, gathered where a layer is traced."""
         found = super().value
         used = in_use() or compat.current_call_context() is not None
-        if not used or not isinstance(found, jax.core.Tracer):
+        if not used or not isinstance(found, Tracer):
             return found
         parts = self._layout.backend_layout
         inner = (None if axis == "fsdp" else axis for axis in parts.spec)
