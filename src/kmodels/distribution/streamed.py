@@ -95,12 +95,13 @@ class StreamPart(Stream):
             full, seen, there = full or size, seen + 1, there + size
             if size > full:
                 raise uneven(size, full)
+            if not self._rule.own:
+                # Now: who knows how many batches there are does not ask for one more.
+                self.samples = there
             yield self._fill(batch, full, size)
         if self._rule.own:
             for _ in range(seen, self.num_batches or 0):
                 yield self._fill(batch, full, 0)
-        else:
-            self.samples = there
 
     def _fill(self, batch: tuple, full: int, real: int) -> tuple:
         start, stop = self._rule.rows(full)
