@@ -108,11 +108,11 @@ def _train(make, mesh, **options):
 
 
 CASES = {
-    "vit": (make_vit, {}, ("data=8", "fsdp=8", "data=4,model=2", "data=2,fsdp=4")),
-    "vit in bfloat16": (make_vit, {"dtype": "mixed_bfloat16"}, ("data=2,fsdp=2,model=2",)),
+    "vit": (make_vit, {}, ("data=8", "data=4,model=2", "data=2,fsdp=4")),
+    "vit in bfloat16": (make_vit, {"dtype": "mixed_bfloat16"}, ("fsdp=8",)),
     "gemma": (make_gemma, {"lora": False}, ("data=2,fsdp=2,model=2",)),
-    "gemma with lora": (make_gemma, {}, ("fsdp=8", "data=4,model=2")),
-    "gemma with lora in bfloat16": (make_gemma, {"dtype": "bfloat16"}, ("fsdp=8",)),
+    "gemma with lora": (make_gemma, {}, ("fsdp=8",)),
+    "gemma with lora in bfloat16": (make_gemma, {"dtype": "bfloat16"}, ("data=4,model=2",)),
 }
 
 
