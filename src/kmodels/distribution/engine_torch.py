@@ -37,11 +37,10 @@ def use(mesh: Mesh) -> Engine:
             f"work; start {mesh.size}, or give data=-1"
         )
     if mesh.model > 1:
-        raise InputError(
-            f"the mesh {mesh} splits layers over `model`, which torch has from Keras 3.16 on and "
-            f"this is {keras.__version__}; use data and fsdp, or KERAS_BACKEND=jax"
-        )
-    if mesh.fsdp > 1:
+        from kmodels.distribution import split_torch
+
+        engine: Engine = split_torch.use(mesh)
+    elif mesh.fsdp > 1:
         from kmodels.distribution import fsdp_torch
 
         engine = fsdp_torch.use(mesh)

@@ -15,9 +15,15 @@ _KerasSGD: Any = type(keras.optimizers.SGD())
 class _Groups:
     """Keras' parallel step with decay and learning rate by variable."""
 
+    def _backend_apply_gradients(self: Any, grads: Any, variables: Any) -> None:
+        both = zip(grads, variables, strict=True)
+        super()._backend_apply_gradients(  # type: ignore[misc]
+            [_like(gradient, variable.value) for gradient, variable in both], variables
+        )
+
     @torch.no_grad()
     def _clip_gradients(self: Any, grads: Any) -> Any:
-        if not self.global_clipnorm or not all(hasattr(g, "placements") for g in grads):
+        if not self.global_clipnorm or not all(map(_is_part, grads)):
             return super()._clip_gradients(grads)  # type: ignore[misc]
         # As Keras does, but with one message to the other ranks instead of one for each variable.
         norm, most = _norm(grads), self.global_clipnorm
@@ -82,6 +88,23 @@ class _Fused(_KerasAdamW):
 def _own(tensor: Any) -> Any:
     """What this rank holds of a tensor in parts: the step of an element asks for no other one."""
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def _like(gradient: Any, weight: Any) -> Any:
+    """A gradient that lies as its weight does; Keras' split layers may leave a sum open."""
+    if not hasattr(gradient, "placements"):
+        return gradient
+    if not hasattr(weight, "placements"):
+        return gradient.full_tensor()
+    if gradient.placements == weight.placements:
+        return gradient
+    return gradient.redistribute(weight.device_mesh, weight.placements)
+
+
+def _is_part(tensor: Any) -> bool:
+    """Whether all ranks together hold it once, which those of a `model` axis need not."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return mesh is not None and "model" not in (mesh.mesh_dim_names or ())
 
 
 def _norm(parts: list[Any]) -> torch.Tensor:
