@@ -27,10 +27,15 @@ def join(seconds: float) -> None:
             f"RANK is set and {', '.join(missing)} is not; start the run by torchrun, or unset RANK"
         )
     kind = _take_device()
+    limit = timedelta(seconds=seconds)
     try:
+        store, rank, count = next(torch.distributed.rendezvous("env://", timeout=limit))
         torch.distributed.init_process_group(
             "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{_BACKENDS[kind]}",
-            timeout=timedelta(seconds=seconds),
+            store=torch.distributed.PrefixStore(_attempt(), store),
+            rank=rank,
+            world_size=count,
+            timeout=limit,
         )
     except (torch.distributed.DistError, ValueError) as error:
         where = " ".join(str(error).split())[:300]
@@ -74,6 +79,23 @@ def give_up(code: int) -> None:
     if index() == 0:
         time.sleep(_LAST_WORDS)
     os._exit(code)
+
+
+def _attempt() -> str:
+    """What sets this start apart from those before it, whose keys torchrun's store still has.
+
+    Raises:
+        InputError: on several machines, where each counts the restarts that itself began.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return "start"
+    several = os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]
+    if several and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise InputError(
+            "torchrun restarts on several machines would find what the processes before them left; "
+            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend=c10d, or --max-restarts=0"
+        )
+    return f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
 def _end() -> None:
