@@ -27,6 +27,8 @@ status=0
 if [[ $KERAS_BACKEND == torch ]]; then
     # torchrun starts the processes of a node, so SLURM starts one torchrun there.
     head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    # Restarted processes meet in a new store, where nothing is left of those before them.
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     srun --ntasks-per-node=1 --cpus-per-task=96 --kill-on-bad-exit=1 torchrun \
         --nnodes="$SLURM_NNODES" --nproc-per-node=8 --max-restarts=3 \
         --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:29500" \

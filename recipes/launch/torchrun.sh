@@ -5,7 +5,7 @@
 # starts all anew, at most three times, and --resume goes on from the newest good checkpoint.
 # On several machines run the same line on each, with HEAD the first one's name, in place of
 # --standalone: --nnodes=4 --rdzv-backend=c10d --rdzv-id=gemma --rdzv-endpoint=HEAD:29500
-# and with --mesh data=4,fsdp=8.
+# and with --mesh data=4,fsdp=8; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each restart a new store.
 # JAX needs none of this on one machine: python recipes/gemma_lora.py --mesh fsdp=8 takes all GPUs.
 set -euo pipefail
 
