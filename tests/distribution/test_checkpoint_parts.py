@@ -40,7 +40,6 @@ def start(backend, folder, *told, check=True):
     """Two processes of a run."""
     env = {"KERAS_BACKEND": backend, "KMODELS_PROCESS_SECONDS": "20"}
     env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "cache")
-    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     ranks = jax_ranks(2, 2, **env) if backend == "jax" else torch_ranks(2, **env)
     return launch([Process(SCRIPT, [str(folder), *told], env=r) for r in ranks], 240, check)
 

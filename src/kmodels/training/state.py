@@ -197,8 +197,8 @@ def check_fits(
 
 def put(variable: Any, values: np.ndarray) -> None:
     """Assigns values from the host; integers may be wider on another backend."""
-    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    engine.put(variable, np.ascontiguousarray(values, dtype=dtype).reshape(variable.shape))
+    values = np.ascontiguousarray(values, dtype=_dtype(variable))
+    engine.put(variable, values.reshape(variable.shape))
 
 
 def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
@@ -209,9 +209,15 @@ def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[st
     for name in sorted(set(found) & set(wanted)):
         if tuple(found[name].shape) != tuple(wanted[name].shape):
             yield f"{name} is {tuple(found[name].shape)}, wanted {tuple(wanted[name].shape)}"
-        elif np.dtype(found[name].dtype).kind != _kind(wanted[name]):
+        elif _kind(found[name].dtype) != _kind(_dtype(wanted[name])):
             yield f"{name} is {found[name].dtype}, wanted {wanted[name].dtype}"
 
 
-def _kind(variable: Any) -> str:
-    return np.dtype(keras.backend.standardize_dtype(variable.dtype)).kind
+def _dtype(variable: Any) -> np.dtype:
+    return np.dtype(keras.backend.standardize_dtype(variable.dtype))
+
+
+def _kind(dtype: Any) -> str:
+    """Of an array; the states of seeds are uint32, int32 or int64, by backend."""
+    kind = np.dtype(dtype).kind
+    return "i" if kind == "u" else kind
