@@ -1,14 +1,20 @@
 """The vocabulary inside a GGUF file."""
 
-from collections.abc import Callable
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from kmodels.errors import InputError
 from kmodels.text import pieces as build
 from kmodels.weights.gguf import open_gguf, setting
+
+# Pieces of a text that two tokenizers are compared on.
+ASKED = 1000
 
 
 def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, str]]:
@@ -62,3 +68,101 @@ def _build(
     ids = {"start": "bos_token_id", "end": "eos_token_id", "pad": "padding_token_id"}
     named = {name: value(key) for name, key in ids.items()}
     return core, {name: texts[i] for name, i in named.items() if i is not None}
+
+
+class Vocabulary(NamedTuple):
+    """A tokenizer as GGUF files hold it.
+
+    Attributes:
+        texts: of the tokens, in the order of ids.
+        scores: of each; the higher, the earlier its parts are merged.
+        kinds: of each, as in `pieces.Piece`.
+        unknown: id of the token for what no other stands for, or None.
+        space_prefix: whether a blank is put before a text.
+    """
+
+    texts: list[str]
+    scores: list[float]
+    kinds: list[int]
+    unknown: int | None
+    space_prefix: bool
+
+
+def describe(core: Tokenizer, rows: int) -> Vocabulary:
+    """What `load` reads, of a tokenizer that merges pieces as SentencePiece does.
+
+    Args:
+        core: with merges, such as Gemma's.
+        rows: of the embedding table: tokens behind them are left out, and rows without a token get
+            one that no text gives.
+
+    Raises:
+        InputError: for another kind of tokenizer, or one that would give other ids from a file.
+    """
+    described = json.loads(core.to_str())
+    model, steps = described["model"], list(_steps(described["normalizer"]))
+    known = {"Replace", "Prepend"}
+    if model["type"] != "BPE" or not model["byte_fallback"] or not known.issuperset(steps):
+        raise InputError(
+            f"a GGUF file holds merges with bytes for what is unknown, over plain text; this "
+            f"tokenizer is {model['type']} over {', '.join(steps) or 'plain text'}: write hf"
+        )
+    vocabulary = core.get_vocab(with_added_tokens=True)
+    texts = [f"[PAD{i}]" for i in range(rows)]
+    kinds = [build.UNUSED] * rows
+    scores = [float(-len(model["merges"]))] * rows
+    # A piece is merged when the first merge that makes it is due.
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(model["merges"]):
+        parts = merge if isinstance(merge, list) else merge.split(" ")
+        ranks.setdefault("".join(parts), rank)
+    added = {token["id"]: token["special"] for token in described["added_tokens"]}
+    for text, i in vocabulary.items():
+        if i >= rows:
+            continue
+        texts[i], kinds[i] = text, build.NORMAL
+        scores[i] = float(-ranks.get(text, len(ranks)))
+        if re.fullmatch("<0x[0-9A-F]{2}>", text):
+            kinds[i] = build.BYTE
+        elif i in added:
+            kinds[i] = build.CONTROL if added[i] else build.USER_DEFINED
+        if text == model["unk_token"]:
+            kinds[i] = build.UNKNOWN
+    found = Vocabulary(texts, scores, kinds, vocabulary.get(model["unk_token"]), "Prepend" in steps)
+    _check(core, found)
+    return found
+
+
+def _check(core: Tokenizer, found: Vocabulary) -> None:
+    """Raises where a file would cut text otherwise; pieces in any order make text to ask about."""
+    settings = {
+        "scores": found.scores,
+        "token_type": found.kinds,
+        "add_space_prefix": found.space_prefix,
+    }
+    again, _ = _build(found.texts, lambda name, default=None: settings.get(name, default), ())
+    usual = [
+        text.replace(build.SPACE, " ")
+        for text, kind in zip(found.texts, found.kinds, strict=True)
+        if kind == build.NORMAL
+    ]
+    mixed = random.Random(0).sample(usual, len(usual))
+    for first in range(0, len(mixed), ASKED):
+        text = "".join(mixed[first : first + ASKED])
+        ids, wanted = (x.encode(text, add_special_tokens=False).ids for x in (again, core))
+        if ids != wanted:
+            raise InputError(
+                "this tokenizer cuts text by more than the scores of its pieces, which is all that "
+                "a GGUF file holds: write hf, or the model without a preprocessor"
+            )
+
+
+def _steps(normalizer: dict[str, Any] | None) -> Iterator[str]:
+    """The kinds of a normalizer's steps, one after the other."""
+    if normalizer is None:
+        return
+    if normalizer["type"] == "Sequence":
+        for step in normalizer["normalizers"]:
+            yield from _steps(step)
+    else:
+        yield normalizer["type"]

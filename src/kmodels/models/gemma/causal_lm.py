@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from kmodels import compat, ops
 from kmodels.generation.task import Generates
+from kmodels.models.gemma import exports_gguf
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone, OptionalInputs
 from kmodels.models.gemma.preprocessor import GemmaCausalLMPreprocessor
 from kmodels.task import Task
@@ -146,6 +148,20 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         if held is not None and not held.built:
             held.build(y, y_pred)
         return self.get_metrics_result()
+
+    def export_to_gguf(self, path: str | Path, dtype: str = "float16") -> Path:
+        """Writes a GGUF file that llama.cpp runs, atomically, with the tokenizer if there is one.
+
+        Args:
+            path: ends in .gguf.
+            dtype: how kernels and embeddings are stored: "float32", "bfloat16", "float16", or
+                "q8_0" for 8 bits with a scale for every 32.
+
+        Raises:
+            InputError: for a model with adapters, one that llama.cpp's Gemma cannot express, or
+                without the gguf package.
+        """
+        return exports_gguf.export_to_gguf(self, path, dtype)
 
 
 class Head:

@@ -9,7 +9,7 @@ import keras
 from kmodels import initializers
 from kmodels.errors import InputError, check_whole
 from kmodels.layers import Dense, Dropout, LayerNorm
-from kmodels.models.vit import exports_timm, features
+from kmodels.models.vit import exports_npz, exports_timm, features
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone
@@ -163,6 +163,16 @@ class ViTImageClassifier(Task):
             InputError: lists what timm's ViT cannot express, or files that would be lost.
         """
         return exports_timm.export_to_timm(self, directory)
+
+    def export_to_npz(self, path: str | Path) -> Path:
+        """Writes an .npz file as vision_transformer does, without class token as big_vision.
+
+        timm and big_vision read it, whose rule for resizing position embeddings holds from there.
+
+        Raises:
+            InputError: lists what such a file cannot express.
+        """
+        return exports_npz.export_to_npz(self, path)
 
 
 def _check_tokens(pooling: str, config: ViTConfig) -> None:

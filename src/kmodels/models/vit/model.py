@@ -23,7 +23,7 @@ from kmodels.layers import (
     LayerScale,
     SwiGLU,
 )
-from kmodels.models.vit import exports_timm, features, weights_peft
+from kmodels.models.vit import exports_npz, exports_timm, features, weights_peft
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
 from kmodels.task import Backbone
@@ -230,6 +230,16 @@ class ViTBackbone(Backbone):
             InputError: lists what timm's ViT cannot express, or files that would be lost.
         """
         return exports_timm.export_to_timm(self, directory)
+
+    def export_to_npz(self, path: str | Path) -> Path:
+        """Writes an .npz file as vision_transformer does, without class token as big_vision.
+
+        timm and big_vision read it, whose rule for resizing position embeddings holds from there.
+
+        Raises:
+            InputError: lists what such a file cannot express.
+        """
+        return exports_npz.export_to_npz(self, path)
 
     def attention_maps(self, images: Any) -> list[Any]:
         """What each block attends to.
