@@ -87,21 +87,22 @@ def compiled(make, mesh, **options):
     return model, data, more
 
 
-def train(make, mesh, **options):
+def train(make, mesh, callbacks=None, **options):
     """Mean losses of the epochs of 40 steps, and the model.
 
     The attention that is made for a CPU declines where heads are cut, and draws in another order.
     """
     with generic_only("attention"):
-        return _train(make, mesh, **options)
+        return _train(make, mesh, callbacks, **options)
 
 
-def _train(make, mesh, **options):
+def _train(make, mesh, callbacks, **options):
     model, data, more = compiled(make, mesh, **options)
     settings = {
         "batch_size": BATCH,
         "epochs": STEPS * BATCH // ROWS,
         "shuffle": False,
+        "callbacks": callbacks,
         "verbose": 0,
     }
     return np.array(model.fit(*data, **more, **settings).history["loss"]), model
