@@ -5,9 +5,11 @@
 `InputError` in one line for what the backend cannot do. `use` gets a filled mesh.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from kmodels.distribution.mesh import Mesh
+from kmodels.errors import InputError
 
 
 class Engine(Protocol):
@@ -40,3 +42,29 @@ class Engine(Protocol):
     def leave(self) -> None:
         """Takes the mesh back; models that lie on it are not used any more."""
         ...
+
+
+def check_place(mesh: Mesh, in_force: bool, model: Any, lies: Callable[[Any], bool]) -> None:
+    """What `Engine.check` has to say on every backend.
+
+    Args:
+        mesh: of the engine.
+        in_force: whether the backend still has it.
+        model: built.
+        lies: whether a variable lies on the mesh.
+
+    Raises:
+        InputError: where it is not in force, or a variable does not lie on it.
+    """
+    if not in_force:
+        raise InputError(
+            f"the mesh {mesh} was dropped; call distribute again, as after "
+            "keras.utils.clear_session(), and then build the model"
+        )
+    outside = [variable.path for variable in model.variables if not lies(variable)]
+    if outside:
+        raise InputError(
+            f"{len(outside)} of {len(model.variables)} variables are not on the mesh {mesh}, the "
+            f"first {outside[0]}: they were made before distribute; call it first, then build or "
+            "load the model, then enable_lora"
+        )

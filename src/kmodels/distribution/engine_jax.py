@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kmodels import compat
+from kmodels.distribution.engine import check_place
 from kmodels.distribution.gathered_jax import Gathered
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import AXES, Mesh
@@ -150,22 +151,15 @@ class Engine:
 
     def check(self, model: Any) -> None:
         """Raises `InputError` where the mesh was dropped, or variables do not lie on it."""
-        if keras.distribution.distribution() is not self._distribution:
-            raise InputError(
-                f"the mesh {self.mesh} was dropped, as keras.utils.clear_session() does; call "
-                "distribute again, and then build the model"
+        in_force = keras.distribution.distribution() is self._distribution
+
+        def lies(variable: Any) -> bool:
+            return (
+                not compat.has_value(variable)
+                or variable.value.sharding.device_set == self._devices
             )
-        outside = [
-            variable.path
-            for variable in model.variables
-            if compat.has_value(variable) and variable.value.sharding.device_set != self._devices
-        ]
-        if outside:
-            raise InputError(
-                f"{len(outside)} of {len(model.variables)} variables are not on the mesh "
-                f"{self.mesh}, the first {outside[0]}: they were made before distribute; call it "
-                "first, then build or load the model, then enable_lora"
-            )
+
+        check_place(self.mesh, in_force, model, lies)
 
     def leave(self) -> None:
         """Takes the distribution back, where it is still there."""

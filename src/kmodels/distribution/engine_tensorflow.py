@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from kmodels import compat, replicas_tensorflow
+from kmodels.distribution.engine import check_place
 from kmodels.distribution.mesh import Mesh
 from kmodels.errors import InputError
 
@@ -49,21 +50,17 @@ class Engine:
 
     def check(self, model: Any) -> None:
         """Raises `InputError` for variables off the mesh, and for what would be wrong on it."""
-        if tf.distribute.get_strategy() is not self._strategy:
-            raise InputError(
-                f"the mesh {self.mesh} was dropped; call distribute again, and then build the model"
-            )
+        in_force = tf.distribute.get_strategy() is self._strategy
         created_here = self._strategy.extended.variable_created_in_scope
-        outside = [
-            variable.path
-            for variable in model.variables
-            if compat.has_value(variable) and not created_here(variable.value)
-        ]
-        if outside or model.distribute_strategy is not self._strategy:
+
+        def lies(variable: Any) -> bool:
+            return not compat.has_value(variable) or created_here(variable.value)
+
+        check_place(self.mesh, in_force, model, lies)
+        if model.distribute_strategy is not self._strategy:
             raise InputError(
-                f"{len(outside)} of {len(model.variables)} variables are not on the mesh "
-                f"{self.mesh}, the first {(outside or ['none'])[0]}: they, or the model, were made "
-                "before distribute; call it first, then build or load the model, then enable_lora"
+                f"{model.name} is not on the mesh {self.mesh}: it was made before distribute; call "
+                "it first, then build or load the model, then enable_lora"
             )
         for layer in compat.sublayers(model):
             batch_norm = isinstance(layer, keras.layers.BatchNormalization)

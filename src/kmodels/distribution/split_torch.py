@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from kmodels import dispatch, seeds_torch
 from kmodels.distribution import processes
+from kmodels.distribution.engine import check_place
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
 from kmodels.distribution.parallel_torch import Together, results_of
@@ -93,22 +94,13 @@ class Split:
 
     def check(self, model: Any) -> None:
         """As in `Engine`."""
-        if keras.distribution.distribution() is not self._distribution:
-            raise InputError(
-                f"the mesh {self.mesh} was dropped, as keras.utils.clear_session() does; call "
-                "distribute again, and then build the model"
-            )
-        outside = [
-            variable.path
-            for variable in model.variables
-            if "model" in axes_of(variable, self.mesh) and not isinstance(variable.value, DTensor)
-        ]
-        if outside:
-            raise InputError(
-                f"{len(outside)} of {len(model.variables)} variables are not on the mesh "
-                f"{self.mesh}, the first {outside[0]}: they were made before distribute; call it "
-                "first, then build or load the model, then enable_lora"
-            )
+        in_force = keras.distribution.distribution() is self._distribution
+
+        def lies(variable: Any) -> bool:
+            cut = "model" in axes_of(variable, self.mesh)
+            return not cut or isinstance(variable.value, DTensor)
+
+        check_place(self.mesh, in_force, model, lies)
 
     def leave(self) -> None:
         """Takes the distribution back, where it is still there."""
