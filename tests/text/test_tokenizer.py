@@ -3,7 +3,9 @@
 import struct
 
 import pytest
+import tokenizers
 
+import hub_models
 from kmodels.errors import InputError
 from kmodels.text import Tokenizer, demo
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
@@ -206,3 +208,37 @@ def test_the_vocabulary_inside_a_gguf(tmp_path):
     assert ours(text) == theirs(text)
     assert ours.detokenize(ours(text)) == theirs.detokenize(theirs(text))
     assert (ours.start_token, ours.end_token, ours.pad_token) == ("<bos>", "<eos>", "<pad>")
+
+
+@pytest.fixture(scope="module")
+def complete():
+    return hub_models.tokenizer(demo.texts())
+
+
+def test_sentencepiece_file_written_and_read_again(complete):
+    again = Tokenizer.from_sentencepiece(complete.to_sentencepiece())
+    assert again(TEXT + SPECIAL) == complete(TEXT + SPECIAL)
+    assert again.stop_token_ids == complete.stop_token_ids
+    assert again.vocabulary_size() == complete.vocabulary_size()
+    assert again.to_sentencepiece() == complete.to_sentencepiece()
+
+
+@pytest.mark.needs("sentencepiece")
+def test_sentencepiece_reads_what_was_written_with_equal_ids(complete):
+    import sentencepiece
+
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=complete.to_sentencepiece())
+    assert theirs.vocab_size() == complete.vocabulary_size()
+    for text in (TEXT, SPECIAL, " a  b", "\u4f60\u597d"):
+        assert theirs.encode(text) == complete(text)
+    assert (theirs.pad_id(), theirs.eos_id(), theirs.bos_id(), theirs.unk_id()) == (0, 1, 2, 3)
+
+
+def test_what_a_sentencepiece_file_cannot_hold(complete):
+    lower = tokenizers.Tokenizer.from_str(complete.core.to_str())
+    lower.normalizer = tokenizers.normalizers.Lowercase()
+    with pytest.raises(InputError, match=r"a SentencePiece file holds.*BPE over Lowercase"):
+        Tokenizer(lower).to_sentencepiece()
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>"))
+    with pytest.raises(InputError, match=r"a SentencePiece file holds.*WordLevel"):
+        Tokenizer(words).to_sentencepiece()

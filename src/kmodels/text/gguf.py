@@ -88,13 +88,20 @@ class Vocabulary(NamedTuple):
     space_prefix: bool
 
 
-def describe(core: Tokenizer, rows: int) -> Vocabulary:
+def describe(
+    core: Tokenizer,
+    rows: int,
+    file: str = "a GGUF file",
+    instead: str = "write hf, or the model without a preprocessor",
+) -> Vocabulary:
     """What `load` reads, of a tokenizer that merges pieces as SentencePiece does.
 
     Args:
         core: with merges, such as Gemma's.
         rows: of the embedding table: tokens behind them are left out, and rows without a token get
             one that no text gives.
+        file: what it is for, in errors.
+        instead: what to do where it cannot be, in errors.
 
     Raises:
         InputError: for another kind of tokenizer, or one that would give other ids from a file.
@@ -104,8 +111,8 @@ def describe(core: Tokenizer, rows: int) -> Vocabulary:
     known = {"Replace", "Prepend"}
     if model["type"] != "BPE" or not model["byte_fallback"] or not known.issuperset(steps):
         raise InputError(
-            f"a GGUF file holds merges with bytes for what is unknown, over plain text; this "
-            f"tokenizer is {model['type']} over {', '.join(steps) or 'plain text'}: write hf"
+            f"{file} holds merges with bytes for what is unknown, over plain text; this tokenizer "
+            f"is {model['type']} over {', '.join(steps) or 'plain text'}: {instead}"
         )
     vocabulary = core.get_vocab(with_added_tokens=True)
     texts = [f"[PAD{i}]" for i in range(rows)]
@@ -129,12 +136,16 @@ def describe(core: Tokenizer, rows: int) -> Vocabulary:
         if text == model["unk_token"]:
             kinds[i] = build.UNKNOWN
     found = Vocabulary(texts, scores, kinds, vocabulary.get(model["unk_token"]), "Prepend" in steps)
-    _check(core, found)
+    if not _is_equal(core, found):
+        raise InputError(
+            f"this tokenizer cuts text by more than the scores of its pieces, which is all that "
+            f"{file} holds: {instead}"
+        )
     return found
 
 
-def _check(core: Tokenizer, found: Vocabulary) -> None:
-    """Raises where a file would cut text otherwise; pieces in any order make text to ask about."""
+def _is_equal(core: Tokenizer, found: Vocabulary) -> bool:
+    """Whether a file would cut text alike; pieces in any order make text to ask about."""
     settings = {
         "scores": found.scores,
         "token_type": found.kinds,
@@ -151,10 +162,8 @@ def _check(core: Tokenizer, found: Vocabulary) -> None:
         text = "".join(mixed[first : first + ASKED])
         ids, wanted = (x.encode(text, add_special_tokens=False).ids for x in (again, core))
         if ids != wanted:
-            raise InputError(
-                "this tokenizer cuts text by more than the scores of its pieces, which is all that "
-                "a GGUF file holds: write hf, or the model without a preprocessor"
-            )
+            return False
+    return True
 
 
 def _steps(normalizer: dict[str, Any] | None) -> Iterator[str]:

@@ -84,20 +84,26 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
         InputError: for a file that is not such a model, or of kind word or character.
     """
     try:
-        fields = list(_fields(Path(path).read_bytes()))
+        return parse(Path(path).read_bytes(), path, special)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def parse(data: bytes, origin: object, special: tuple[str, ...] = ()) -> Tokenizer:
+    """The same from the content of a file; `origin` names it in errors."""
+    try:
+        fields = list(_fields(data))
         pieces = [_piece(_bytes(value)) for number, value in fields if number == _PIECES]
         trainer = {k: v for n, part in fields if n == _TRAINER for k, v in _fields(_bytes(part))}
         rules = {k: v for n, part in fields if n == _NORMALIZER for k, v in _fields(_bytes(part))}
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except (IndexError, ValueError, struct.error) as error:
-        raise InputError(f"{path} is not a SentencePiece model: {error}") from error
+        raise InputError(f"{origin} is not a SentencePiece model: {error}") from error
     if not pieces:
-        raise InputError(f"{path} is not a SentencePiece model: it has no pieces")
+        raise InputError(f"{origin} is not a SentencePiece model: it has no pieces")
     kind = trainer.get(_MODEL_TYPE, _UNIGRAM)
     if kind not in (_UNIGRAM, _BPE):
         raise InputError(
-            f"{path} is a SentencePiece model of kind {kind}; unigram and BPE are read"
+            f"{origin} is a SentencePiece model of kind {kind}; unigram and BPE are read"
         )
     prefix = bool(rules.get(_DUMMY_PREFIX, True))
     return build.build(

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from kmodels.errors import InputError
 from kmodels.files import atomic_write
-from kmodels.text import gguf, sentencepiece
+from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 
 # Markers of turns, which older vocabulary files do not declare as control tokens.
 TURNS = ("<start_of_turn>", "<end_of_turn>")
@@ -107,6 +107,35 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(f"{path} is not a tokenizer.json: {_line(error)}") from error
         return cls(core, **names)
+
+    @classmethod
+    def from_sentencepiece(cls, model: bytes, origin: object = "the model") -> Self:
+        """The tokenizer of a SentencePiece model that is in memory.
+
+        Args:
+            model: content of a .model file.
+            origin: names it in errors.
+
+        Raises:
+            InputError: for what is no such model.
+        """
+        return cls(sentencepiece.parse(model, origin, TURNS))
+
+    def to_sentencepiece(self) -> bytes:
+        """The content of a SentencePiece .model file with the same ids and merges.
+
+        Raises:
+            InputError: for a tokenizer that such a file cannot describe.
+        """
+        return sentencepiece_writer.dump(
+            self.core,
+            {
+                "bos": self.start_token_id,
+                "eos": self.end_token_id,
+                "pad": self.pad_token_id,
+            },
+            TURNS,
+        )
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:

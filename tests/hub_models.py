@@ -1,0 +1,150 @@
+"""Tiny models of keras-hub with random weights, and what they are called with."""
+
+import keras
+import numpy as np
+
+from kmodels.text import Tokenizer
+from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, build
+from kmodels.text.tokenizer import TURNS
+from kmodels.text.training import train_tokenizer
+
+SIZES = {"patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16}
+# 16 wide in the MLP too, so that a kernel is square.
+VIT = {"image_shape": (32, 32, 3), "mlp_dim": 16, **SIZES}
+NARROW = {"image_shape": (32, 32, 3), "intermediate_dim": 16, **SIZES}
+GEMMA = {
+    "vocabulary_size": 320,
+    "num_query_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_dim": 24,
+    "head_dim": 8,
+}
+GEMMA_2 = {
+    "use_post_ffw_norm": True,
+    "use_post_attention_norm": True,
+    "attention_logit_soft_cap": 2.0,
+    "final_logit_soft_cap": 1.5,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 6,
+}
+
+
+def _vit(models):
+    return models.ViTBackbone(**VIT, use_mha_bias=False, layer_norm_epsilon=1e-5)
+
+
+def _vit_classifier(models):
+    return models.ViTImageClassifier(
+        models.ViTBackbone(**VIT), 5, intermediate_dim=8, activation="softmax"
+    )
+
+
+def _vit_mean(models):
+    return models.ViTImageClassifier(
+        models.ViTBackbone(**VIT, use_class_token=False), 5, pooling="gap"
+    )
+
+
+def _deit(models):
+    return models.DeiTImageClassifier(models.DeiTBackbone(**NARROW), 5)
+
+
+def _dinov2(models):
+    # Its positions belong to another size, so that those in use are made of them.
+    shape = (48, 48, 3)
+    return models.DINOV2Backbone(**NARROW, num_register_tokens=3, position_embedding_shape=shape)
+
+
+def _dinov2_giant(models):
+    sizes = {**NARROW, "intermediate_dim": 64}
+    return models.DINOV2Backbone(**sizes, use_swiglu_ffn=True, position_embedding_shape=(32, 32, 3))
+
+
+def _siglip(models):
+    return models.SigLIPVisionEncoder(**NARROW, name="tower")
+
+
+def _gemma(models):
+    return models.GemmaCausalLM(models.GemmaBackbone(**GEMMA, num_layers=2, intermediate_dim=48))
+
+
+def _gemma_2(models):
+    sizes = {**GEMMA, **GEMMA_2, "num_layers": 3, "intermediate_dim": 48}
+    return models.GemmaCausalLM(models.GemmaBackbone(**sizes))
+
+
+def _gemma_3(models):
+    sizes = {**GEMMA, **GEMMA_2, "num_layers": 7, "intermediate_dim": 48, "image_size": 16}
+    return models.Gemma3CausalLM(
+        backbone=models.Gemma3Backbone(**sizes, global_rope_scaling_factor=8.0), preprocessor=None
+    )
+
+
+MAKERS = {
+    "vit": _vit,
+    "vit_classifier": _vit_classifier,
+    "vit_mean": _vit_mean,
+    "deit": _deit,
+    "dinov2": _dinov2,
+    "dinov2_giant": _dinov2_giant,
+    "siglip": _siglip,
+    "gemma": _gemma,
+    "gemma2": _gemma_2,
+    "gemma3": _gemma_3,
+}
+
+
+def randomize(model, seed=0):
+    """Values far from what is drawn at first: norms that scale, biases that shift."""
+    rng = np.random.default_rng(seed)
+    for variable in model.weights:
+        if "float" in str(variable.dtype):
+            variable.assign(rng.normal(size=tuple(variable.shape)) * 0.3)
+
+
+def make(name, models):
+    """A random model of keras-hub."""
+    model = MAKERS[name](models)
+    randomize(model)
+    embedding = getattr(model, "embeddings", None)
+    if embedding is not None:  # DINOv2's positions in use, made of those it keeps
+        embedding.interpolated_position_embeddings.assign(
+            embedding._interpolate_position_embeddings(
+                embedding.position_embeddings,
+                embedding.patch_size,
+                embedding.position_embedding_shape,
+                embedding.image_shape,
+            )
+        )
+    return model
+
+
+def inputs(name):
+    """What a model is called with, on either side."""
+    rng = np.random.default_rng(1)
+    if name.startswith("gemma"):
+        mask = np.ones((2, 13), "int32")
+        return {"token_ids": rng.integers(0, 320, (2, 13)), "padding_mask": mask}
+    return rng.normal(size=(2, 32, 32, 3)).astype("float32")
+
+
+def output(model, x):
+    """Values on the host; keras-hub's towers take their pictures by name."""
+    if isinstance(model.input, dict) and not isinstance(x, dict):
+        x = {"images": x}
+    return keras.ops.convert_to_numpy(model(x, training=False))
+
+
+def values(model):
+    """Weights by path."""
+    return {v.path: keras.ops.convert_to_numpy(v) for v in model.weights}
+
+
+def tokenizer(texts, size=800):
+    """One whose merges are all that its pieces allow, as SentencePiece's are and Gemma's."""
+    learnt = train_tokenizer(texts, size).core
+    vocabulary = sorted(learnt.get_vocab().items(), key=lambda entry: entry[1])
+    kinds = {"<unk>": UNKNOWN, **dict.fromkeys(("<pad>", "<eos>", "<bos>"), CONTROL)}
+    kinds |= dict.fromkeys(TURNS, USER_DEFINED) | {f"<0x{i:02X}>": BYTE for i in range(256)}
+    pieces = [Piece(text, -float(i), kinds.get(text, NORMAL)) for text, i in vocabulary]
+    return Tokenizer(build(pieces, special=TURNS))
