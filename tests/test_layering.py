@@ -24,7 +24,7 @@ ROWS = (
     ("data", "distribution", "generation", "lora", "text", "training", "weights"),
     ("callbacks", "task", "presets"),
     ("models",),
-    ("bench", "cli", "doctor", "parity", "plan", "recipe", "report"),
+    ("bench", "cli", "convert", "doctor", "interop", "parity", "plan", "recipe", "report"),
 )
 # The ways up. presets.py finds the family by its name, a table look-up; a plan hands out the
 # callback that keeps its run, which asks the processes of that run.

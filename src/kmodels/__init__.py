@@ -14,8 +14,8 @@ _EXPORTS = {
     "train_step": "kmodels.training.train_state",
 }
 _MODULES = (
-    *("callbacks", "data", "distribution", "layers", "models", "ops", "text", "training"),
-    "transforms",
+    *("callbacks", "data", "distribution", "interop", "layers", "models", "ops", "text"),
+    *("training", "transforms"),
 )
 
 __all__ = ["__version__", *_EXPORTS, *_MODULES]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kmodels.errors import InputError
+from kmodels.models.peer import Peer
 from kmodels.training.footprint import Sizes
 from kmodels.weights import Checkpoint
 
@@ -46,6 +47,7 @@ class Family:
         fit: (tensors by variable path, their config, wanted config) to tensors for that config.
         sizes: config to what decides the memory of a step.
         transformers_form: model to config.json, preprocessor_config.json, table and extra tensors.
+        keras_hub: the pairs with keras-hub's classes; the first that a model belongs to is its own.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Family:
     fit: Callable[[Any, Any, Any], Any]
     sizes: Callable[[Any], Sizes]
     transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
+    keras_hub: tuple[Peer, ...]
 
 
 def family(name: str) -> Family:

@@ -5,6 +5,7 @@ from typing import Any
 from kmodels.errors import InputError
 from kmodels.models.gemma import weights_gguf, weights_huggingface
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
+from kmodels.models.gemma.keras_hub import PEERS
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.registry import Family
@@ -147,4 +148,5 @@ FAMILY = Family(
     fit=lambda tensors, held, wanted: tensors,
     sizes=sizes,
     transformers_form=transformers_form,
+    keras_hub=PEERS,
 )

@@ -1,6 +1,6 @@
 """A ViT as transformers writes it: which of its models that is, config.json, and the table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,7 @@ class Form:
 
     def lacks(self, config: ViTConfig, settings: Settings) -> list[str]:
         """What a model has that this one cannot express."""
-        unusual = _unusual(config, settings)
-        found = [name for name in unusual if name not in self.needs | self.can]
-        pooling, head = settings.get("pooling"), _head(settings)
-        if (pooling, head) in self.heads or not settings:
-            return found
-        pooled = pooling in {known for known, _ in self.heads}
-        return [*found, f"{head} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
+        return lacking(config, settings, self.needs | self.can, self.heads)
 
     def suits(self, config: ViTConfig, settings: Settings) -> bool:
         """Whether this is the model."""
@@ -91,6 +85,28 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
     if form.name in TOWERS and _head(settings) == LOGITS:
         described = _nested(described)
     return described, _picture_form(model, config), table, _zeros(form, config, table)
+
+
+def lacking(
+    config: ViTConfig,
+    settings: Settings,
+    known: Set[str],
+    heads: Set[tuple[str | None, str]],
+) -> list[str]:
+    """What a model has that another package's cannot express.
+
+    Args:
+        config: of the backbone.
+        settings: of the task; empty for a backbone.
+        known: what is unusual in the original ViT and may be there.
+        heads: the pairs of pooling and head that the other has.
+    """
+    found = [name for name in _unusual(config, settings) if name not in known]
+    pooling, head = settings.get("pooling"), _head(settings)
+    if (pooling, head) in heads or not settings:
+        return found
+    pooled = pooling in {known for known, _ in heads}
+    return [*found, f"{head} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
 
 
 def _unusual(config: ViTConfig, settings: Settings) -> list[str]:
@@ -328,6 +344,7 @@ def _picture_form(model: Any, config: ViTConfig) -> dict[str, Any]:
     preprocessor = getattr(model, "preprocessor", None)
     if preprocessor is None:
         return {}
+    preprocessor.check_plain("transformers' ViTImageProcessor")
     numbers = {name: number for number, name in INTERPOLATION.items()}
     height, width = preprocessor.image_size
     return {

@@ -38,6 +38,7 @@ def export_to_timm(model: Any, directory: str | Path) -> Path:
     tensors = export(model, weights_timm.rules(config))
     preprocessor = getattr(model, "preprocessor", None)
     if preprocessor is not None:
+        preprocessor.check_plain("timm's data config")
         described["pretrained_cfg"] |= {
             "mean": list(preprocessor.mean),
             "std": list(preprocessor.std),

@@ -14,6 +14,7 @@ from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import transformers_form
 from kmodels.models.vit.fitting import fitting
+from kmodels.models.vit.keras_hub import PEERS
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
 from kmodels.training.footprint import Sizes
@@ -72,4 +73,5 @@ FAMILY = Family(
     fit=_fit,
     sizes=sizes,
     transformers_form=transformers_form,
+    keras_hub=PEERS,
 )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.errors import InputError
+from kmodels.weights.positions import resize_matrix
 
 RESAMPLING = ("nearest", "bilinear", "bicubic", "lanczos")
 
@@ -19,7 +20,11 @@ class ViTImageClassifierPreprocessor:
         image_size: (height, width) in pixels.
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
-        interpolation: "nearest", "bilinear", "bicubic" or "lanczos", antialiased as Pillow does.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
+        antialias: smooths what is made smaller, as Pillow does; False with "nearest" and "bilinear"
+            alone, for checkpoints that were trained so.
+        crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`, instead of
+            stretching the picture.
 
     Call:
         x: uint8 pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size;
@@ -37,6 +42,8 @@ class ViTImageClassifierPreprocessor:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     interpolation: str = "bilinear"
+    antialias: bool = True
+    crop_to_aspect_ratio: bool = False
 
     def __post_init__(self) -> None:
         for name in ("image_size", "mean", "std"):
@@ -54,6 +61,11 @@ class ViTImageClassifierPreprocessor:
         if self.interpolation not in RESAMPLING:
             raise InputError(
                 f"interpolation is {self.interpolation!r}; choose one of {', '.join(RESAMPLING)}"
+            )
+        if not self.antialias and self.interpolation not in ("nearest", "bilinear"):
+            raise InputError(
+                f"antialias=False with interpolation={self.interpolation!r} differs from framework "
+                "to framework; give antialias=True, or interpolation='bilinear'"
             )
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -76,8 +88,16 @@ class ViTImageClassifierPreprocessor:
 
     def _resize_one(self, picture: np.ndarray) -> np.ndarray:
         self._check(picture.shape)
+        if self.crop_to_aspect_ratio:
+            picture = _middle(picture, self.image_size)
         if picture.shape[:2] == self.image_size:
             return picture.astype("float32")
+        if not self.antialias and self.interpolation == "bilinear":
+            pairs = zip(picture.shape, self.image_size, strict=False)
+            down, across = (resize_matrix(old, new, "bilinear") for old, new in pairs)
+            return np.einsum("ij,jkc,lk->ilc", down, picture, across, optimize=True).astype(
+                "float32"
+            )
         from PIL import Image
 
         method = getattr(Image.Resampling, self.interpolation.upper())
@@ -94,6 +114,23 @@ class ViTImageClassifierPreprocessor:
                 f"a picture has shape {tuple(shape)}; give (height, width, {len(self.mean)})"
             )
 
+    def check_plain(self, package: str) -> None:
+        """Raises `InputError` where another package's preprocessor cannot resize as this one."""
+        if self.crop_to_aspect_ratio or not self.antialias:
+            raise InputError(
+                f"{package} has no counterpart for a preprocessor with crop_to_aspect_ratio="
+                f"{self.crop_to_aspect_ratio} and antialias={self.antialias}"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def _middle(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The largest part around the middle with the aspect ratio of `size`, as Keras cuts it."""
+    (height, width), (down, across) = picture.shape[:2], size
+    rows = max(min(height, int(width * down / across)), 1)
+    columns = max(min(width, int(height * across / down)), 1)
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return picture[top : top + rows, left : left + columns]

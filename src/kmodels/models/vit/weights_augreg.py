@@ -16,6 +16,7 @@ import numpy as np
 from kmodels.errors import InputError
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fitting import fitting
+from kmodels.models.vit.heads import attention
 from kmodels.weights import Checkpoint, LazyArray, Rule, read_npz, reshape
 from kmodels.weights.positions import square_grid
 
@@ -31,22 +32,8 @@ def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> l
         positions: name of the position embedding, without the prefix.
         big_vision: whether the parts of a block are numbered as big_vision does.
     """
-    width, heads, patch = config.hidden_dim, config.num_heads, config.patch_size
-    channels = config.image_shape[2]
-    kernel = reshape((width, heads, width // heads), (width, width))
-    bias = reshape((heads, width // heads), (width,))
-    output = reshape((heads, width // heads, width), (width, width))
+    width, patch, channels = config.hidden_dim, config.patch_size, config.image_shape[2]
     image = reshape((patch, patch, channels, width), (patch * patch * channels, width))
-
-    def attention(source: str, target: str) -> list[Rule]:
-        table = [
-            Rule(f"{source}/out/kernel", f"{target}/output/kernel", output),
-            Rule(f"{source}/out/bias", f"{target}/output/bias"),
-        ]
-        for part in ("query", "key", "value"):
-            table.append(Rule(f"{source}/{part}/kernel", f"{target}/{part}/kernel", kernel))
-            table.append(Rule(f"{source}/{part}/bias", f"{target}/{part}/bias", bias))
-        return table
 
     def both(source: str, target: str, weight: str) -> list[Rule]:
         return [Rule(f"{source}/{x}", f"{target}/{x}") for x in (weight, "bias")]
@@ -59,8 +46,8 @@ def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> l
         Rule("embedding/kernel", "patch_embedding/kernel", image),
         Rule("embedding/bias", "patch_embedding/bias"),
         Rule("MAPHead_0/probe", "pooling/probe"),
-        *attention(f"{block}/MultiHeadDotProductAttention_{mha}", "block_{i}/attention"),
-        *attention("MAPHead_0/MultiHeadDotProductAttention_0", "pooling/attention"),
+        *attention(config, f"{block}/MultiHeadDotProductAttention_{mha}", "block_{i}/attention"),
+        *attention(config, "MAPHead_0/MultiHeadDotProductAttention_0", "pooling/attention"),
         *both(f"{block}/LayerNorm_0", "block_{i}/attention_norm", "scale"),
         *both(f"{block}/LayerNorm_{norm}", "block_{i}/mlp_norm", "scale"),
         *both(f"{block}/MlpBlock_{mlp}/Dense_0", "block_{i}/mlp/up", "kernel"),

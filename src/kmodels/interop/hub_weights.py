@@ -1,0 +1,110 @@
+"""Weights of a model of keras-hub by name, and the comparison of both sides."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.models.peer import Peer
+from kmodels.weights import LazyArray, Rule, engine
+
+LORA = ("/lora_kernel_a", "/lora_kernel_b")
+
+
+def variables(peer: Peer, model: Any) -> dict[str, Any]:
+    """The weights of a backbone or task of keras-hub by the names in the table.
+
+    Args:
+        peer: of the backbone.
+        model: whose weights they are.
+
+    Raises:
+        InputError: for weights that are not plain numbers, or adapters beside them.
+    """
+    backbone = getattr(model, "backbone", model)
+    aside = getattr(backbone, peer.aside, None) if peer.aside else None
+    left = {id(variable) for variable in (aside.weights if aside is not None else ())}
+    found: dict[str, Any] = {}
+    for variable in model.weights:
+        if id(variable) in left:
+            continue
+        name = variable.path.removeprefix(f"{model.name}/").removeprefix(f"{backbone.name}/")
+        # Layers of some backbones bear the backbone's name in front of their own, if it has one.
+        name = name.removeprefix(f"{backbone.name}_")
+        for pattern, known in peer.renamed.items():
+            name = re.sub(f"^{pattern}$", known, name)
+        if name in found:
+            raise InputError(f"two weights of {model.name} are called {name}; rename the layers")
+        found[name] = variable
+    if adapted := [name for name in found if name.endswith(LORA)]:
+        raise InputError(
+            f"{model.name} has LoRA adapters ({len(adapted)} weights, {adapted[0]} first): take "
+            "them by save_lora_weights and read_lora, and give the model as it was without"
+        )
+    return {name: variable for name, variable in found.items() if name not in peer.copies}
+
+
+def tensors(peer: Peer, model: Any) -> dict[str, LazyArray]:
+    """The same as an open file would give them."""
+    return {name: _lazy(variable) for name, variable in variables(peer, model).items()}
+
+
+def _lazy(variable: Any) -> LazyArray:
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return LazyArray(tuple(variable.shape), dtype, lambda: engine.values(variable))
+
+
+def fill(peer: Peer, model: Any, values: Mapping[str, LazyArray]) -> None:
+    """Puts values into a model of keras-hub, where every name and shape fits.
+
+    Args:
+        peer: of the backbone.
+        model: new, of keras-hub.
+        values: by the names in the table.
+
+    Raises:
+        InputError: lists what does not fit.
+    """
+    held = variables(peer, model)
+    engine.load(held, values, [Rule(name, name) for name in values], origin="the converted model")
+    backbone = getattr(model, "backbone", model)
+    for variable in backbone.weights:
+        name = variable.path.removeprefix(f"{backbone.name}_")
+        if (source := peer.copies.get(name)) is not None:
+            engine.put(variable, values[source].read())
+
+
+def compare(peer: Peer, model: Any, theirs: Any, rules: Sequence[Rule]) -> None:
+    """Raises `InputError` that names every weight that is not the same, bit for bit, on both sides.
+
+    Args:
+        peer: of the backbone.
+        model: of kmodels.
+        theirs: of keras-hub.
+        rules: the table.
+    """
+    ours, found = engine.export(model, rules), tensors(peer, theirs)
+    problems = [
+        *_listed("not in kmodels", [name for name in found if name not in ours]),
+        *_listed("not in keras-hub", [name for name in ours if name not in found]),
+        *_listed(
+            "different", [name for name in ours if name in found and _differ(ours, found, name)]
+        ),
+    ]
+    if problems:
+        raise InputError(f"the two models do not hold the same weights: {'; '.join(problems)}")
+
+
+def _differ(ours: Mapping[str, LazyArray], theirs: Mapping[str, LazyArray], name: str) -> bool:
+    left, right = ours[name], theirs[name]
+    if (left.shape, left.dtype) != (right.shape, right.dtype):
+        return True
+    return left.read().tobytes() != right.read().tobytes()
+
+
+def _listed(title: str, names: Sequence[str]) -> list[str]:
+    more = f" and {len(names) - engine.SHOWN} more" if len(names) > engine.SHOWN else ""
+    return [f"{title}: {', '.join(names[: engine.SHOWN])}{more}"] if names else []

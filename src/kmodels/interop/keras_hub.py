@@ -1,0 +1,187 @@
+"""Models of keras-hub (formerly keras-nlp) to kmodels and back, bit for bit.
+
+Weights go by a table for each pair, strict in both directions; afterwards both models are compared
+weight by weight. Nothing here needs TensorFlow; keras-hub says itself where it does.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from kmodels import lora
+from kmodels.errors import InputError
+from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
+from kmodels.interop.packages import need
+from kmodels.models import registry
+from kmodels.models.peer import Peer
+from kmodels.weights import engine
+
+log = logging.getLogger("kmodels")
+
+__all__ = ["compare", "from_hub", "read_lora", "to_hub"]
+
+
+def _hub() -> Any:
+    return need("keras_hub", "keras-hub", "hub")
+
+
+def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
+    """The model of keras-hub as one of kmodels, in the same dtype.
+
+    Args:
+        source: a backbone or task of keras-hub (or keras-nlp): ViT, DeiT, DINOv2, SigLIP's vision
+            tower, Gemma 1, 2 and 3; or a directory that its `save_to_preset` wrote.
+        preprocessor: takes over tokenizer or image converter too; False leaves them.
+
+    Returns:
+        A backbone or task of kmodels with equal weights. Of a model with more parts, such as
+        Gemma 3 with a vision encoder or SigLIP with both towers, it is the part that kmodels has.
+
+    Raises:
+        InputError: for a model without a counterpart, listing what differs, or without keras-hub.
+    """
+    model = _load(source) if isinstance(source, str | Path) else source
+    peer, model = _peer_of(model)
+    backbone = getattr(model, "backbone", model)
+    given = backbone.get_config()
+    task = model.get_config() if backbone is not model else {}
+    if problems := peer.strange(given, task):
+        raise InputError(
+            f"kmodels has no counterpart for {peer.backbone} with {', '.join(problems)}"
+        )
+    mine = peer.ours(**peer.fields(given), dtype=backbone.dtype_policy)
+    settings = dict(peer.pooled or {}) if backbone is model else peer.settings(task)
+    if backbone is not model and preprocessor and model.preprocessor is not None:
+        settings["preprocessor"] = hub_preprocessing.to_ours(
+            model.preprocessor, mine.config, peer.our_task.preprocessor_class
+        )
+    if backbone is not model or peer.pooled:
+        mine = peer.our_task(mine, **settings)
+    rules = peer.table(getattr(mine, "backbone", mine).config)
+    engine.load(mine, hub_weights.tensors(peer, model), rules, origin=f"{type(model).__name__}")
+    hub_weights.compare(peer, mine, model, rules)
+    return mine
+
+
+def to_hub(model: Any, *, preprocessor: bool = True) -> Any:
+    """The model of kmodels as one of keras-hub, in the same dtype; its `save_to_preset` writes it.
+
+    Args:
+        model: a backbone or task of kmodels.
+        preprocessor: gives it tokenizer or image converter too; False leaves them.
+
+    Returns:
+        A backbone or task of keras-hub with equal weights.
+
+    Raises:
+        InputError: lists what keras-hub has no counterpart for, or says that it is not installed.
+    """
+    hub = _hub()
+    if lora.describe(model):
+        raise InputError(
+            "keras-hub has no place for these LoRA adapters; call merge_lora first, or save_adapter"
+        )
+    backbone = getattr(model, "backbone", model)
+    config, settings = backbone.config, getattr(model, "settings", {})
+    peers = registry.family(backbone.family).keras_hub
+    peer = next(peer for peer in peers if peer.belongs(config, settings))
+    if problems := peer.lacks(config, settings):
+        raise InputError(
+            f"keras-hub's {peer.backbone} has no counterpart for {', '.join(problems)}"
+        )
+    rules = peer.table(config)
+    values = engine.export(model, rules)
+    theirs = getattr(hub.models, peer.backbone)(
+        **peer.arguments(config), dtype=backbone.dtype_policy
+    )
+    if backbone is not model and peer.task is not None:
+        task = getattr(hub.models, peer.task)
+        arguments: dict[str, Any] = {"preprocessor": None, **peer.head(settings)}
+        if preprocessor and model.preprocessor is not None:
+            arguments["preprocessor"] = hub_preprocessing.to_theirs(
+                model.preprocessor, task.preprocessor_cls
+            )
+        if "num_classes" in arguments:
+            arguments["head_dtype"] = model.head_dtype
+        theirs = task(backbone=theirs, **arguments)
+    hub_weights.fill(peer, theirs, values)
+    hub_weights.compare(peer, model, theirs, rules)
+    return theirs
+
+
+def compare(model: Any, theirs: Any) -> None:
+    """Compares a model of kmodels with one of keras-hub, weight by weight and bit for bit.
+
+    Args:
+        model: of kmodels.
+        theirs: of keras-hub.
+
+    Raises:
+        InputError: names every weight that one of them lacks, or that is not the same.
+    """
+    peer, theirs = _peer_of(theirs)
+    hub_weights.compare(peer, model, theirs, peer.table(getattr(model, "backbone", model).config))
+
+
+def read_lora(model: Any, file: str | Path) -> None:
+    """Puts the adapters that keras-hub's `save_lora_weights` wrote into a model of kmodels.
+
+    The model gives what keras-hub's gives; `save_adapter` then writes them in PEFT's format. Ranks
+    grow where keras-hub shares a matrix among heads: see docs/interop.md.
+
+    Args:
+        model: a backbone or task that equals the base of the adapters.
+        file: a .lora.h5.
+
+    Raises:
+        InputError: for a file that does not fit the model; the model is unchanged then.
+    """
+    backbone = getattr(model, "backbone", model)
+    peers = registry.family(backbone.family).keras_hub
+    settings = getattr(model, "settings", {})
+    peer = next(peer for peer in peers if peer.belongs(backbone.config, settings))
+    hub_lora.read(model, Path(file), peer, _hub())
+
+
+def _load(source: str | Path) -> Any:
+    hub, path = _hub(), Path(source).expanduser()
+    if not path.is_dir():
+        raise InputError(f"{path} is no directory; give one that keras-hub's save_to_preset wrote")
+    described = path / "config.json"
+    config = json.loads(described.read_text()) if described.is_file() else {}
+    if "class_name" not in config:
+        raise InputError(
+            f"{path} is no preset of keras-hub: its config.json has no class_name; from_preset "
+            "reads directories of Hugging Face"
+        )
+    kind = hub.models.Backbone
+    task = path / "task.json"
+    if task.is_file():
+        name = json.loads(task.read_text())["class_name"]
+        kind = getattr(hub.models, name, None)
+        if kind is None:
+            raise InputError(f"{path} holds a {name}, which this keras-hub does not have")
+    try:
+        return kind.from_preset(str(path))
+    except (ImportError, OSError, TypeError, ValueError, KeyError) as error:
+        raise InputError(f"keras-hub cannot load {path}: {' '.join(str(error).split())}") from error
+
+
+def _peer_of(model: Any) -> tuple[Peer, Any]:
+    """The pair of a model of keras-hub, and the model or the part of it that is meant."""
+    backbone = getattr(model, "backbone", model)
+    name = type(backbone).__name__
+    peers = [peer for family in registry.families() for peer in family.keras_hub]
+    for peer in peers:
+        if name == peer.backbone:
+            if model is not backbone and type(model).__name__ != peer.task:
+                break
+            return peer, model
+        if name in peer.inside and model is backbone:
+            log.info("of %s: %s alone", name, peer.inside[name])
+            return peer, getattr(backbone, peer.inside[name])
+    known = [found for peer in peers for found in (peer.backbone, peer.task) if found]
+    raise InputError(
+        f"{type(model).__name__} of {name} has no counterpart; {', '.join(known)} have"
+    )

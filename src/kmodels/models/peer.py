@@ -1,0 +1,76 @@
+"""What stands beside a family in keras-hub, and how one becomes the other."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmodels.weights import Rule
+
+Settings = Mapping[str, Any]
+
+
+def nothing(*_: Any) -> list[str]:
+    """For a pair in which neither side lacks anything."""
+    return []
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A backbone of keras-hub with its task, and the classes that they are here.
+
+    Args:
+        backbone: name of the class in `keras_hub.models`.
+        task: name of the class with a head there, or None where it has none.
+        ours: the backbone's class here.
+        our_task: the task's class here.
+        fields: the arguments of keras-hub's backbone to fields of the config here.
+        strange: the same and the arguments of the task, empty for a backbone, to what the model
+            here has no counterpart for.
+        settings: the arguments of keras-hub's task to arguments of the task here.
+        arguments: a config to the arguments of keras-hub's backbone.
+        head: settings of the task here to the arguments of keras-hub's task.
+        belongs: (config, settings) to whether this is the pair for such a model.
+        lacks: (config, settings) to what keras-hub has no counterpart for.
+        table: a config to the rules, whose sources are the paths of keras-hub's variables without
+            the name that keras-hub may put in front.
+        pooled: where keras-hub's backbone pools, the settings of the task that it is here.
+        inside: class of keras-hub to the attribute that holds such a backbone, of models that have
+            other parts, which are left aside.
+        aside: attribute of a part of the backbone itself that is left aside.
+        copies: variables of keras-hub that are no weights of their own: what they are equal to, or
+            None for what its layers compute.
+        renamed: patterns for whole paths to the name in the table, for variables without one.
+    """
+
+    backbone: str
+    task: str | None
+    ours: type
+    our_task: type
+    fields: Callable[[Settings], dict[str, Any]]
+    arguments: Callable[[Any], dict[str, Any]]
+    table: Callable[[Any], Sequence[Rule]]
+    belongs: Callable[[Any, Settings], bool]
+    lacks: Callable[[Any, Settings], list[str]] = nothing
+    strange: Callable[[Settings, Settings], list[str]] = nothing
+    settings: Callable[[Settings], dict[str, Any]] = field(default=lambda given: {})
+    head: Callable[[Settings], dict[str, Any]] = field(default=lambda settings: {})
+    pooled: Settings | None = None
+    inside: Mapping[str, str] = field(default_factory=dict)
+    aside: str | None = None
+    copies: Mapping[str, str | None] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+def numbered(table: Sequence[Rule], layers: int, first: int) -> list[Rule]:
+    """Rules whose blocks another package counts from `first`, one for each block."""
+    found = []
+    for rule in table:
+        if "{i}" not in rule.source:
+            found.append(rule)
+            continue
+        for i in range(layers):
+            targets = [target.replace("{i}", str(i)) for target in rule.targets]
+            source = rule.source.replace("{i}", str(i + first))
+            only = targets[0] if len(targets) == 1 else targets
+            found.append(Rule(source, only, rule.transform, rule.axis))
+    return found
