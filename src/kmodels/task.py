@@ -320,12 +320,14 @@ class Task(Presets, Adapters, Model):
         return self._run(super().predict, x, None, kwargs)
 
     def save(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
-        """Keras' `save`; of several processes one may call it alone."""
+        """Keras' `save`; of several processes that hold all weights one may call it alone."""
+        gather.check_whole(self, "save")
         with alone():
             super().save(filepath, overwrite=overwrite, **kwargs)
 
     def save_weights(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
-        """Keras' `save_weights`; of several processes one may call it alone."""
+        """Keras' `save_weights`; as `save`."""
+        gather.check_whole(self, "save_weights")
         with alone():
             super().save_weights(filepath, overwrite=overwrite, **kwargs)
 

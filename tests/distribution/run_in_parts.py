@@ -21,7 +21,6 @@ from kmodels.distribution import distribute, processes
 from kmodels.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.training import AdamW, checkpoint, load_orbax, placed, save_orbax, state
-from kmodels.weights import gather
 
 BATCH, STEPS, EPOCHS, WHOLE = 8, 4, 2, "whole"
 # Between two steps whose gradients are accumulated, within the second epoch.
@@ -234,7 +233,7 @@ def exported(folder, mesh, found):
     plan.export(model, folder / "exported")
     found["exported"] = state.weights_digest(model)
     try:
-        gather.check_whole(model, "merge_lora")
+        model.save_weights(folder / "weights.weights.h5")
     except InputError as error:
         found["in parts"] = str(error)
     found["kernels in parts"] = sum(

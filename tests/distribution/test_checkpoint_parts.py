@@ -123,7 +123,7 @@ def test_export_is_one_ordinary_directory(ran):
     assert state.weights_digest(model) == found["exported"]
     assert found["kernels in parts"] > 0
     assert found["no export"].startswith("cannot write /dev/full")
-    assert "merge_lora needs all weights on one device" in found["in parts"]
+    assert "save_weights needs all weights on one device" in found["in parts"]
     names = {"config.json", "manifest.json", "model.safetensors"}
     assert {path.name for path in (folder / "exported").iterdir()} == names
 
