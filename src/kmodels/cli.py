@@ -252,6 +252,37 @@ def report(
     print(reports.write(folder))
 
 
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A directory or file with a model.")],
+    destination: Annotated[Path, typer.Argument(help="File or directory to make or replace.")],
+    to: Annotated[str, typer.Option(help="hf, timm, npz, gguf, onnx, ...: see docs/convert.md.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the weights: float32, bfloat16, float16 or q8_0.")
+    ] = None,
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapters to merge.")] = None,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of the rows compared.")] = 32,
+) -> None:
+    """Write a model for another package or runtime, run it there, and compare (exit code 1)."""
+    from rich.console import Console
+
+    from kmodels import convert as converting
+
+    try:
+        found = converting.convert(
+            source,
+            destination,
+            to,
+            dtype=dtype,
+            adapter=adapter,
+            sequence_length=sequence_length,
+        )
+    except converting.Differs as error:
+        print(f"kmodels: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    Console(soft_wrap=True).print(found.line(), highlight=True)
+
+
 def _pair(what: str, text: str) -> tuple[str, str]:
     """One value for both sides, or one for each."""
     parts = [part.strip() for part in text.split(",")]

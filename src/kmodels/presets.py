@@ -75,6 +75,21 @@ def family_of(preset: str | Path) -> Family:
     raise _unknown(name, list_presets())
 
 
+def class_of(preset: str | Path) -> type:
+    """The class for what lies at a path: its family's task, or the backbone where it has no head.
+
+    Raises:
+        InputError: for a registered name, which has no weights, or if nothing that a family reads
+            is there.
+    """
+    family = family_of(preset)
+    if str(preset) in family.presets:
+        raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
+    task = _open(preset, family, {}, False).task
+    headed = "num_classes" not in family.parts or task.get("num_classes") is not None
+    return family.tasks[0] if headed else family.backbone
+
+
 def load(
     cls: type, preset: str | Path, dtype: Any = None, load_weights: bool = True, **overrides: Any
 ) -> Any:

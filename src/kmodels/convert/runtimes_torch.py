@@ -1,0 +1,96 @@
+"""PyTorch and the packages on it, as runtimes, whatever Keras runs on."""
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+Arrays = Sequence[np.ndarray]
+
+
+def program(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+    """What a program of torch.export gives."""
+    module = torch.export.load(path).module()
+    with torch.no_grad():
+        return [module(torch.from_numpy(sample)).numpy() for sample in samples]
+
+
+def transformers(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+    """What transformers makes of a directory, in float32."""
+    package: Any = importlib.import_module("transformers")
+    described = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    made = getattr(package, described["architectures"][0])
+    peer = made.from_pretrained(path, dtype=torch.float32).eval()
+    found = []
+    with torch.no_grad():
+        for sample in samples:
+            if sample.ndim == 2:
+                given = {"input_ids": torch.from_numpy(sample).long()}
+            elif described["model_type"].startswith("siglip2"):
+                given = _patches(sample, model)
+            else:
+                given = {"pixel_values": _channels_first(sample)}
+            found.append(_chosen(peer(**given), peer, model).numpy())
+    return found
+
+
+def _chosen(output: Any, peer: Any, model: Any) -> torch.Tensor:
+    """Of all that a model of transformers gives, what ours does."""
+    for name in ("logits", "image_embeds"):
+        if output.get(name) is not None:
+            return output[name]
+    clip = peer.config.model_type == "clip_vision_model"
+    settings = getattr(model, "settings", None)
+    if settings is None:
+        # It gives tokens as the last block leaves them, and we do after the norm.
+        tokens = output.last_hidden_state
+        return peer.post_layernorm(tokens) if clip else tokens
+    if settings.get("pooling") == "token" and not settings.get("intermediate_dim") and not clip:
+        return output.last_hidden_state[:, 0]  # its pooler has weights that ours lacks
+    return output.pooler_output
+
+
+def timm(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+    """What timm makes of a directory."""
+    package: Any = importlib.import_module("timm")
+    peer = package.create_model(f"local-dir:{path}", pretrained=True)
+    return _run_timm(peer, samples, model)
+
+
+def timm_npz(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+    """What timm makes of an .npz file in a model of the same sizes."""
+    package: Any = importlib.import_module("timm")
+    with TemporaryDirectory() as folder:
+        model.export_to_timm(folder)  # for its description
+        peer = package.create_model(f"local-dir:{folder}", pretrained=False)
+    peer.load_pretrained(str(path))
+    return _run_timm(peer, samples, model)
+
+
+def _run_timm(peer: Any, samples: Arrays, model: Any) -> list[np.ndarray]:
+    call = peer.eval() if hasattr(model, "backbone") else peer.eval().forward_features
+    with torch.no_grad():
+        return [call(_channels_first(sample)).numpy() for sample in samples]
+
+
+def _channels_first(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def _patches(images: np.ndarray, model: Any) -> dict[str, torch.Tensor]:
+    """What SigLIP 2 takes: patches as rows, all of them seen, and the grid that they came from."""
+    patch = getattr(model, "backbone", model).config.patch_size
+    number, height, width, channels = images.shape
+    grid = (height // patch, width // patch)
+    rows = images.reshape(number, grid[0], patch, grid[1], patch, channels)
+    rows = rows.transpose(0, 1, 3, 2, 4, 5).reshape(number, grid[0] * grid[1], -1)
+    return {
+        "pixel_values": torch.from_numpy(np.ascontiguousarray(rows)),
+        "pixel_attention_mask": torch.ones(rows.shape[:2], dtype=torch.int64),
+        "spatial_shapes": torch.tensor([grid] * number),
+    }

@@ -1,0 +1,64 @@
+"""A model as it is served: one tensor in, one out, any number of rows."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class Served(keras.Model):
+    """A model without its optional inputs, never in training.
+
+    Args:
+        model: a backbone or task.
+
+    Call:
+        preprocessed images (B, height, width, C) float32, or token ids (B, T) int32 -> what the
+        model gives.
+    """
+
+    def __init__(self, model: Any):
+        super().__init__(name="served")
+        self.served = model
+
+    def call(self, inputs: Any) -> Any:
+        """What the model gives."""
+        return outputs(self.served, inputs)
+
+
+def serve(model: Any) -> tuple[Served, keras.InputSpec]:
+    """The model as it is served, built, and what it takes; None for axes of any length."""
+    served = Served(model)
+    served(samples(model, 2)[1])
+    if _takes_text(model):
+        return served, keras.InputSpec(shape=(None, None), dtype="int32", name="token_ids")
+    shape = (None, *model.input.shape[1:])
+    return served, keras.InputSpec(shape=shape, dtype="float32", name="images")
+
+
+def outputs(model: Any, inputs: Any) -> Any:
+    """What a model gives of images, or of the ids of rows without padding."""
+    if _takes_text(model):
+        whole = {"token_ids": inputs, "padding_mask": keras.ops.ones_like(inputs)}
+        return model(whole, training=False)
+    return model(inputs, training=False)
+
+
+def samples(model: Any, length: int) -> list[np.ndarray]:
+    """Inputs of two shapes, always the same, so that an axis that was meant to be free has to be.
+
+    Args:
+        model: a backbone or task.
+        length: of the longer rows of text.
+    """
+    rng = np.random.default_rng(0)
+    if _takes_text(model):
+        size = getattr(model, "backbone", model).config.vocabulary_size
+        shapes = ((3, length), (1, length // 2 + 1))
+        return [rng.integers(0, size, shape).astype("int32") for shape in shapes]
+    shape = model.input.shape[1:]
+    return [rng.normal(size=(rows, *shape)).astype("float32") for rows in (3, 1)]
+
+
+def _takes_text(model: Any) -> bool:
+    return isinstance(model.input, dict)
