@@ -84,7 +84,7 @@ def as_dataset(
         )
     _no_labels(x, y, sample_weight)
     if isinstance(x, keras.utils.PyDataset):
-        return x if preprocess is None else _Mapped(x, preprocess)
+        return x if preprocess is None else Mapped(x, preprocess)
     if arrays.is_tf_data(x):
         if preprocess is None and dispatch.backend() == arrays.package(x):
             whole = x.map(as_tuple) if _named_columns(x.element_spec) else x
@@ -242,8 +242,13 @@ def validation_data(
     return as_dataset(data, batch_size=batch_size, preprocess=preprocess)
 
 
-class _Mapped(keras.utils.PyDataset):
-    """A user's PyDataset with preprocessing."""
+class Mapped(keras.utils.PyDataset):
+    """A PyDataset whose batches go through a function.
+
+    Args:
+        dataset: any; what Keras and `fit` tell about epochs is passed on to it.
+        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
+    """
 
     def __init__(self, dataset: keras.utils.PyDataset, preprocess: Preprocess):
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
@@ -252,15 +257,26 @@ class _Mapped(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
+        """Batches of an epoch."""
         return self._dataset.num_batches
+
+    def __len__(self) -> int:
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> tuple:
         return prepared(as_tuple(self._dataset[index]), self._preprocess)
 
+    def set_epoch(self, *which: int) -> None:
+        """See `ImageLoader.set_epoch`; for a dataset without one it does nothing."""
+        if (tell := getattr(self._dataset, "set_epoch", None)) is not None:
+            tell(*which)
+
     def on_epoch_begin(self) -> None:
+        """Before an epoch."""
         self._dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
+        """After an epoch."""
         self._dataset.on_epoch_end()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 _MODULES = {"keras_hub": "keras_hub", "keras_nlp": "keras_hub", "keras_cv": "keras_cv"}
 
-__all__ = ["keras_cv", "keras_hub", "keras_nlp"]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,97 @@
+"""keras-cv layers run by TensorFlow on the host's CPU, beside whatever Keras computes with."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from kmodels import compat
+from kmodels.errors import InputError
+
+MISSING = -1.0
+# Beginnings of the lines of a TensorFlow error that are not what was said.
+_PLACES = ("in user code", "File ", "Exception encountered", "Arguments received", "return ", "*")
+
+
+class Runner:
+    """Layers one after the other on dictionaries of arrays.
+
+    Inside a TensorFlow function: there keras-cv leaves its results TensorFlow's, where outside it
+    would hand them to Keras' backend and its device.
+
+    Args:
+        layers: which take keras-cv's dictionaries.
+        seed: of their generators, and of TensorFlow, which others of them draw from.
+    """
+
+    def __init__(self, layers: Sequence[Any], seed: int):
+        self._layers = layers
+        for i, generator in enumerate(_generators(layers)):
+            generator.reset_from_seed(seed + i)
+        tf.random.set_seed(seed)
+        self._function = tf.function(self._apply, reduce_retracing=True)
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays after all layers.
+
+        Args:
+            inputs: arrays by keras-cv's names.
+
+        Returns:
+            The same names; boxes padded with -1 to as many as there were, or are.
+
+        Raises:
+            InputError: for parts that a layer cannot handle.
+        """
+        with tf.device("cpu"):
+            tensors = tf.nest.map_structure(tf.convert_to_tensor, dict(inputs))
+            rows = 0
+            if (boxes := tensors.get("bounding_boxes")) is not None:
+                rows = int(boxes["boxes"].shape[1])
+                there = boxes["classes"] != MISSING
+                tensors["bounding_boxes"] = {
+                    name: tf.ragged.boolean_mask(value, there) for name, value in boxes.items()
+                }
+            try:
+                found = self._function(tensors)
+            except (NotImplementedError, TypeError, ValueError) as error:
+                raise InputError(_reason(error, inputs)) from error
+            return tf.nest.map_structure(lambda x: _array(x, rows), found)
+
+    def _apply(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        for layer in self._layers:
+            inputs = layer(inputs)
+        return inputs
+
+
+def _generators(layers: Sequence[Any]) -> list[Any]:
+    """The random generators of all layers and of those within them, each once."""
+    found: dict[int, Any] = {}
+    for layer in layers:
+        for part in compat.sublayers(layer):
+            held = getattr(part, "_random_generator", None)
+            if isinstance(held, tf.random.Generator):
+                found.setdefault(id(held), held)
+    return list(found.values())
+
+
+def _array(value: Any, rows: int) -> np.ndarray:
+    if isinstance(value, tf.RaggedTensor):
+        rows = max(rows, int(tf.reduce_max(value.row_lengths())))
+        shape = [None, rows, *[None] * (value.shape.rank - 2)]
+        value = value.to_tensor(default_value=MISSING, shape=shape)
+    return value.numpy()
+
+
+def _reason(error: Exception, inputs: Mapping[str, Any]) -> str:
+    """What keras-cv said, without TensorFlow's account of where, and which layer it was."""
+    text = str(error)
+    layers = re.findall(r"calling (\w+)\.call", text) or ["a keras-cv layer"]
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
+    said = [x for x in lines if x and not x.startswith(_PLACES) and x.upper() != x]
+    return (
+        f"{layers[-1]} cannot augment {' and '.join(inputs)}: "
+        f"{said[0] if said else type(error).__name__ + ', it has no method for one of them'}"
+    )

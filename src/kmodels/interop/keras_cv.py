@@ -1,0 +1,168 @@
+"""keras-cv's augmentations as a step on the host, between the data and the training step.
+
+keras-cv 0.9 computes on TensorFlow whatever Keras' backend is, so a layer of it cannot be part of a
+step that JAX compiles, and what it does to boxes cannot be compiled by XLA either. As a step on the
+host it works beside each backend, with labels, boxes, masks and keypoints.
+"""
+
+import threading
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels import compat
+from kmodels.data.adapters import Mapped
+from kmodels.data.streams import to_numpy
+from kmodels.errors import InputError
+from kmodels.interop.packages import need
+
+__all__ = ["Augmentation", "layers"]
+
+# What keras-cv calls the parts of an example beside the pictures.
+PARTS = ("labels", "bounding_boxes", "segmentation_masks", "keypoints")
+BOXES = ("boxes", "classes")
+# Layers that hand boxes through although what they mark is elsewhere, or not there any more.
+LEAVE_BOXES = ("CutMix", "FourierMix")
+
+
+def layers() -> Any:
+    """The module `keras_cv.layers`.
+
+    Raises:
+        InputError: where keras-cv or TensorFlow, without which it cannot be imported, is missing.
+    """
+    if find_spec("tensorflow") is None:
+        raise InputError(
+            "keras-cv needs TensorFlow beside every backend: pip install tensorflow 'kmodels[cv]'; "
+            "kmodels.data.Augment needs neither"
+        )
+    return need("keras_cv", "keras-cv", "cv").layers
+
+
+class Augmentation:
+    """keras-cv layers, one after the other, on batches in NumPy.
+
+    Give it as `preprocess` to `kmodels.data.as_dataset`, or put it over a loader by `over`. Its
+    numbers follow the seed and go on from batch to batch, so that the same run from its beginning
+    gives the same; one that is resumed does not, for which there is `kmodels.data.Augment`.
+
+    Args:
+        *layers: instances of classes in `keras_cv.layers`, or any Keras layers that take its
+            dictionaries; made before, on this process.
+        seed: of the random numbers; it becomes TensorFlow's global one too, which some layers draw
+            from.
+
+    Call:
+        x: pictures (B, H, W, C), or a dictionary of keras-cv with "images" in it.
+        y: labels, or a dictionary with "labels", "bounding_boxes" ({"boxes" (B, N, 4), "classes"
+            (B, N)}), "segmentation_masks" or "keypoints", or boxes alone ({"boxes", "classes"}).
+            Rows of boxes that are not there are -1, in and out.
+        sample_weight: handed through.
+
+        It gives the same structure; pictures float32, labels of the dtype that they had.
+
+    Raises:
+        InputError: without keras-cv or TensorFlow, inside a compiled step, or for labels that a
+            layer mixes and that are no one-hot floats.
+    """
+
+    def __init__(self, *layers: Any, seed: int = 0):
+        _module = globals()["layers"]()
+        wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
+        if wrong or not layers:
+            raise InputError(
+                f"Augmentation takes instances of layers, such as {_module.__name__}."
+                f"RandomFlip(); it got {wrong[0]!r}"
+                if wrong
+                else "Augmentation got no layers"
+            )
+        from kmodels.interop import host_tensorflow
+
+        self._run = host_tensorflow.Runner(layers, seed)
+        self._lock = threading.Lock()
+        parts = [part for layer in layers for part in compat.sublayers(layer)]
+        names = [type(part).__name__ for part in parts]
+        self._wrong = [name for name in names if name in LEAVE_BOXES]
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """A batch after all layers; see the class."""
+        given = dict(x) if isinstance(x, Mapping) else {"images": x}
+        inputs = {name: _host(value) for name, value in (given | _parts(y)).items()}
+        if "bounding_boxes" in inputs and self._wrong:
+            raise InputError(
+                f"{self._wrong[0]} cannot augment {' and '.join(inputs)}: it would leave the boxes "
+                "as they are"
+            )
+        with self._lock:  # the layers' generators are theirs, whoever calls
+            found = self._run(inputs)
+        if "labels" in inputs:
+            found["labels"] = _labels(inputs["labels"], found["labels"])
+        pictures = found["images"]
+        if isinstance(x, Mapping):
+            pictures = {name: found[name] for name in given}
+        parts = (pictures, _like(y, found), sample_weight)
+        return pictures if y is None else parts[:2] if sample_weight is None else parts
+
+    def over(self, loader: keras.utils.PyDataset) -> Mapped:
+        """The batches of an `ImageLoader` or any other PyDataset after these layers.
+
+        Args:
+            loader: of pictures in the range that the layers were told, such as
+                `ImageLoader(..., std=1 / 255)` for 0 to 255.
+        """
+        return Mapped(loader, self)
+
+
+def _host(value: Any) -> Any:
+    """Arrays on the host, boxes too."""
+    if isinstance(value, Mapping):
+        return {name: _host(part) for name, part in value.items()}
+    if isinstance(value, keras.KerasTensor):
+        raise InputError(_COMPILED)
+    try:
+        array = to_numpy(value)
+    except Exception as error:  # each framework has an error of its own for a traced value
+        raise InputError(_COMPILED) from error
+    return array if array.dtype.kind in "iub" else np.asarray(array, "float32")
+
+
+_COMPILED = (
+    "keras-cv's layers cannot be part of a compiled step or of a model; give the Augmentation as "
+    "preprocess to kmodels.data.as_dataset, or put it over a loader: Augmentation(...).over(loader)"
+)
+
+
+def _parts(y: Any) -> dict[str, Any]:
+    if y is None:
+        return {}
+    if not isinstance(y, Mapping):
+        return {"labels": y}
+    if set(y) == set(BOXES):
+        return {"bounding_boxes": dict(y)}
+    if unknown := sorted(set(y) - set(PARTS)):
+        raise InputError(
+            f"labels with {', '.join(map(str, unknown))}; keras-cv knows {', '.join(PARTS)}"
+        )
+    return dict(y)
+
+
+def _like(y: Any, found: Mapping[str, Any]) -> Any:
+    if y is None:
+        return None
+    if not isinstance(y, Mapping):
+        return found["labels"]
+    return found["bounding_boxes"] if set(y) == set(BOXES) else {name: found[name] for name in y}
+
+
+def _labels(given: np.ndarray, found: np.ndarray) -> np.ndarray:
+    if given.dtype.kind == "f":
+        return found
+    back = found.astype(given.dtype)
+    if back.shape != given.shape or not np.array_equal(back, found) or (back != given).any():
+        raise InputError(
+            f"a layer mixes labels, which are {given.dtype} of {given.shape}; give one-hot float32"
+        )
+    return back
