@@ -9,6 +9,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels import lora
 from kmodels.errors import InputError
 from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
@@ -46,7 +48,11 @@ def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
     backbone = getattr(model, "backbone", model)
     given = backbone.get_config()
     task = model.get_config() if backbone is not model else {}
-    if problems := peer.strange(given, task):
+    problems = peer.strange(given, task)
+    order = getattr(backbone, "data_format", keras.config.image_data_format())
+    if "image_shape" in given and order == "channels_first":
+        problems.append("channels in front of rows and columns")
+    if problems:
         raise InputError(
             f"kmodels has no counterpart for {peer.backbone} with {', '.join(problems)}"
         )
