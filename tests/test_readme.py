@@ -21,13 +21,18 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
 
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+# Pages about packages that one environment alone has.
+NEEDS = {"interop.md": pytest.mark.needs("keras_hub", "keras_cv")}
 
 
 def test_the_readme_has_code():
     assert ROOT / "README.md" in WITH_PYTHON
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.name, marks=NEEDS.get(page.name, ())) for page in WITH_PYTHON],
+)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """All blocks of a page, in order, as one program in an empty folder."""
     monkeypatch.chdir(tmp_path)
