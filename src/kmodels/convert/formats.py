@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kmodels.convert import hub
 from kmodels.dispatch import backend
 from kmodels.errors import InputError
 from kmodels.models import registry
@@ -45,7 +46,9 @@ class Format:
         runtime: what it is compared in.
         suffix: of the file; "" for a directory.
         files: names in a directory, which alone are replaced.
-        method: of the models that can be written; "" where the graph is traced, of any model.
+        method: of the models that can be written; "" where any model can.
+        writer: module of this package and its function of (model, path), for weights without a
+            method; else the graph is traced.
         backends: backend to the packages that tracing needs there.
         dtypes: of the weights, the usual one first.
         rounds: `method` takes the dtype, whatever the model's own.
@@ -58,12 +61,18 @@ class Format:
     suffix: str = ""
     files: tuple[str, ...] = ()
     method: str = ""
+    writer: tuple[str, str] = ("", "")
     backends: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: dict.fromkeys(BACKENDS, ())
     )
     dtypes: tuple[str, ...] = ("float32",)
     rounds: bool = False
     limited: bool = False
+
+    @property
+    def traced(self) -> bool:
+        """Whether it holds a graph."""
+        return not self.method and not self.writer[0]
 
     def families(self) -> list[str]:
         """The families whose models can be written."""
@@ -164,6 +173,13 @@ FORMATS = {
             Runtime(*_TIMM, ("runtimes_torch", "timm_npz")),
             suffix=".npz",
             method="export_to_npz",
+        ),
+        Format(
+            "keras-hub",
+            "directory of keras-hub",
+            Runtime("keras-hub", ("keras_hub",), "keras-hub", ("hub", "run")),
+            files=hub.FILES,
+            writer=("hub", "write"),
         ),
         Format(
             "gguf",

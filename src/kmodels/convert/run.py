@@ -170,14 +170,26 @@ def _write(form: Format, model: Any, path: Path, dtype: str) -> None:
     if form.method:
         getattr(model, form.method)(path, *([dtype] if form.rounds else []))
         return
+    if not form.traced:
+        name, function = form.writer
+        getattr(importlib.import_module(f"kmodels.convert.{name}"), function)(model, path)
+        return
     graphs: Any = backend_module("kmodels.convert.graphs")
     kept = getattr(graphs, "KEEPS", {}).get(form.name, ())
     served, spec = serving.serve(model)
     generic = [op for op in dispatch.ops() if op not in kept]
     # Exporters warn of what they do inside, and know the ops of the generic bodies best.
-    with warnings.catch_warnings(), dispatch.generic_only(*generic):
-        warnings.simplefilter("ignore")
-        getattr(graphs, form.name.replace("-", "_"))(served, spec, path)
+    try:
+        with warnings.catch_warnings(), dispatch.generic_only(*generic):
+            warnings.simplefilter("ignore")
+            getattr(graphs, form.name.replace("-", "_"))(served, spec, path)
+    except Exception as error:  # each exporter has its own
+        others = [name for name in form.backends if name != dispatch.backend()]
+        raise InputError(
+            f"{form.name} could not be written of this model from {dispatch.backend()} "
+            f"({str(error).strip().partition(chr(10))[0] or type(error).__name__}); "
+            f"try {' or '.join(others) if others else 'another format'}"
+        ) from error
 
 
 def _compare(
