@@ -23,7 +23,9 @@ from kmodels.models import (
 from kmodels.text import demo
 from tolerances import tolerance
 
-pytestmark = [pytest.mark.needs("keras_hub"), pytest.mark.across("torch", "jax", "tensorflow")]
+pytestmark = [pytest.mark.needs("keras_hub"), pytest.mark.across("torch")]
+# What a backend computes; refusals and files are the same on each.
+EVERYWHERE = pytest.mark.across("torch", "jax", "tensorflow")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TEXTS = ["Hello  wörld,\n 12 \U0001f600", "<start_of_turn>user\nHi<end_of_turn>", "a"]
 
@@ -40,6 +42,7 @@ def classifier(**settings):
     return ViTImageClassifier(backbone, 3, preprocessor=preprocessor)
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("crop", [False, True])
 @pytest.mark.parametrize(
     "interpolation, antialias", [("bilinear", True), ("bilinear", False), ("bicubic", True)]
