@@ -11,7 +11,15 @@ import pytest
 from kmodels import cli
 from kmodels.convert import FORMATS, Differs, convert, run, table
 from kmodels.errors import InputError
-from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageClassifier
+from kmodels.models import (
+    GemmaBackbone,
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    ViTBackbone,
+    ViTImageClassifier,
+)
+from kmodels.text import demo
+from kmodels.text.training import train_tokenizer
 from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
@@ -101,9 +109,29 @@ def test_llama_cpp_gives_what_the_model_gives(sources, tmp_path):
         found = convert(sources["gemma"], tmp_path / "model.gguf", "gguf", dtype=dtype)
         assert found.difference is not None
         if dtype == "float32":
-            assert found.difference <= tolerance("logits") and found.rounding is None
+            assert found.difference <= tolerance("llama_cpp") and found.rounding is None
         else:
             assert found.rounding is not None and 0 < found.rounding < found.largest / 10
+            assert found.difference < found.largest / 10
+
+
+@pytest.mark.needs("gguf")
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is built from source")
+def test_llama_cpp_cuts_text_as_the_tokenizer_does(tmp_path):
+    import llama_cpp
+
+    tokenizer = train_tokenizer(demo.texts(), 500)
+    model = GemmaCausalLM(
+        GemmaBackbone.from_preset("gemma_debug", vocabulary_size=500),
+        GemmaCausalLMPreprocessor(tokenizer),
+    )
+    model.export_to_gguf(tmp_path / "model.gguf")
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    for text in (*demo.texts(), "<start_of_turn>user\nhät 貓  12\n\n<end_of_turn>"):
+        found = theirs.tokenize(text.encode(), add_bos=False, special=True)
+        assert found == tokenizer.tokenize(text)
+    assert theirs.tokenize(b"a")[0] == tokenizer.start_token_id
+    theirs.close()
 
 
 @pytest.mark.parametrize("name", [name for name in TRACED if BACKEND not in FORMATS[name].backends])
