@@ -13,6 +13,7 @@ from keras.src.backend.common.variables import AutocastScope
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.losses.loss import scale_loss_for_distribution
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
@@ -41,6 +42,7 @@ __all__ = [
     "metrics_built",
     "part_of_loss",
     "random_seed",
+    "saved_names",
     "set_epoch",
     "set_epoch_of_fit",
     "side_by_side",
@@ -55,6 +57,35 @@ __all__ = [
 def random_seed() -> int | None:
     """The seed given to `keras.utils.set_random_seed`, or None where none was."""
     return rng_utils.get_random_seed()
+
+
+def saved_names(model: Any) -> set[str]:
+    """Paths of the arrays in the .weights.h5 file that Keras would write of a model."""
+    names = _Names()
+    saving_lib._save_state(model, names, None, "", set())
+    return names.found
+
+
+class _Names(saving_lib.H5IOStore):
+    """Keras' file of weights without a file: it notes what it is asked to write."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: Any = None) -> Any:
+        return _Entry(f"{path}/vars".lstrip("/"), self.found)
+
+
+class _Entry(dict):
+    def __init__(self, path: str, found: set[str]):
+        super().__init__()
+        self._path, self._found = path, found
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._found.add(f"{self._path}/{name}")
 
 
 def sublayers(layer: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -213,6 +214,21 @@ def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
     ours.backbone.export_to_transformers(tmp_path / "hugging_face")
     with pytest.raises(InputError, match=r"no preset of keras-hub.*from_preset reads"):
         interop.from_hub(tmp_path / "hugging_face")
+
+
+def test_presets_with_a_weight_too_few_or_too_many_are_named(models, tmp_path):
+    theirs = hub_models.MAKERS["vit"](models)
+    theirs.save_to_preset(str(tmp_path))
+    with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
+        file["layers/extra/vars/0"] = np.ones(2)
+    with pytest.raises(InputError, match=r"that ViTBackbone has not: layers/extra/vars/0$"):
+        interop.from_hub(tmp_path)
+    with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
+        found: list[str] = []
+        file.visit(found.append)
+        del file[next(name for name in found if name.endswith("query_dense/vars/0"))]
+    with pytest.raises(InputError, match="Layer 'query' expected 1 variables, but received 0"):
+        interop.from_hub(tmp_path)
 
 
 def test_both_towers_give_the_vision_tower(models):

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 
+from kmodels import compat
 from kmodels.errors import InputError
 from kmodels.models.peer import Peer
 from kmodels.weights import LazyArray, Rule, engine
@@ -45,6 +48,26 @@ def variables(peer: Peer, model: Any) -> dict[str, Any]:
             "them by save_lora_weights and read_lora, and give the model as it was without"
         )
     return {name: variable for name, variable in found.items() if name not in peer.copies}
+
+
+def check_file(file: Path, model: Any) -> None:
+    """Raises `InputError` that names what Keras passed over as it filled a model from a file.
+
+    Args:
+        file: a .weights.h5.
+        model: that was filled from it.
+    """
+    held: list[str] = []
+
+    def note(name: str, entry: Any) -> None:
+        if isinstance(entry, h5py.Dataset):
+            held.append(name)
+
+    with h5py.File(file) as opened:
+        opened.visititems(note)
+    known = compat.saved_names(model)
+    if surplus := _listed("", [name for name in held if name not in known]):
+        raise InputError(f"{file} holds weights that {type(model).__name__} has not{surplus[0]}")
 
 
 def tensors(peer: Peer, model: Any) -> dict[str, LazyArray]:

@@ -169,9 +169,12 @@ def _load(source: str | Path) -> Any:
         if kind is None:
             raise InputError(f"{path} holds a {name}, which this keras-hub does not have")
     try:
-        return kind.from_preset(str(path))
+        model = kind.from_preset(str(path))
     except (ImportError, OSError, TypeError, ValueError, KeyError) as error:
         raise InputError(f"keras-hub cannot load {path}: {' '.join(str(error).split())}") from error
+    if (file := path / "model.weights.h5").is_file():
+        hub_weights.check_file(file, getattr(model, "backbone", model))
+    return model
 
 
 def _peer_of(model: Any) -> tuple[Peer, Any]:
