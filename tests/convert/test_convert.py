@@ -1,6 +1,7 @@
 """`kmodels convert`: each format from each backend, in the runtime that it is for."""
 
 import re
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -118,8 +119,7 @@ def test_llama_cpp_gives_what_the_model_gives(sources, tmp_path):
 @pytest.mark.needs("gguf")
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is built from source")
 def test_llama_cpp_cuts_text_as_the_tokenizer_does(tmp_path):
-    import llama_cpp
-
+    llama_cpp = import_module("llama_cpp")
     tokenizer = train_tokenizer(demo.texts(), 500)
     model = GemmaCausalLM(
         GemmaBackbone.from_preset("gemma_debug", vocabulary_size=500),
@@ -288,12 +288,16 @@ def test_a_source_is_not_its_own_destination(sources, tmp_path):
 
 @pytest.mark.across
 @pytest.mark.filterwarnings("default")
-def test_models_without_a_head_and_large_ones(sources, tmp_path, monkeypatch):
+def test_models_without_a_head_and_large_ones(sources, references, tmp_path, monkeypatch):
     backbone = ViTImageClassifier.from_preset(sources["vit"]).backbone
     backbone.save_to_preset(tmp_path / "backbone")
     for name in ("hf", "timm"):
         found = convert(tmp_path / "backbone", tmp_path / name, name)
         assert found.difference is not None and found.difference <= tolerance("hidden")
+    # keras-hub's DINOv2 takes its images in a dictionary.
+    source = references / "vit_kinds" / "dinov2_model" / "model"
+    found = convert(source, tmp_path / "hub", "keras-hub")
+    assert found.difference is not None and found.difference <= tolerance("hidden")
     monkeypatch.setattr(run, "MOST_BYTES", 1000)
     with pytest.raises(InputError, match="onnx ends at 1000 B, and the model has"):
         convert(tmp_path / "backbone", tmp_path / "model.onnx", "onnx")

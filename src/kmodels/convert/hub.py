@@ -39,5 +39,9 @@ def run(path: Path, samples: Sequence[np.ndarray], model: Any) -> list[np.ndarra
     found = []
     for sample in samples:
         inputs = keras.ops.convert_to_tensor(sample)
-        found.append(keras.ops.convert_to_numpy(serving.outputs(peer, inputs)))
+        if isinstance(peer.input, dict) and "images" in peer.input:  # its DINOv2
+            outputs = peer({"images": inputs}, training=False)
+        else:
+            outputs = serving.outputs(peer, inputs)
+        found.append(keras.ops.convert_to_numpy(outputs))
     return found

@@ -35,6 +35,11 @@ def export_to_npz(model: Any, path: str | Path) -> Path:
     config, settings = backbone.config, getattr(model, "settings", {})
     if not config.use_mha_bias or not config.use_mlp_bias or not config.use_patch_bias:
         raise InputError("the format has no linear layers without biases; write hf or timm")
+    if config.grid[0] != config.grid[1]:
+        raise InputError(
+            f"the format has square pictures only, not {config.grid[0]} x {config.grid[1]} "
+            "patches; write hf or timm"
+        )
     prefix, positions, big_vision = OLDER if config.use_class_token else NEWER
     tensors = export(model, weights_augreg.rules(config, prefix, positions, big_vision))
 
