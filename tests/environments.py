@@ -146,6 +146,23 @@ def _take_nightly(name: str) -> bool:
     return True
 
 
+def _prefer_fork(name: str) -> bool:
+    """Put the fork of docstring_parser that pydoclint needs over the one that keras-cv brings.
+
+    Both are the same module, and the fork has all of the other.
+    """
+    command = [
+        *(python_of(name), "-m", "pip", "--no-input", "--disable-pip-version-check", "install"),
+        *("--no-compile", "--no-deps", "--force-reinstall", "-c", "constraints.txt"),
+        "docstring_parser_fork",
+    ]
+    log = LOGS / f"fork-{name}.log"
+    if run_logged(name, command, log, lambda _: "taking a fork of docstring_parser", 300):
+        print(log.read_text(errors="replace")[-3000:], flush=True)
+        return False
+    return True
+
+
 def make_environment(name: str) -> bool:
     """Make an environment or reuse it.
 
@@ -179,6 +196,8 @@ def make_environment(name: str) -> bool:
         print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), flush=True)
         return False
     if name.startswith("nightly-") and not _take_nightly(name):
+        return False
+    if name == "full" and not _prefer_fork(name):
         return False
     stamp.write_text(_stamp(extras))
     say(name, f"installed in {time.monotonic() - begun:.0f} s")
