@@ -19,13 +19,19 @@ from kmodels.models.vit.weights_dinov2 import gated_dim
 EPSILON = 1e-6
 GELUS: dict[str, bool | str] = {"gelu": False, "gelu_approximate": True, "quick_gelu": "sigmoid"}
 SHARED = ("num_layers", "num_heads", "hidden_dim")
+DEIT_NAMES = ("dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias")
+VIT_NAMES = (*DEIT_NAMES, "use_mlp_bias", "use_class_token", "use_patch_bias")
+DINOV2_NAMES = (
+    *("num_register_tokens", "use_mask_token", "use_swiglu_ffn", "dropout_rate"),
+    "drop_path_rate",
+)
 MAP = {"num_classes": 0, "pooling": "map"}
 
 
-def _fields(given: Settings, **more: Any) -> dict[str, Any]:
+def _fields(given: Settings, *names: str, **more: Any) -> dict[str, Any]:
     patch = given["patch_size"]
     return {
-        **{name: given[name] for name in SHARED},
+        **{name: given[name] for name in (*SHARED, *names)},
         "image_shape": tuple(given["image_shape"]),
         "patch_size": patch if isinstance(patch, int) else patch[0],
         "mlp_dim": given.get("mlp_dim", given.get("intermediate_dim")),
@@ -69,9 +75,15 @@ def _biases(config: ViTConfig) -> dict[str, bool]:
     }
 
 
-def _square(config: ViTConfig) -> dict[str, bool]:
+def _fixed(config: ViTConfig) -> dict[str, bool]:
+    """What neither DINOv2 nor SigLIP can be told."""
     height, width = config.image_shape[:2]
-    return {f"pictures of {height} x {width} pixels": height != width}
+    return {
+        **_biases(config),
+        f"pictures of {height} x {width} pixels": height != width,
+        "use_mha_bias=False": not config.use_mha_bias,
+        f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon != EPSILON,
+    }
 
 
 def _settings(given: Settings) -> dict[str, Any]:
@@ -104,21 +116,8 @@ VIT = Peer(
     ours=ViTBackbone,
     our_task=ViTImageClassifier,
     strange=_strange_gap,
-    fields=lambda given: _fields(
-        given,
-        **{
-            name: given[name]
-            for name in (
-                *("dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias"),
-                *("use_mlp_bias", "use_class_token", "use_patch_bias"),
-            )
-        },
-    ),
-    arguments=lambda config: _arguments(
-        config,
-        *("mlp_dim", "dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias"),
-        *("use_mlp_bias", "use_class_token", "use_patch_bias"),
-    ),
+    fields=lambda given: _fields(given, *VIT_NAMES),
+    arguments=lambda config: _arguments(config, "mlp_dim", *VIT_NAMES),
     settings=_settings,
     head=_head,
     table=weights.vit,
@@ -137,17 +136,12 @@ DEIT = Peer(
     strange=_strange_gap,
     fields=lambda given: _fields(
         given,
+        *DEIT_NAMES,
         use_distillation_token=True,
         position_interpolation="bicubic",
-        **{
-            name: given[name]
-            for name in ("dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias")
-        },
     ),
     arguments=lambda config: {
-        **_arguments(
-            config, "dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias"
-        ),
+        **_arguments(config, *DEIT_NAMES),
         "intermediate_dim": config.mlp_dim,
     },
     settings=_settings,
@@ -174,14 +168,10 @@ def _dinov2_fields(given: Settings) -> dict[str, Any]:
     gated, width = given["use_swiglu_ffn"], given["intermediate_dim"]
     return _fields(
         given,
-        mlp_dim=(int(width * 2 / 3) + 7) // 8 * 8 if gated else width,
+        *DINOV2_NAMES,
+        mlp_dim=gated_dim(width, 1) if gated else width,
         layer_scale=given["layer_scale_init_value"],
-        num_register_tokens=given["num_register_tokens"],
-        use_mask_token=given["use_mask_token"],
-        use_swiglu_ffn=gated,
-        dropout_rate=given["dropout_rate"],
         attention_dropout=given["dropout_rate"],
-        drop_path_rate=given["drop_path_rate"],
         position_interpolation=(
             "bicubic_antialias" if given["antialias_in_interpolation"] else "bicubic"
         ),
@@ -192,10 +182,7 @@ def _dinov2_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
     gated = config.use_swiglu_ffn
     return {
         **_gelu(config),
-        **_biases(config),
-        **_square(config),
-        "use_mha_bias=False": not config.use_mha_bias,
-        f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon != EPSILON,
+        **_fixed(config),
         f"mlp_dim={config.mlp_dim} with SwiGLU": gated and _ratio(config) is None,
         "a head (give model.backbone)": bool(settings),
     }
@@ -209,11 +196,7 @@ DINOV2 = Peer(
     strange=_strange,
     fields=_dinov2_fields,
     arguments=lambda config: {
-        **_arguments(
-            config,
-            *("num_register_tokens", "use_mask_token", "use_swiglu_ffn", "dropout_rate"),
-            "drop_path_rate",
-        ),
+        **_arguments(config, *DINOV2_NAMES),
         "intermediate_dim": _ratio(config) if config.use_swiglu_ffn else config.mlp_dim,
         "layer_scale_init_value": config.layer_scale,
         "position_embedding_shape": config.image_shape,
@@ -262,11 +245,8 @@ SIGLIP = Peer(
         {BIAS, "use_class_token=False", "positions of native aspect ratio"},
         {("map", NONE)},
         lambda config, settings: {
-            **_biases(config),
-            **_square(config),
+            **_fixed(config),
             "a class token": config.use_class_token,
-            "use_mha_bias=False": not config.use_mha_bias,
-            f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon != EPSILON,
             f"dropout_rate={config.dropout_rate}": bool(config.dropout_rate),
             f"attention_dropout={config.attention_dropout}": bool(config.attention_dropout),
         },
