@@ -282,21 +282,6 @@ def test_the_command(capsys):
     assert "2 (n-1)/n S" in shown and "Rajbhandari et al. 2020" in shown and "gathered" in shown
 
 
-@pytest.mark.parametrize(
-    ("mesh", "message"),
-    [
-        ("fsdp=3", "fsdp=3 does not divide the batch of 8; the nearest batches that work are 6"),
-        ("data=-1", "the mesh data=-1 takes the devices that are left; give all lengths"),
-        ("rows=2", "mesh axis 'rows' is unknown"),
-    ],
-)
-def test_a_wrong_mesh_is_one_line(capsys, mesh, message):
-    with pytest.raises(SystemExit) as done:
-        cli.main(["plan", "--preset", "gemma_debug", "--mesh", mesh])
-    error = capsys.readouterr().err
-    assert done.value.code == 2 and error.count("\n") == 1 and message in error
-
-
 def test_the_page_quotes_the_results():
     scaling = script("scaling")
     text = scaling.PAGE.read_text()

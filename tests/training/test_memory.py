@@ -163,6 +163,15 @@ def test_the_command(capsys):
         ("--preset gemma3_debug --sequence-length 1", "sequence_length is 1; give a whole"),
         ("--preset gemma3_debug --image-size 32", "takes no images"),
         ("--preset gemma3_debug --memory much", "'much' is no amount of memory"),
+        (
+            "--preset gemma_debug --mesh fsdp=3",
+            "fsdp=3 does not divide the batch of 8; the nearest batches that work are 6",
+        ),
+        (
+            "--preset gemma_debug --mesh data=-1",
+            "the mesh data=-1 takes the devices that are left; give all lengths",
+        ),
+        ("--preset gemma_debug --mesh rows=2", "mesh axis 'rows' is unknown"),
     ],
 )
 def test_wrong_settings_are_one_line(capsys, arguments, message):
