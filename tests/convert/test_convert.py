@@ -1,6 +1,7 @@
 """`kmodels convert`: each format from each backend, in the runtime that it is for."""
 
 import re
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,6 +102,38 @@ def test_a_peer_gives_what_the_model_gives(name, family, sources, tmp_path):
         found = convert(sources[family], destination_of(tmp_path, name), name, dtype=dtype)
         assert found.runtime.startswith(FORMATS[name].runtime.name) and found.rounding is None
         assert found.difference is not None and found.difference <= tolerance("logits")
+
+
+@pytest.fixture
+def without_llama_cpp(monkeypatch):
+    found = partial(filter, lambda name: name == "llama_cpp" or find_spec(name) is None)
+    monkeypatch.setattr("kmodels.convert.formats.missing", lambda names: [*found(names)])
+
+
+@pytest.mark.across
+@pytest.mark.parametrize("preset", ["gemma_debug", "gemma2_debug", "gemma3_debug"])
+def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cpp):
+    scale = {"query_head_dim_normalize": True} if preset == "gemma2_debug" else {}
+    model = GemmaCausalLM.from_preset(preset, **scale)
+    for weight in model.weights:  # so that no norm is without effect
+        weight.assign(weight + np.random.default_rng(0).normal(size=weight.shape, scale=0.02))
+    for dtype in FORMATS["gguf"].dtypes:
+        found = convert(model, tmp_path / "model.gguf", "gguf", dtype=dtype)
+        assert found.runtime.startswith("transformers ") and found.difference is not None
+        assert found.difference <= tolerance("logits")
+        assert (found.rounding is None) == (dtype == "float32")
+
+
+@pytest.mark.across
+def test_a_gguf_of_other_weights_is_not_kept(tmp_path, monkeypatch, without_llama_cpp):
+    model, other = (GemmaCausalLM.from_preset("gemma_debug") for _ in range(2))
+    other.set_weights(model.get_weights())
+    norm = other.backbone.layers[-1].scale
+    norm.assign(norm + 0.1)
+    monkeypatch.setattr(model, "export_to_gguf", other.export_to_gguf)
+    with pytest.raises(Differs, match=r"transformers .* differs by .*model\.gguf was not written"):
+        convert(model, tmp_path / "model.gguf", "gguf", dtype="float32")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.needs("gguf")

@@ -24,12 +24,14 @@ class Runtime:
         packages: modules that have to be there.
         install: what pip is asked for.
         call: module of this package and its function of (path, samples, model) to outputs.
+        rough: it rounds within its own computation.
     """
 
     name: str
     packages: tuple[str, ...]
     install: str
     call: tuple[str, str]
+    rough: bool = False
 
     def missing(self) -> list[str]:
         """Packages that are not installed."""
@@ -44,6 +46,7 @@ class Format:
         name: as `--to` takes it.
         what: it is, for people.
         runtime: what it is compared in.
+        stand_in: what it is compared in where the runtime is not installed.
         suffix: of the file; "" for a directory.
         files: names in a directory, which alone are replaced.
         method: of the models that can be written; "" where any model can.
@@ -58,6 +61,7 @@ class Format:
     name: str
     what: str
     runtime: Runtime
+    stand_in: Runtime | None = None
     suffix: str = ""
     files: tuple[str, ...] = ()
     method: str = ""
@@ -73,6 +77,12 @@ class Format:
     def traced(self) -> bool:
         """Whether it holds a graph."""
         return not self.method and not self.writer[0]
+
+    def reader(self) -> Runtime:
+        """What it is compared in here: the runtime, unless only its stand-in is installed."""
+        if self.stand_in and self.runtime.missing() and not self.stand_in.missing():
+            return self.stand_in
+        return self.runtime
 
     def families(self) -> list[str]:
         """The families whose models can be written."""
@@ -135,9 +145,9 @@ def table() -> str:
     for form in FORMATS.values():
         cells = ["yes" if name in form.backends else "no" for name in BACKENDS]
         families = ", ".join(form.families())
+        readers = " or ".join(x.name for x in (form.runtime, form.stand_in) if x)
         lines.append(
-            f"| `{form.name}` | {form.what} | {families} | {' | '.join(cells)} | "
-            f"{form.runtime.name} |"
+            f"| `{form.name}` | {form.what} | {families} | {' | '.join(cells)} | {readers} |"
         )
     return "\n".join(lines)
 
@@ -184,7 +194,15 @@ FORMATS = {
         Format(
             "gguf",
             "file of llama.cpp",
-            Runtime("llama.cpp", ("llama_cpp",), "llama-cpp-python", ("runtimes", "gguf")),
+            Runtime(
+                "llama.cpp", ("llama_cpp",), "llama-cpp-python", ("runtimes", "gguf"), rough=True
+            ),
+            Runtime(
+                "transformers",
+                ("transformers", "torch", "gguf"),
+                "transformers torch gguf",
+                ("runtimes_torch", "gguf"),
+            ),
             suffix=".gguf",
             method="export_to_gguf",
             dtypes=("float16", "q8_0", "bfloat16", "float32"),

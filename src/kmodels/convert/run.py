@@ -14,7 +14,7 @@ import numpy as np
 
 from kmodels import dispatch, lora, presets
 from kmodels.convert import serving
-from kmodels.convert.formats import Format, find
+from kmodels.convert.formats import Format, Runtime, find
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError, check_whole
 from kmodels.files import atomic_directory, atomic_write
@@ -205,13 +205,14 @@ def _compare(
         again = type(model).from_preset(path, dtype="float32", **_without_preprocessor(model))
         exact, expected = expected, _outputs(again, samples)
         rounding = _distance(exact, expected) if form.rounds else None
-    found, advice = _ask(form, path, samples, model)
+    reader = form.reader()
+    found, advice = _ask(reader, path, samples, model)
     difference, runtime = None, ""
     if found is not None:
         difference = _distance(found, expected)
-        runtime = f"{form.runtime.name} {_version(form.runtime.packages[0])}"
+        runtime = f"{reader.name} {_version(reader.packages[0])}"
         rough = max(LIMIT_ROUGH * largest, ROUNDINGS * (rounding or 0.0))
-        if not difference <= (rough if form.rounds else LIMIT * largest):
+        if not difference <= (rough if reader.rough else LIMIT * largest):
             raise Differs(
                 f"{runtime} differs by {difference:.1e} on outputs up to {largest:.2g}; "
                 f"{destination} was not written"
@@ -230,12 +231,12 @@ def _compare(
 
 
 def _ask(
-    form: Format, path: Path, samples: Sequence[np.ndarray], model: Any
+    reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: Any
 ) -> tuple[list[np.ndarray] | None, str]:
     """What the runtime gives; or None, and why it was not asked."""
-    if absent := form.runtime.missing():
-        return None, f"{', '.join(absent)} is not here, pip install {form.runtime.install}"
-    name, function = form.runtime.call
+    if absent := reader.missing():
+        return None, f"{', '.join(absent)} is not here, pip install {reader.install}"
+    name, function = reader.call
     try:
         module = importlib.import_module(f"kmodels.convert.{name}")
         with warnings.catch_warnings():
@@ -243,7 +244,7 @@ def _ask(
             return getattr(module, function)(path, samples, model), ""
     except ImportError as error:
         reason = " ".join(str(error).split())
-        return None, f"{form.runtime.name} cannot be imported here ({reason})"
+        return None, f"{reader.name} cannot be imported here ({reason})"
 
 
 def _without_preprocessor(model: Any) -> dict[str, None]:

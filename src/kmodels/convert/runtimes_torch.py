@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from kmodels.models import registry
+
 Arrays = Sequence[np.ndarray]
 
 
@@ -37,6 +39,30 @@ def transformers(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
                 given = {"pixel_values": _channels_first(sample)}
             found.append(_chosen(peer(**given), peer, model).numpy())
     return found
+
+
+def gguf(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+    """What transformers makes of a GGUF file, in float32.
+
+    The gguf package reads the tensors and knows what Hugging Face calls them, so that this holds
+    for each Gemma: transformers itself reads no GGUF of the first. The config is the model's.
+    """
+    package: Any = importlib.import_module("transformers")
+    reading: Any = importlib.import_module("gguf")
+    form = registry.family(model.backbone.family).transformers_form(model)[0]
+    peer = getattr(package, form["architectures"][0])(package.AutoConfig.for_model(**form))
+    file = reading.GGUFReader(path)
+    tensors = {x.name: reading.dequantize(x.data, x.tensor_type) for x in file.tensors}
+    kind = file.get_field("general.architecture").contents()
+    kinds = {name: number for number, name in reading.MODEL_ARCH_NAMES.items()}
+    names = reading.get_tensor_name_map(kinds[kind], form["num_hidden_layers"])
+    with torch.no_grad():
+        for name, weight in peer.named_parameters():
+            values = torch.from_numpy(tensors[names.get_name(name, (".weight",))])
+            # In llama.cpp norms multiply by the weight, in transformers by 1 more than it.
+            weight.copy_(values - 1 if name.endswith("norm.weight") else values)
+        given = ({"input_ids": torch.from_numpy(sample).long()} for sample in samples)
+        return [peer.eval()(**inputs).logits.numpy() for inputs in given]
 
 
 def _chosen(output: Any, peer: Any, model: Any) -> torch.Tensor:
