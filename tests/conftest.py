@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,11 +21,14 @@ import pytest
 BACKENDS = ("jax", "torch", "tensorflow")
 ENVIRONMENT = os.environ.get("KMODELS_ENVIRONMENT", "")
 DEVICES = 8
-# Virtual devices for multi-device tests; the two others halve the time XLA takes to compile.
+# Virtual devices for multi-device tests; all others save two thirds of the time that XLA takes to
+# compile, which is most of what tests of small models take on JAX.
 XLA_FLAGS = (
     f"--xla_force_host_platform_device_count={DEVICES}",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 
 
@@ -126,6 +130,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [item for item in items if item not in set(chosen)]
     if left:
         config.hook.pytest_deselected(items=left)
+    if across:  # what waits for the backends' own suites comes last
+        chosen.sort(key=lambda item: "exchange" in getattr(item, "fixturenames", ()))
     items[:] = chosen
     if ENVIRONMENT == "full":
         return  # there a missing package is a failure
@@ -154,11 +160,16 @@ def references() -> Path:
 
 
 @pytest.fixture(scope="session")
-def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder shared by all runs of one `make test`; a backend writes to `exchange / backend`."""
+def exchange(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder shared by all runs of one `make test`; a backend writes to `exchange / backend`.
+
+    What needs several backends waits for those that are still at work (tests/run.py marks them).
+    """
     named = os.environ.get("KMODELS_EXCHANGE")
     folder = Path(named) if named else tmp_path_factory.mktemp("exchange")
     folder.mkdir(parents=True, exist_ok=True)
+    while request.config.getoption("--across") and any(folder.glob("*.running")):
+        time.sleep(1)
     return folder
 
 

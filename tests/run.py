@@ -21,6 +21,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from environments import FOLDER, LOGS, ROOT, make_environment, python_of, run_logged, say
 
@@ -132,6 +133,7 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     text = log.read_text(errors="replace")
     outcome.counts, outcome.skips = read_counts(text, status)
     outcome.seconds = time.monotonic() - begun
+    running(environment).unlink(missing_ok=True)
     counted = ", ".join(f"{number} {word}" for word, number in sorted(outcome.counts.items()))
     say(name, f"{counted or 'no tests'} in {outcome.seconds:.0f} s")
     if outcome.failed:
@@ -141,15 +143,21 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     return outcome
 
 
+def running(environment: str) -> Path:
+    """A file that is there until the suite of an environment has ended: others wait for it."""
+    return EXCHANGE / f"{environment}.running"
+
+
 def failed_setup(name: str) -> Outcome:
     """An environment or the references could not be made: counts as one failure."""
     return Outcome(name, Counter(failed=1))
 
 
 def run_all(backends: list[str], arguments: list[str], nightly: bool) -> list[Outcome]:
-    """Environments, references, each backend's suite, then what needs several; two at a time.
+    """Environments and references, then each backend's suite and what needs several; two at a time.
 
     Of what needs several, the packages beside Keras want its release: none of it is run nightly.
+    What the backends leave for it, it waits for: those started before.
     """
     whole = len(backends) == len(BACKENDS) and not nightly
     environments = {f"nightly-{name}" if nightly else name: name for name in backends}
@@ -166,10 +174,12 @@ def run_all(backends: list[str], arguments: list[str], nightly: bool) -> list[Ou
         ready = {name for name, job in jobs.items() if job.result()}
         outcomes = [failed_setup(name) for name in preparing if name not in ready]
         runs = [run for run in environments.items() if run[0] in ready]
-        outcomes += pool.map(lambda run: run_suite(*run, arguments), runs)
+        EXCHANGE.mkdir(parents=True)
+        for environment, _ in runs:
+            running(environment).touch()
         if whole and "references" in ready:
-            across = [("full", name) for name in ("torch", "jax", "tensorflow")]
-            outcomes += pool.map(lambda run: run_suite(*run, arguments), across)
+            runs += [("full", name) for name in ("torch", "jax", "tensorflow")]
+        outcomes += pool.map(lambda run: run_suite(*run, arguments), runs)
     return outcomes
 
 

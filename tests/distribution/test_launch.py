@@ -67,4 +67,5 @@ def test_ranks_share_an_address():
     first, second = jax_ranks(2, devices=3)
     address = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
     assert first[address] == second[address]
-    assert first["XLA_FLAGS"].count("device_count=3") == 1 == first["XLA_FLAGS"].count("_count=")
+    flags = first["XLA_FLAGS"]
+    assert flags.count("device_count=3") == 1 == flags.count("device_count=")
