@@ -13,7 +13,8 @@ import pytest
 
 import kmodels
 from kmodels import cli
-from kmodels.bench.compare import LOSSES
+from kmodels.bench import Refused
+from kmodels.bench.compare import LOSSES, differences
 
 BACKEND = keras.backend.backend()
 
@@ -95,7 +96,7 @@ def test_ctrl_c_leaves_no_child(tmp_path):
 
 
 @pytest.mark.across("torch")
-def test_all_backends_on_text_give_one_loss(tmp_path):
+def test_all_backends_on_text_give_one_loss(monkeypatch, tmp_path):
     code = run(
         *("bench", "gemma2_debug", "--precision", "mixed_bfloat16", "--batch-size", 2),
         *("--sequence-length", 16, "--rounds", 1, "--out", tmp_path / "text.json"),
@@ -108,18 +109,21 @@ def test_all_backends_on_text_give_one_loss(tmp_path):
         # Adapters alone are trained.
         assert 0 < row["facts"]["trainable_parameters"] < 0.1 * row["facts"]["parameters"]
         assert row["loss_difference"] <= LOSSES[row["precision"]]
-
-
-@pytest.mark.across("torch")
-def test_rows_whose_losses_differ_are_refused_with_a_list(capsys, monkeypatch, tmp_path):
     # Two backends round differently, which is told where nothing is tolerated.
-    monkeypatch.setitem(LOSSES, "float32", 0.0)
-    backends = ("--backends", "torch,jax")
-    assert run("bench", "vit_debug", *backends, "--out", tmp_path / "none") == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    start = "kmodels: refused: jax · float32 · xla · override: the loss of step "
-    assert lines and all(line.startswith(start) for line in lines)
-    assert "torch · float32 · none · override has" in lines[0]
+    monkeypatch.setitem(LOSSES, "mixed_bfloat16", 0.0)
+    told = differences(found["rows"])
+    assert len(told) == 2 and told[0].startswith("torch · mixed_bfloat16 · none · override: the")
+    assert "jax · " in told[0]
+
+
+def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
+    def refuse(options, console):
+        raise Refused(["a: the loss differs", "b: threads is 2"])
+
+    monkeypatch.setattr("kmodels.bench.run", refuse)
+    assert run("bench", "vit_debug", "--backends", BACKEND, "--out", tmp_path / "none") == 2
+    error = capsys.readouterr().err
+    assert error == "kmodels: refused: a: the loss differs\nkmodels: refused: b: threads is 2\n"
     assert not (tmp_path / "none").exists()
 
 

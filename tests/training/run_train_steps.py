@@ -1,6 +1,6 @@
 """Four trainings with losses of their own, one source for three backends: losses by step.
 
-KERAS_BACKEND=torch python tests/training/run_train_steps.py FILE.json
+KERAS_BACKEND=torch python tests/training/run_train_steps.py FOLDER
 """
 
 import json
@@ -170,6 +170,11 @@ def train(make):
 
 PROOFS = {f.__name__: f for f in (distillation, gan, contrastive, preference)}
 
-if __name__ == "__main__":
+
+def main(folder):
     found = {name: train(make) for name, make in PROOFS.items()}
-    Path(sys.argv[1]).write_text(json.dumps(found))
+    (folder / "losses.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

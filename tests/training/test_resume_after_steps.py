@@ -1,21 +1,17 @@
 """A model that was trained outside of `fit` is filled by a checkpoint all the same."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import left
+
 
 @pytest.fixture(scope="module")
 def runs():
-    sys.path.insert(0, str(Path(__file__).parent))
-    try:
-        import run_on_backend
-    finally:
-        sys.path.pop(0)
-    return run_on_backend
+    return left.load(Path(__file__).parent / "run_on_backend.py")
 
 
 def test_steps_outside_of_fit_leave_nothing_behind(runs, tmp_path):
