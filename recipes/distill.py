@@ -125,6 +125,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "channels": shape[-1],
         "mean": preprocessor.mean,
         "std": preprocessor.std,
+        "resizing": preprocessor.resizing,
         "workers": settings.workers,
     }
     order = {"shuffle": True, "seed": settings.seed, "drop_last": True}

@@ -127,6 +127,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "channels": shape[-1],
         "mean": preprocessor.mean,
         "std": preprocessor.std,
+        "resizing": preprocessor.resizing,
         "one_hot": data.num_classes if one_hot else None,
         "workers": settings.workers,
     }

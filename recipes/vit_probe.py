@@ -96,6 +96,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "channels": channels,
         "mean": preprocessor.mean,
         "std": preprocessor.std,
+        "resizing": preprocessor.resizing,
         "workers": settings.workers,
     }
     parts = {"train": data.train, "val": data.validation, "test": data.test}

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from kmodels.data import open_dataset, pictures
-from kmodels.data.pictures import PictureError, decode, resize, with_channels
+from kmodels.data.pictures import PictureError, decode, with_channels
+from kmodels.data.resizing import resize
 from kmodels.errors import InputError
 
 

@@ -1,8 +1,11 @@
 """Pictures to normalised floats."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from kmodels.data import ArraySource, ImageLoader
 from kmodels.errors import InputError
 from kmodels.models import ViTImageClassifierPreprocessor
 
@@ -41,3 +44,42 @@ def test_wrong_pictures_and_settings():
         pre(np.zeros((2, 4, 4, 1)))
     with pytest.raises(InputError, match="interpolation is 'magic'; choose one of nearest"):
         ViTImageClassifierPreprocessor(interpolation="magic")
+
+
+class Listed(ArraySource):
+    """Pictures of different sizes."""
+
+    def __init__(self, pictures):
+        super().__init__(np.zeros((len(pictures), 1, 1, 3), "uint8"), np.arange(len(pictures)))
+        self.pictures = pictures
+
+    def batch(self, indices):
+        return [self.pictures[i] for i in indices], self.labels[indices]
+
+
+@pytest.mark.parametrize("crop", [False, True])
+@pytest.mark.parametrize(
+    ("interpolation", "antialias"),
+    [("nearest", True), ("bilinear", True), ("bilinear", False), ("bicubic", True)],
+)
+def test_a_loader_resizes_as_the_preprocessor_does(interpolation, antialias, crop):
+    rng = np.random.default_rng(0)
+    # Far from black and white, where whole numbers are cut off between the passes.
+    sizes = ((40, 31), (9, 50), (16, 12))
+    pictures = [rng.integers(64, 192, (*size, 3), "uint8") for size in sizes]
+    preprocessor = ViTImageClassifierPreprocessor(
+        (16, 12), interpolation=interpolation, antialias=antialias, crop_to_aspect_ratio=crop
+    )
+    loader = ImageLoader(
+        Listed(pictures),
+        3,
+        image_size=preprocessor.image_size,
+        resizing=preprocessor.resizing,
+        mean=preprocessor.mean,
+        std=preprocessor.std,
+    )
+    expected = preprocessor(pictures)
+    # The loader keeps pixels: whole numbers after each of Pillow's two passes.
+    np.testing.assert_allclose(loader[0][0], expected, rtol=0, atol=2 / 255 / 0.5)
+    other = replace(preprocessor, interpolation="lanczos", antialias=True)(pictures)
+    assert np.abs(other[:2] - expected[:2]).max() > 4 / 255 / 0.5

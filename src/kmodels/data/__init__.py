@@ -13,6 +13,7 @@ _EXPORTS = {
     "DataBundle": "sources",
     "ImageLoader": "loader",
     "ImageSource": "sources",
+    "Resizing": "resizing",
     "TFRecords": "tfrecords",
     "TarShards": "shards",
     "as_dataset": "adapters",

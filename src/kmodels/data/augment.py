@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kmodels.data.draws import symmetric_beta, uniforms
-from kmodels.data.pictures import resize
 from kmodels.data.rand_augment import rand_augment
+from kmodels.data.resizing import Resizing
 from kmodels.errors import InputError
 
 
@@ -197,12 +197,15 @@ class Augment:
 
 
 def crop_and_resize(
-    pictures: list[np.ndarray] | np.ndarray, boxes: np.ndarray, size: tuple[int, int]
+    pictures: list[np.ndarray] | np.ndarray,
+    boxes: np.ndarray,
+    size: tuple[int, int],
+    resizing: Resizing,
 ) -> np.ndarray:
     """Cuts each picture's box out and resizes it; (B, *size, C)."""
     return np.stack(
         [
-            resize(picture, size, tuple(box))
+            resizing(picture, size, tuple(box))
             for picture, box in zip(pictures, boxes.tolist(), strict=True)
         ]
     )

@@ -12,7 +12,8 @@ import numpy as np
 
 from kmodels.data.augment import Augment, crop_and_resize
 from kmodels.data.draws import order
-from kmodels.data.pictures import resize, with_channels
+from kmodels.data.pictures import with_channels
+from kmodels.data.resizing import USUAL, Resizing
 from kmodels.data.rows import rows_within
 from kmodels.data.sources import ImageSource, check_labels
 from kmodels.errors import InputError, check_whole
@@ -34,6 +35,7 @@ class BatchMaker:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     one_hot: int | None
+    resizing: Resizing = USUAL
     rows: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -111,11 +113,11 @@ class BatchMaker:
         if augment is not None and augment.random_resized_crop is not None:
             shapes = np.array([picture.shape[:2] for picture in pictures])
             boxes = augment.boxes(shapes, self.seed, epoch, samples)
-            pictures = crop_and_resize(pictures, boxes, size or tuple(shapes[0]))
+            pictures = crop_and_resize(pictures, boxes, size or tuple(shapes[0]), self.resizing)
         elif isinstance(pictures, list) or (size and pictures.shape[1:3] != tuple(size)):
             if size is None and len({picture.shape for picture in pictures}) > 1:
                 raise InputError("pictures differ in size; give image_size")
-            pictures = np.stack([resize(p, size or p.shape[:2]) for p in pictures])
+            pictures = np.stack([self.resizing(p, size or p.shape[:2]) for p in pictures])
         images = with_channels(pictures, self.channels or pictures.shape[-1])
         if augment is not None:
             images = augment.pixels(images, self.seed, epoch, samples)

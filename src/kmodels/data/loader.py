@@ -11,6 +11,7 @@ import numpy as np
 
 from kmodels.data.augment import Augment
 from kmodels.data.batches import BatchMaker
+from kmodels.data.resizing import USUAL, Resizing
 from kmodels.data.sources import ImageSource
 from kmodels.data.workers import WorkerPool
 from kmodels.errors import InputError, check_whole
@@ -35,6 +36,7 @@ class ImageLoader(keras.utils.PyDataset):
             Pillow alone and are started fresh, never forked, so they are safe beside JAX.
         drop_last: leaves out a last batch that is not full.
         image_size: (height, width) to resize to; the pictures' own by default.
+        resizing: how; `model.preprocessor.resizing` is what the checkpoint was trained with.
         channels: 1 or 3; the pictures' own by default.
         mean: of pixels / 255, one or one per channel.
         std: of pixels / 255, one or one per channel.
@@ -55,6 +57,7 @@ class ImageLoader(keras.utils.PyDataset):
         workers: int = 0,
         drop_last: bool = False,
         image_size: tuple[int, int] | None = None,
+        resizing: Resizing = USUAL,
         channels: int | None = None,
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
@@ -78,6 +81,7 @@ class ImageLoader(keras.utils.PyDataset):
             tuple(np.atleast_1d(np.asarray(mean, "float64")).tolist()),
             tuple(np.atleast_1d(np.asarray(std, "float64")).tolist()),
             one_hot,
+            resizing,
         )
         self.epoch = 0
         self.skip = 0

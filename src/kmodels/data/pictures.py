@@ -79,33 +79,6 @@ def _as_rgb(image: Any) -> Any:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def resize(picture: np.ndarray, size: tuple[int, int], box: tuple | None = None) -> np.ndarray:
-    """Bilinear with antialiasing, as Pillow does.
-
-    Args:
-        picture: uint8 or float32 (H, W, C).
-        size: (height, width) wanted.
-        box: part of the picture to take, (left, top, right, bottom) in pixels, fractions allowed.
-
-    Returns:
-        (height, width, C) of the picture's dtype.
-    """
-    from PIL import Image
-
-    height, width = picture.shape[:2]
-    if box is None and (height, width) == tuple(size):
-        return picture
-    target, method = (size[1], size[0]), Image.Resampling.BILINEAR
-    if picture.dtype == np.uint8 and picture.shape[-1] in (1, 3):
-        image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
-        return np.asarray(image.resize(target, method, box=box)).reshape(*size, -1)
-    planes = [
-        Image.fromarray(np.ascontiguousarray(plane, "float32")).resize(target, method, box=box)
-        for plane in np.moveaxis(picture, -1, 0)
-    ]
-    return np.stack([np.asarray(plane) for plane in planes], -1).astype(picture.dtype)
-
-
 def with_channels(pictures: np.ndarray, channels: int) -> np.ndarray:
     """Grey to RGB by repeating, RGB to grey by ITU-R 601 luma as Pillow; (..., C) in and out."""
     have = pictures.shape[-1]

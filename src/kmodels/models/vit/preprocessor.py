@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from kmodels.data.resizing import Resizing
 from kmodels.errors import InputError
-from kmodels.weights.positions import resize_matrix
-
-RESAMPLING = ("nearest", "bilinear", "bicubic", "lanczos")
 
 
 @dataclass(frozen=True)
@@ -58,15 +56,12 @@ class ViTImageClassifierPreprocessor:
             )
         if not min(self.std) > 0:
             raise InputError(f"std is {self.std}; give numbers above 0")
-        if self.interpolation not in RESAMPLING:
-            raise InputError(
-                f"interpolation is {self.interpolation!r}; choose one of {', '.join(RESAMPLING)}"
-            )
-        if not self.antialias and self.interpolation not in ("nearest", "bilinear"):
-            raise InputError(
-                f"antialias=False with interpolation={self.interpolation!r} differs from framework "
-                "to framework; give antialias=True, or interpolation='bilinear'"
-            )
+        _ = self.resizing  # which checks its own
+
+    @property
+    def resizing(self) -> Resizing:
+        """How it resizes, for `ImageLoader`."""
+        return Resizing(self.interpolation, self.antialias, self.crop_to_aspect_ratio)
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Pictures to normalised floats."""
@@ -88,25 +83,9 @@ class ViTImageClassifierPreprocessor:
 
     def _resize_one(self, picture: np.ndarray) -> np.ndarray:
         self._check(picture.shape)
-        if self.crop_to_aspect_ratio:
-            picture = _middle(picture, self.image_size)
-        if picture.shape[:2] == self.image_size:
-            return picture.astype("float32")
-        if not self.antialias and self.interpolation == "bilinear":
-            pairs = zip(picture.shape, self.image_size, strict=False)
-            down, across = (resize_matrix(old, new, "bilinear") for old, new in pairs)
-            return np.einsum("ij,jkc,lk->ilc", down, picture, across, optimize=True).astype(
-                "float32"
-            )
-        from PIL import Image
-
-        method = getattr(Image.Resampling, self.interpolation.upper())
-        size = (self.image_size[1], self.image_size[0])
-        planes = [
-            np.asarray(Image.fromarray(plane.astype("float32"), "F").resize(size, method))
-            for plane in np.moveaxis(picture, -1, 0)
-        ]
-        return np.clip(np.stack(planes, axis=-1), 0.0, 255.0)
+        resized = self.resizing(picture.astype("float32"), self.image_size)
+        # The kernels with negative parts leave the range of pixels.
+        return np.clip(resized, 0.0, 255.0)
 
     def _check(self, shape: Sequence[int]) -> None:
         if len(shape) not in (3, 4) or shape[-1] != len(self.mean):
@@ -125,12 +104,3 @@ class ViTImageClassifierPreprocessor:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-
-def _middle(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The largest part around the middle with the aspect ratio of `size`, as Keras cuts it."""
-    (height, width), (down, across) = picture.shape[:2], size
-    rows = max(min(height, int(width * down / across)), 1)
-    columns = max(min(width, int(height * across / down)), 1)
-    top, left = (height - rows) // 2, (width - columns) // 2
-    return picture[top : top + rows, left : left + columns]
