@@ -21,8 +21,8 @@ import pytest
 BACKENDS = ("jax", "torch", "tensorflow")
 ENVIRONMENT = os.environ.get("KMODELS_ENVIRONMENT", "")
 DEVICES = 8
-# Virtual devices for multi-device tests; all others save two thirds of the time that XLA takes to
-# compile, which is most of what tests of small models take on JAX.
+# Virtual devices for multi-device tests; all others let XLA compile faster, which is most of what
+# tests of small models take on JAX.
 XLA_FLAGS = (
     f"--xla_force_host_platform_device_count={DEVICES}",
     "--xla_backend_optimization_level=0",
