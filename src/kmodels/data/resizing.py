@@ -89,7 +89,10 @@ def resize(
 
 
 def _between_two(picture: np.ndarray, size: tuple[int, int], box: tuple | None) -> np.ndarray:
-    """Bilinear between the two nearest pixels of each axis, however far apart they are taken."""
+    """Bilinear between the two nearest pixels of each axis, however far apart they are taken.
+
+    Workers import no Keras, as `weights.positions` does, whose matrices know no box either.
+    """
     left, top, right, bottom = box or (0, 0, picture.shape[1], picture.shape[0])
     result = picture.astype("float64")
     for axis, (start, end) in enumerate(((top, bottom), (left, right))):
