@@ -8,7 +8,8 @@ vocabulary 262,144), or those of a small Gemma 1 that its head dominates (6 bloc
 vocabulary 256,000). A step is rank 4 on query and value, SGD, batch 2, rows of `length` and three
 quarters of it, padded on the right, each system's own loss and weighted accuracy through its own
 `fit` (transformers: a plain loop, attention by SDPA, eager and with `--compiled` compiled too).
-`--loss-on responses` weighs the second half of each row alone.
+`--loss-on responses` weighs the second half of each row alone. With KMODELS_BEFORE=TREE the source
+tree of another revision takes part as `kmodels_before`.
 
 Each system runs in a process of its own on one thread, where the other backends' frameworks cannot
 be imported, since Keras would load them; what compiles does so from scratch. The systems of a
@@ -30,6 +31,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from vit_peers import BEFORE
 from vit_peers.child import hide_others
 
 RESULTS = Path(__file__).parent / "results"
@@ -103,7 +105,7 @@ def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[]
     """Makes a step of kmodels or keras-hub through `fit`; it returns (seconds, loss)."""
     import keras
 
-    if system == "kmodels":
+    if system.startswith("kmodels"):
         from kmodels.models import GemmaCausalLM as Task
     elif "gemma3" in json.loads((Path(weights) / "config.json").read_text())["model_type"]:
         from keras_hub.models import Gemma3CausalLM as Task
@@ -200,6 +202,8 @@ class Child:
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         }
+        if arguments[0] == "kmodels_before":
+            environment["PYTHONPATH"] = str(Path(BEFORE) / "src")
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--child", json.dumps(arguments)],
@@ -239,7 +243,7 @@ class Child:
 
 def compare(backend: str, arguments: list, rounds: int, compiled: bool) -> dict:
     """Steps of all systems of a backend in turn; what came of each."""
-    systems = ["kmodels", "keras_hub"]
+    systems = ["kmodels", *(["kmodels_before"] if BEFORE else []), "keras_hub"]
     if backend == "torch":
         systems += ["transformers", *(["transformers_compiled"] if compiled else [])]
     children = {system: Child(backend, [system, *arguments]) for system in systems}

@@ -4,7 +4,9 @@ A module has `train(settings, pace, **options)`: it builds the model with the sh
 `pace.ready` the facts that the comparison rests on, and calls `pace` with the loss after each step.
 """
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 ALL = ("jax", "torch", "tensorflow")
@@ -89,6 +91,16 @@ SYSTEMS["transformers_as_is"] = System(
     ("torch",),
     {"attention": "eager", "complete": False},
 )
+
+
+# The source tree of another revision, to see whether a change made `fit` slower or larger.
+BEFORE = os.environ.get("KMODELS_BEFORE")
+if BEFORE:
+    _path = [str(Path(__file__).resolve().parents[1]), str(Path(BEFORE) / "src")]
+    _environment = {"PYTHONPATH": os.pathsep.join(_path)}
+    SYSTEMS["kmodels_before"] = System(
+        "kmodels_vit", "model.fit of the revision in KMODELS_BEFORE", environment=_environment
+    )
 
 
 def systems(backend: str, precision: str) -> list[str]:
