@@ -1,0 +1,390 @@
+"""What keras-hub's own tests assert of every layer, preprocessor, backbone and task.
+
+The functions carry the names of the helpers in keras-hub's `TestCase`, so that a test here and its
+model there can be laid side by side. They run on each backend with nothing but that backend
+installed: a data set is tf.data where TensorFlow is, and a PyDataset elsewhere.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.errors import InputError
+from tolerances import tolerance
+
+BACKEND = keras.config.backend()
+# Half precision on a CPU is no question for torch's kernels: keras-hub leaves it out there too.
+POLICIES = ("mixed_bfloat16", "bfloat16") + (() if BACKEND == "torch" else ("mixed_float16",))
+HAS_TF_DATA = find_spec("tensorflow") is not None
+
+
+def arrays(x: Any) -> Any:
+    """Tensors of any kind as NumPy arrays, in the structure that they came in; texts stay texts."""
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, str | bytes | int | float | None):
+            return leaf.decode() if isinstance(leaf, bytes) else leaf
+        if keras.ops.is_tensor(leaf):
+            return keras.ops.convert_to_numpy(leaf)
+        found = leaf.numpy() if hasattr(leaf, "numpy") else np.asarray(leaf)
+        if getattr(found, "dtype", None) is not None and found.dtype.kind in "OS":
+            return [x.decode() if isinstance(x, bytes) else x for x in found.tolist()]
+        return found
+
+    return keras.tree.map_structure(plain, x)
+
+
+def assert_close(found: Any, wanted: Any) -> None:
+    """Compares two structures of arrays, numbers and texts; texts and whole numbers exactly."""
+    found, wanted = arrays(found), arrays(wanted)
+    if isinstance(wanted, Mapping):
+        assert set(found) == set(wanted)
+        for name in wanted:
+            assert_close(found[name], wanted[name])
+    elif isinstance(wanted, tuple):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_close(one, other)
+    elif wanted is None or isinstance(wanted, str):
+        assert found == wanted
+    elif np.asarray(wanted).dtype.kind in "OSU":
+        assert np.asarray(found).tolist() == np.asarray(wanted).tolist()
+    else:
+        limit = tolerance("hub_case")
+        np.testing.assert_allclose(
+            np.asarray(found, "float64"), np.asarray(wanted, "float64"), limit, limit
+        )
+
+
+def batches(data: Any, size: int) -> Any:
+    """A data set of arrays: tf.data where TensorFlow is installed, otherwise a PyDataset."""
+    data = arrays(data)
+    if HAS_TF_DATA:
+        import tensorflow as tf
+
+        return tf.data.Dataset.from_tensor_slices(data).batch(size)
+    rows = len(keras.tree.flatten(data)[0])
+    starts = range(0, rows, size)
+    return _Batches(
+        [
+            keras.tree.map_structure(lambda x, at=at: np.asarray(x)[at : at + size], data)
+            for at in starts
+        ]
+    )
+
+
+class _Batches(keras.utils.PyDataset):
+    """A list of batches, in order."""
+
+    def __init__(self, items: list[Any]):
+        super().__init__()
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def mapped(data: Any, fn: Any) -> Any:
+    """`data.map(fn)`, or the same for a PyDataset."""
+    if HAS_TF_DATA:
+        return data.map(fn)
+    return _Batches([fn(*x) if isinstance(x, tuple) else fn(x) for x in data.items])
+
+
+def run_serialization_test(instance: Any) -> None:
+    """The config makes an equal object, also through JSON and Keras' own serialization."""
+    cls, config = type(instance), instance.get_config()
+    text = json.dumps(config, sort_keys=True)
+    names = set(dir(instance)) - {"__annotations__"}
+    serialized = json.dumps(keras.saving.serialize_keras_object(instance), sort_keys=True)
+    for again in (
+        cls.from_config(config),
+        keras.saving.deserialize_keras_object(json.loads(serialized)),
+    ):
+        assert type(again) is cls
+        assert json.dumps(again.get_config(), sort_keys=True) == text
+        assert set(dir(again)) - {"__annotations__"} == names
+
+
+def run_layer_test(
+    cls: type,
+    init_kwargs: Mapping[str, Any],
+    input_data: Any,
+    expected_output_shape: Any,
+    expected_output_data: Any = None,
+    expected_num_trainable_weights: int = 0,
+    expected_num_non_trainable_weights: int = 0,
+    expected_num_non_trainable_variables: int = 0,
+    run_training_check: bool = True,
+    run_precision_checks: bool = True,
+) -> None:
+    """A layer builds, is called on symbols and on arrays, trains, and follows its dtype policy."""
+    run_serialization_test(cls(**init_kwargs))
+    named = isinstance(input_data, Mapping)
+
+    def run(layer: Any, data: Any) -> Any:
+        return layer(**data) if named else layer(data)
+
+    def check(layer: Any, output: Any) -> None:
+        assert layer.built
+        assert len(layer.trainable_weights) == expected_num_trainable_weights
+        assert len(layer.non_trainable_weights) == expected_num_non_trainable_weights
+        assert len(layer.non_trainable_variables) == expected_num_non_trainable_variables
+        shapes = keras.tree.map_structure(lambda x: tuple(x.shape), output)
+        assert shapes == expected_output_shape
+        first = keras.tree.flatten(output)[0]
+        assert keras.backend.standardize_dtype(first.dtype) == layer.compute_dtype
+
+    layer = cls(**init_kwargs)
+    if named:
+        layer.build(**{f"{name}_shape": tuple(x.shape) for name, x in input_data.items()})
+    else:
+        layer.build(tuple(input_data.shape))
+    check(layer, run(layer, input_data))
+
+    def symbol(x: Any) -> Any:
+        return keras.KerasTensor(tuple(x.shape), keras.backend.standardize_dtype(x.dtype))
+
+    layer = cls(**init_kwargs)
+    check(layer, run(layer, keras.tree.map_structure(symbol, input_data)))
+
+    layer = cls(**init_kwargs)
+    output = run(layer, input_data)
+    check(layer, output)
+    if expected_output_data is not None:
+        assert_close(output, expected_output_data)
+    if run_training_check:
+        _train(layer, arrays(input_data), arrays(output))
+    if run_precision_checks:
+        run_precision_test(cls, init_kwargs, input_data)
+
+
+def _train(layer: Any, x: Any, y: Any) -> None:
+    class Around(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def call(self, x: Any) -> Any:
+            return self.layer(**x) if isinstance(x, dict) else self.layer(x)
+
+    model = Around()
+    # Keras on torch would hand the step to torch.compile, which is no part of the question.
+    model.compile(optimizer="sgd", loss="mse", jit_compile=BACKEND != "torch")
+    model.fit(x, y, verbose=0)
+
+
+def run_preprocessing_layer_test(
+    cls: type,
+    init_kwargs: Mapping[str, Any],
+    input_data: Any,
+    expected_output: Any = None,
+    expected_detokenize_output: Any = None,
+    return_output: bool = False,
+) -> Any:
+    """A tokenizer or preprocessor gives the same directly and in a data set, in batches or not."""
+    layer = cls(**init_kwargs)
+    run_serialization_test(layer)
+    output = layer(*input_data) if isinstance(input_data, tuple) else layer(input_data)
+    if hasattr(layer, "detokenize"):
+        wanted = expected_detokenize_output or input_data
+        assert_close(layer.detokenize(output), wanted)
+    if HAS_TF_DATA:
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices(input_data)
+        assert_close(data.map(layer).ragged_batch(1000).get_single_element(), output)
+        assert_close(data.batch(1000).map(layer).get_single_element(), output)
+    else:
+        assert_close(mapped(batches(input_data, 1000), layer)[0], output)
+    if expected_output is not None:
+        assert_close(output, expected_output)
+    return output if return_output else None
+
+
+def run_preprocessor_test(
+    cls: type,
+    init_kwargs: Mapping[str, Any],
+    input_data: Any,
+    expected_output: Any = None,
+    expected_detokenize_output: Any = None,
+    token_id_key: str = "token_ids",
+) -> None:
+    """As `run_preprocessing_layer_test`, and the length of the rows can be set afterwards."""
+    run_preprocessing_layer_test(
+        cls, init_kwargs, input_data, expected_output, expected_detokenize_output
+    )
+    layer = cls(**init_kwargs)
+    for length in (layer.sequence_length, 17):
+        layer.sequence_length = length
+        output = layer(*input_data) if isinstance(input_data, tuple) else layer(input_data)
+        x = keras.utils.unpack_x_y_sample_weight(output)[0]
+        assert x[token_id_key].shape[-1] == length
+
+
+def run_backbone_test(
+    cls: type,
+    init_kwargs: Mapping[str, Any],
+    input_data: Any,
+    expected_output_shape: Any,
+    variable_length_data: Any = None,
+    run_mixed_precision_check: bool = True,
+    run_quantization_check: bool = True,
+) -> None:
+    """A backbone is restored by its config, called, and used by `predict` on arrays and data sets.
+
+    Its name holds the class's, its outputs follow the dtype policy, and it can be quantized.
+    """
+    input_data = keras.tree.map_structure(keras.ops.convert_to_tensor, input_data)
+    backbone = cls(**init_kwargs)
+    run_serialization_test(backbone)
+    output = backbone(input_data)
+    shapes = {k: tuple(v.shape) for k, v in output.items()} if isinstance(output, dict) else None
+    assert (tuple(output.shape) if shapes is None else shapes) == expected_output_shape
+    if getattr(backbone, "token_embedding", None) is not None:
+        backbone.token_embedding(keras.ops.zeros((2, 3), "int32"))
+        for batch in variable_length_data or [
+            keras.tree.map_structure(lambda x, n=n: x[:, :n], input_data) for n in (2, 3, 4)
+        ]:
+            backbone(batch)
+    whole = backbone.predict(arrays(input_data), verbose=0)
+    assert_close(backbone.predict(batches(input_data, 2), verbose=0), whole)
+    # Keras names a layer that nobody names after its class, with a number behind it.
+    keras_name = type(cls.__name__, (keras.layers.Layer,), {})().name
+    assert re.sub(r"_\d+$", "", keras_name) in backbone.name
+    if run_mixed_precision_check:
+        run_precision_test(cls, init_kwargs, input_data)
+    if run_quantization_check:
+        run_quantization_test(cls, init_kwargs, input_data)
+
+
+def run_vision_backbone_test(
+    cls: type,
+    init_kwargs: Mapping[str, Any],
+    input_data: Any,
+    expected_output_shape: Any,
+    expected_pyramid_output_keys: Any = None,
+    expected_pyramid_image_sizes: Any = None,
+    **more: Any,
+) -> None:
+    """As `run_backbone_test`, and `pyramid_outputs` makes a model of every level."""
+    run_backbone_test(cls, init_kwargs, input_data, expected_output_shape, **more)
+    if expected_pyramid_output_keys:
+        backbone = cls(**init_kwargs)
+        found = keras.Model(backbone.inputs, backbone.pyramid_outputs)(input_data)
+        assert sorted(found) == sorted(expected_pyramid_output_keys)
+        sizes = [tuple(found[name].shape[1:3]) for name in backbone.pyramid_outputs]
+        assert sizes == expected_pyramid_image_sizes
+
+
+def run_task_test(
+    cls: type,
+    init_kwargs: Mapping[str, Any],
+    train_data: Any,
+    expected_output_shape: Any = None,
+    batch_size: int = 2,
+    compile_kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """A task predicts and trains as it was made, on arrays, data sets, and preprocessed data sets.
+
+    Made with `compile=False` it asks for `compile` before it trains.
+    """
+    task = cls(**init_kwargs)
+    if compile_kwargs:
+        task.compile(**compile_kwargs)
+    run_serialization_test(task)
+    preprocessor = task.preprocessor
+    data = batches(train_data, batch_size)
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(train_data)
+    prepared = preprocessor(*train_data)[0]
+    keras.tree.assert_same_structure(prepared, task._inputs_struct)
+
+    output = task.predict(x, verbose=0)
+    if expected_output_shape is not None:
+        shapes = keras.tree.map_structure(lambda part: tuple(part.shape), output)
+        assert shapes == expected_output_shape
+    assert_close(task.predict(data, verbose=0), output)
+    task.preprocessor = None
+    assert_close(task.predict(mapped(data, preprocessor), verbose=0), output)
+    task.preprocessor = preprocessor
+
+    task.fit(x, y, sample_weight=weights, verbose=0)
+    task.fit(data, verbose=0)
+    task.preprocessor = None
+    task.fit(mapped(data, preprocessor), verbose=0)
+    task.preprocessor = preprocessor
+    with pytest.raises(ValueError, match="You must call `compile"):
+        cls(**init_kwargs, compile=False).fit(data, verbose=0)
+
+
+def run_model_saving_test(
+    cls: type, init_kwargs: Mapping[str, Any], input_data: Any, folder: Path
+) -> None:
+    """`save` and `keras.models.load_model` give the class back, with the same outputs."""
+    model = cls(**init_kwargs)
+    output = model(input_data)
+    model.save(folder / "model.keras")
+    again = keras.models.load_model(folder / "model.keras")
+    assert isinstance(again, cls)
+    assert_close(again(input_data), output)
+
+
+def run_precision_test(cls: type, init_kwargs: Mapping[str, Any], input_data: Any) -> None:
+    """Outputs, symbols, weights and all layers inside follow each dtype policy."""
+    for name in POLICIES:
+        policy = keras.DTypePolicy(name)
+        layer = cls(**{**_of_policy(init_kwargs, policy), "dtype": policy})
+        model = isinstance(layer, keras.Model) or not isinstance(input_data, Mapping)
+        outputs = layer(input_data) if model else layer(**input_data)
+        spec = layer.compute_output_spec(input_data) if model else None
+        for tensor in keras.tree.flatten([outputs] if spec is None else [outputs, spec]):
+            dtype = keras.backend.standardize_dtype(tensor.dtype)
+            assert dtype == policy.compute_dtype or "float" not in dtype
+        for weight in layer.weights:
+            dtype = keras.backend.standardize_dtype(weight.dtype)
+            assert dtype == policy.variable_dtype or "float" not in dtype
+        for part in layer._flatten_layers():
+            if not isinstance(part, keras.layers.Softmax | keras.layers.InputLayer):
+                assert (part.compute_dtype, part.variable_dtype) == (
+                    policy.compute_dtype,
+                    policy.variable_dtype,
+                ), part.path
+
+
+def _of_policy(init_kwargs: Mapping[str, Any], policy: Any) -> dict[str, Any]:
+    """The arguments, with every layer among them made anew under a policy."""
+    return {
+        name: type(value).from_config({**value.get_config(), "dtype": policy})
+        if isinstance(value, keras.Layer)
+        else value
+        for name, value in init_kwargs.items()
+    }
+
+
+def run_quantization_test(cls: type, init_kwargs: Mapping[str, Any], input_data: Any) -> None:
+    """A model of int8 kernels runs, its config makes an equal model, and its weights fit that one.
+
+    keras-hub asks the same of a policy map; float8 is refused here in a line.
+    """
+    model = cls(**init_kwargs)
+    before = arrays(model(input_data))
+    model.quantize("int8")
+    after = arrays(model(input_data))
+    for one, other in zip(keras.tree.flatten(after), keras.tree.flatten(before), strict=True):
+        assert np.isfinite(one).all() and one.shape == other.shape
+    again = cls.from_config(model.get_config())
+    again.quantize("int8")
+    again.set_weights(model.get_weights())
+    assert_close(again(input_data), after)
+    with pytest.raises(InputError, match="float8"):
+        cls(**init_kwargs).quantize("float8")
