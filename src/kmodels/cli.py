@@ -262,6 +262,9 @@ def convert(
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapters to merge.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens of the rows compared.")] = 32,
+    text_only: Annotated[
+        bool, typer.Option("--text-only", help="Leave out a checkpoint's vision tower.")
+    ] = False,
 ) -> None:
     """Write a model for another package or runtime, run it there, and compare (exit code 1)."""
     from rich.console import Console
@@ -276,6 +279,7 @@ def convert(
             dtype=dtype,
             adapter=adapter,
             sequence_length=sequence_length,
+            text_only=text_only,
         )
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)

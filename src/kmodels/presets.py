@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import logging
+import warnings
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import replace
@@ -42,6 +43,7 @@ TRANSFORMERS_FILES = (
     "config.json",
     "preprocessor_config.json",
     "model.safetensors",
+    "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
 )
@@ -122,6 +124,7 @@ def load(
         backbone = owner(**backbone_fields, dtype=dtype, **({} if cls is not owner else settings))
         quantized.restore(backbone, checkpoint.changes.get("quantization", {}))
         lora.restore(backbone, checkpoint.changes.get("lora", {}))
+    backbone.left_out = checkpoint.left_out
     model = backbone
     if cls is not owner:
         given = {key: value for key, value in checkpoint.task.items() if value is not None}
@@ -151,7 +154,32 @@ def load(
         deferred.leave(model, fill)
     else:
         fill()
+    if checkpoint.left_out and checkpoint.kind != "kmodels":
+        warnings.warn(
+            f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
+            "takes text alone",
+            stacklevel=3,
+        )
     return model
+
+
+def check_parts(model: Any, partial: bool, kind: str) -> None:
+    """Stops before a part of a checkpoint is written as if it were the whole.
+
+    Args:
+        model: a backbone or task.
+        partial: the caller wants the part that is there.
+        kind: what is to be written, for the message.
+
+    Raises:
+        InputError: where parts were left out when the model was read.
+    """
+    parts = getattr(model, "backbone", model).left_out
+    if parts and not partial:
+        raise InputError(
+            f"the checkpoint's {', '.join(parts)} were left out when it was read, so {kind} of it "
+            "would be a text model alone; give text_only=True if that is what you want"
+        )
 
 
 def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict]:
@@ -256,6 +284,7 @@ def _describe(model: Any) -> dict[str, Any]:
         "preprocessor": _settings(preprocessor),
         "quantization": quantized.describe(model),
         "lora": lora.describe(model),
+        "left_out": list(backbone.left_out),
     }
 
 
@@ -274,12 +303,13 @@ def save(model: Any, directory: str | Path) -> Path:
     return native.save(model, Path(directory), _describe(model), more, by_main)
 
 
-def export_to_transformers(model: Any, directory: str | Path) -> Path:
+def export_to_transformers(model: Any, directory: str | Path, text_only: bool = False) -> Path:
     """Writes a directory that transformers loads with equal logits.
 
     Args:
         model: a backbone or task.
         directory: to make or replace.
+        text_only: writes the text part of a checkpoint whose other parts were left out.
 
     Raises:
         InputError: lists what transformers cannot express, or files that would be lost.
@@ -294,6 +324,7 @@ def export_to_transformers(model: Any, directory: str | Path) -> Path:
             "export_to_transformers compares what it wrote, in one process; call save_to_preset "
             "here, and export from that directory in a process of its own"
         )
+    check_parts(model, text_only, "a directory of transformers")
     directory = Path(directory)
     family = registry.family(getattr(model, "backbone", model).family)
     form, pictures, table, zeros = family.transformers_form(model)
@@ -307,6 +338,9 @@ def export_to_transformers(model: Any, directory: str | Path) -> Path:
         if pictures:
             text = json.dumps(pictures, indent=2) + "\n"
             (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+        if generation := getattr(model, "generation_config", None):
+            text = json.dumps(generation, indent=2) + "\n"
+            (folder / "generation_config.json").write_text(text, encoding="utf-8")
         if (
             tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None)
         ) is not None:

@@ -54,11 +54,17 @@ class Presets:
 
         return presets.save(self, directory)
 
-    def export_to_transformers(self, directory: str | Path) -> Path:
-        """Writes a directory that Hugging Face transformers loads with equal logits."""
+    def export_to_transformers(self, directory: str | Path, text_only: bool = False) -> Path:
+        """Writes a directory that Hugging Face transformers loads with equal logits.
+
+        Args:
+            directory: to make or replace.
+            text_only: writes the text part of a checkpoint whose other parts, such as a vision
+                tower, were left out when it was read; without it such a model is refused.
+        """
         from kmodels import presets
 
-        return presets.export_to_transformers(self, directory)
+        return presets.export_to_transformers(self, directory, text_only)
 
 
 class Adapters:
@@ -160,12 +166,14 @@ class Backbone(Presets, Adapters, keras.Model):
         family: the name of the family's folder.
         peft_names: names of the linear layers in transformers, see `kmodels.lora.peft`.
         peft_prefix: what a task adds to those names.
+        left_out: parts of the checkpoint that the model was read from and does not have.
     """
 
     config_class: ClassVar[type]
     family: ClassVar[str]
     peft_names: ClassVar[Sequence[Mapping[str, str]]] = ()
     peft_prefix: ClassVar[str] = ""
+    left_out: Sequence[str] = ()
 
     def __init__(self, *, config: Any, intermediates: dict[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
@@ -197,6 +205,7 @@ class Backbone(Presets, Adapters, keras.Model):
             **self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
+            **({"left_out": list(self.left_out)} if self.left_out else {}),
         }
 
     @classmethod
@@ -205,7 +214,10 @@ class Backbone(Presets, Adapters, keras.Model):
         config = dict(config)
         if isinstance(config.get("dtype"), dict):
             config["dtype"] = keras.dtype_policies.deserialize(config["dtype"])
-        return cls(**config)
+        left_out = config.pop("left_out", ())
+        model = cls(**config)
+        model.left_out = left_out
+        return model
 
 
 class Task(Presets, Adapters, Model):

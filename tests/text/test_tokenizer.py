@@ -71,7 +71,7 @@ def test_a_file_that_is_no_tokenizer(tmp_path):
         with pytest.raises(InputError, match=f"{name} is not {message}"):
             Tokenizer.from_file(tmp_path / name)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer_config.json is not JSON"):
+    with pytest.raises(InputError, match=r"tokenizer_config.json is not readable JSON"):
         Tokenizer.from_file(tmp_path / "a.json")
 
 

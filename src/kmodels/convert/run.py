@@ -80,6 +80,7 @@ def convert(
     dtype: str | None = None,
     adapter: str | Path | None = None,
     sequence_length: int = 32,
+    text_only: bool = False,
 ) -> Converted:
     """Writes a model in a format, reads it in the runtime of that format, and compares outputs.
 
@@ -93,6 +94,7 @@ def convert(
         dtype: of the weights that are written; by default the format's usual one.
         adapter: directory of an adapter to load and merge; with a source that is read.
         sequence_length: tokens of the rows that are compared, of a model that takes text.
+        text_only: writes the text part of a checkpoint whose other parts are left out.
 
     Raises:
         InputError: for what the format, the backend or the runtime cannot do, before anything is
@@ -114,6 +116,7 @@ def convert(
     with keras.device("cpu") if made else nullcontext():
         model = _open(source, "float32" if form.rounds else kind, adapter) if made else source
         _check_model(form, model, kind)
+        presets.check_parts(model, text_only, form.what)
         held: list[Converted] = []
 
         def write(path: Path) -> None:
@@ -169,7 +172,9 @@ def _check_model(form: Format, model: Any, dtype: str) -> None:
 
 def _write(form: Format, model: Any, path: Path, dtype: str) -> None:
     if form.method:
-        getattr(model, form.method)(path, *([dtype] if form.rounds else []))
+        # What is left out was asked about before.
+        text = {"text_only": True} if getattr(model, "backbone", model).left_out else {}
+        getattr(model, form.method)(path, *([dtype] if form.rounds else []), **text)
         return
     if not form.traced:
         name, function = form.writer

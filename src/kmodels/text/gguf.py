@@ -17,15 +17,18 @@ from kmodels.weights.gguf import open_gguf, setting
 ASKED = 1000
 
 
-def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer of a GGUF file and the names of its start, end and padding tokens.
+def load(
+    path: str | Path, special: tuple[str, ...] = ()
+) -> tuple[Tokenizer, dict[str, str], dict[str, Any]]:
+    """The tokenizer of a GGUF file, the names of its special tokens, and its chat template.
 
     Args:
         path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma.
         special: pieces to treat as control tokens though the file says otherwise.
 
     Returns:
-        The tokenizer, and a dictionary with "start", "end" and "pad" where the file names them.
+        The tokenizer, a dictionary with "start", "end" and "pad" where the file names them, and
+        one with "chat_template" where it has one.
 
     Raises:
         InputError: for another kind of vocabulary, or where the gguf package is missing.
@@ -41,8 +44,10 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
             f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) is read, "
             "or give the directory of a tokenizer.json"
         )
+    template = setting(reader, "tokenizer.chat_template", None)
+    settings = {} if template is None else {"chat_template": template}
     try:
-        return _build(texts, value, special)
+        return *_build(texts, value, special), settings
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
             f"{path} holds a damaged vocabulary: {' '.join(str(error).split())}; copy it again"

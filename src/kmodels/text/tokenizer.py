@@ -1,7 +1,7 @@
 """Text to token ids and back, from the tokenizer files that models come with."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from kmodels.errors import InputError
 from kmodels.files import atomic_write
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
+from kmodels.text import settings as described
 
 # Markers of turns, which older vocabulary files do not declare as control tokens.
 TURNS = ("<start_of_turn>", "<end_of_turn>")
@@ -21,6 +22,9 @@ _USUAL = {
     "pad": ("<pad>", "<|pad|>"),
 }
 FILES = ("tokenizer.json", "tokenizer.model")
+# What transformers is told of a tokenizer that came without settings.
+PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+STOPS = "stop_tokens"
 
 
 class Tokenizer:
@@ -31,13 +35,17 @@ class Tokenizer:
         start: text of the token that begins a sequence; found by its usual names by default.
         end: text of the token that ends one, likewise.
         pad: text of the padding token, likewise; where there is none, the end token serves.
+        stop: ids that end a generated text besides the usual ones.
+        settings: what a tokenizer_config.json says; `save` writes it again.
 
     Attributes:
         start_token_id: id of the token that begins a sequence, None where there is none.
         end_token_id: id of the token that ends one.
         pad_token_id: id of the padding token.
-        stop_token_ids: ids that end a generated text: the end token and the end of a turn.
+        stop_token_ids: ids that end a generated text: the end token, `<eos>`, the end of a turn,
+            and those that a checkpoint's configuration names.
         special_token_ids: ids that `detokenize` leaves out.
+        settings: as given.
     """
 
     def __init__(
@@ -46,6 +54,8 @@ class Tokenizer:
         start: str | None = None,
         end: str | None = None,
         pad: str | None = None,
+        stop: Sequence[int] = (),
+        settings: Mapping[str, Any] | None = None,
     ):
         core.no_padding()
         core.no_truncation()
@@ -60,16 +70,18 @@ class Tokenizer:
         self.start_token_id: int | None = None
         if self.start_token is not None:
             self.start_token_id = self.token_to_id(self.start_token)
-        self.stop_token_ids = [
-            self.end_token_id,
-            *(i for i in map(core.token_to_id, TURNS[1:]) if i is not None),
-        ]
+        self.settings = dict(settings or {})
+        self.stop_token_ids = list(dict.fromkeys([*self._usual_stops(), *stop]))
         added = core.get_added_tokens_decoder().items()
         self.special_token_ids = sorted(
             {i for i, token in added if token.special}
             | {self.end_token_id, self.pad_token_id}
             | ({self.start_token_id} if self.start_token_id is not None else set())
         )
+
+    def _usual_stops(self) -> list[int]:
+        found = (self.core.token_to_id(text) for text in (_USUAL["end"][0], *TURNS[1:]))
+        return list(dict.fromkeys([self.end_token_id, *(i for i in found if i is not None)]))
 
     def _usual(self, role: str) -> str | None:
         return next((t for t in _USUAL[role] if self.core.token_to_id(t) is not None), None)
@@ -80,7 +92,9 @@ class Tokenizer:
 
         Args:
             path: a tokenizer.json, a SentencePiece .model, a .gguf file, or a directory that holds
-                tokenizer.json or tokenizer.model. A tokenizer_config.json beside it is heeded.
+                tokenizer.json or tokenizer.model. What lies beside it is read too: the settings and
+                chat templates, and the ids that config.json and generation_config.json name as
+                the end of a text.
 
         Returns:
             A tokenizer with the ids of that model.
@@ -97,16 +111,22 @@ class Tokenizer:
         if not path.is_file():
             raise InputError(f"no tokenizer at {path}: no such file")
         if path.suffix == ".gguf":
-            core, names = gguf.load(path, TURNS)
-            return cls(core, **names)
-        names = _names(path.parent)
+            core, roles, settings = gguf.load(path, TURNS)
+            named: dict[str, Any] = {**roles, "settings": settings}
+            return cls(core, **named)
+        settings = described.read(path.parent)
+        more: dict[str, Any] = {
+            **described.names(settings),
+            "stop": [*described.read_stops(path.parent), *settings.pop(STOPS, ())],
+            "settings": settings,
+        }
         if path.suffix == ".model":
-            return cls(sentencepiece.load(path, TURNS), **names)
+            return cls(sentencepiece.load(path, TURNS), **more)
         try:
             core = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(f"{path} is not a tokenizer.json: {_line(error)}") from error
-        return cls(core, **names)
+        return cls(core, **more)
 
     @classmethod
     def from_sentencepiece(cls, model: bytes, origin: object = "the model") -> Self:
@@ -141,17 +161,26 @@ class Tokenizer:
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """The tokenizer of `to_dict`."""
         core = tokenizers.Tokenizer.from_str(fields["json"])
-        return cls(core, fields["start"], fields["end"], fields["pad"])
+        more = {name: fields[name] for name in ("stop", "settings") if name in fields}
+        return cls(core, fields["start"], fields["end"], fields["pad"], **more)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, to go into a config."""
-        return {"json": self.core.to_str(), **self._roles()}
+        return {
+            "json": self.core.to_str(),
+            **self._roles(),
+            "stop": list(self.stop_token_ids),
+            "settings": dict(self.settings),
+        }
 
     def _roles(self) -> dict[str, str | None]:
         return {"start": self.start_token, "end": self.end_token, "pad": self.pad_token}
 
     def save(self, directory: str | Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which transformers reads too.
+
+        The second holds the settings that the tokenizer came with, its chat templates, and as
+        "stop_tokens" the ids of further tokens that end a text.
 
         Args:
             directory: where to; it is made where it is missing.
@@ -164,17 +193,15 @@ class Tokenizer:
                 pair=f"{self.start_token} $A {self.start_token} $B",
                 special_tokens=[(self.start_token, self.start_token_id)],
             )
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": self.start_token,
-            "eos_token": self.end_token,
-            "pad_token": self.pad_token,
-            "clean_up_tokenization_spaces": False,
-        }
+        config = described.with_names({**PLAIN, **self.settings}, self._roles())
+        if more := sorted(set(self.stop_token_ids) - set(self._usual_stops())):
+            config[STOPS] = more
         atomic_write(directory / "tokenizer.json", lambda at: core.save(str(at), pretty=False))
         atomic_write(
             directory / "tokenizer_config.json",
-            lambda at: at.write_text(json.dumps(config, indent=2) + "\n"),
+            lambda at: at.write_text(
+                json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            ),
         )
 
     def vocabulary_size(self) -> int:
@@ -212,6 +239,81 @@ class Tokenizer:
             return self._encode([x])[0]
         return self._encode(list(x))
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids as transformers' `encode` gives them.
+
+        Args:
+            text: one text.
+            add_special_tokens: with the start token, and what else the tokenizer puts around a
+                text.
+
+        Raises:
+            InputError: for what is not text.
+        """
+        ids = self._encode([text])[0]
+        if not add_special_tokens:
+            return ids
+        if self.core.post_processor is not None:
+            return self.core.encode(text).ids
+        start = self.start_token_id if self.settings.get("add_bos_token", True) else None
+        end = self.end_token_id if self.settings.get("add_eos_token", False) else None
+        return [*([] if start is None else [start]), *ids, *([] if end is None else [end])]
+
+    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+        """Text as transformers' `decode` gives it, with special tokens unless they are skipped."""
+        kept = [int(i) for i in np.asarray(ids).reshape(-1)]
+        return self.core.decode(kept, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def chat_template(self) -> Any:
+        """The chat template that came with the checkpoint, several by name, or None."""
+        return self.settings.get("chat_template")
+
+    @chat_template.setter
+    def chat_template(self, template: str | Mapping[str, str] | None) -> None:
+        self.settings = {**self.settings, "chat_template": template}
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Any],
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> Any:
+        """A chat as the checkpoint's own template writes it, equal to transformers' method.
+
+        Args:
+            conversation: messages with "role" and "content", or several such lists.
+            tokenize: gives ids; False the text.
+            add_generation_prompt: opens the model's turn behind it.
+            chat_template: another template, or the name of one of several.
+            tools: descriptions of functions, for templates that know them.
+            **values: further variables of the template.
+
+        Returns:
+            A list of ids or a text; a list of these for several chats.
+
+        Raises:
+            InputError: without a template, or for a chat that it refuses.
+        """
+        if conversation and not isinstance(conversation[0], Mapping):
+            several = [
+                self.apply_chat_template(
+                    one, tokenize, add_generation_prompt, chat_template, tools, **values
+                )
+                for one in conversation
+            ]
+            return several
+        template = described.choose_template(self.settings, chat_template, tools)
+        roles = described.with_names(self.settings, self._roles())
+        values = {"tools": tools, "documents": None, **values}
+        text = described.render(
+            template, conversation, roles, add_generation_prompt=add_generation_prompt, **values
+        )
+        return self._encode([text])[0] if tokenize else text
+
     def _encode(self, texts: list[str]) -> list[list[int]]:
         try:
             return [e.ids for e in self.core.encode_batch_fast(texts, add_special_tokens=False)]
@@ -237,21 +339,3 @@ class Tokenizer:
 
 def _line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _names(directory: Path) -> dict[str, str]:
-    """Start, end and padding token as a tokenizer_config.json names them."""
-    path = directory / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    names = {}
-    for role, key in (("start", "bos_token"), ("end", "eos_token"), ("pad", "pad_token")):
-        token = config.get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            names[role] = token
-    return names

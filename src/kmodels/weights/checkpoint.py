@@ -26,6 +26,7 @@ class Checkpoint:
         fit: changes the tensors to suit another config, such as another image size.
         verify_preprocessor: raises `InputError` where files of the preprocessor are damaged.
         changes: what was done to the model before it was saved: `quantization` and `lora`.
+        left_out: parts of the model in the file that have no counterpart here.
     """
 
     path: Path
@@ -38,3 +39,4 @@ class Checkpoint:
     fit: Callable[[Tensors, Any], Tensors] = field(default=lambda tensors, config: tensors)
     verify_preprocessor: Callable[[], None] = field(default=lambda: None)
     changes: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Sequence[str] = ()

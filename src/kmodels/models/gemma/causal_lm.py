@@ -1,13 +1,14 @@
 """Text generation with Gemma, and its training without logits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from kmodels import compat, ops
+from kmodels import compat, ops, presets
+from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.models.gemma import exports_gguf
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone, OptionalInputs
@@ -26,6 +27,8 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         backbone: a `GemmaBackbone`.
         preprocessor: turns text into what the backbone takes, or None where the data comes as
             token ids.
+        generation_config: the content of a checkpoint's generation_config.json, which is written
+            again with the model. `compile(sampler="generation_config")` draws as it says.
 
     Call:
         what the backbone takes -> logits (B, T, V), float32, soft-capped in Gemma 2.
@@ -38,6 +41,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         self,
         backbone: GemmaBackbone,
         preprocessor: GemmaCausalLMPreprocessor | None = None,
+        generation_config: Mapping[str, Any] | None = None,
         name: str = "gemma_causal_lm",
         **kwargs: Any,
     ):
@@ -55,9 +59,24 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
 
         # === Config ===
         self.head_dtype = backbone.dtype_policy
-        self.settings = {}
+        self.generation_config = dict(generation_config or {})
+        self.settings = {"generation_config": self.generation_config}
         self.head = Head()
         self.use_sampler("greedy")
+
+    def use_sampler(self, sampler: Any, jit_compile: bool | str = "auto") -> None:
+        """As in `Generates`; "generation_config" draws as the checkpoint's file of that name says.
+
+        Args:
+            sampler: also "generation_config".
+            jit_compile: as there.
+
+        Raises:
+            InputError: for an unknown name, or what the file asks for and no `Sampler` does.
+        """
+        if isinstance(sampler, str) and sampler == "generation_config":
+            sampler = sampler_of(self.generation_config)
+        super().use_sampler(sampler, jit_compile)
 
     def compile(
         self,
@@ -82,8 +101,9 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             loss: cross-entropy of the next token by default.
             metrics: as in Keras.
             weighted_metrics: `[SparseCategoricalAccuracy()]` by default.
-            sampler: for `generate`: "greedy", "random", "top_k", "top_p", or a
-                `kmodels.generation.Sampler`.
+            sampler: for `generate`: "greedy", "random", "top_k", "top_p", a
+                `kmodels.generation.Sampler`, or "generation_config" for what the checkpoint's file
+                of that name asks for.
             jit_compile: as in Keras; the token step of `generate` on torch follows it too, where
                 "auto" means compiled on accelerators and eager on CPUs.
             **kwargs: as in Keras.
@@ -149,18 +169,22 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             held.build(y, y_pred)
         return self.get_metrics_result()
 
-    def export_to_gguf(self, path: str | Path, dtype: str = "float16") -> Path:
+    def export_to_gguf(
+        self, path: str | Path, dtype: str = "float16", text_only: bool = False
+    ) -> Path:
         """Writes a GGUF file that llama.cpp runs, atomically, with the tokenizer if there is one.
 
         Args:
             path: ends in .gguf.
             dtype: how kernels and embeddings are stored: "float32", "bfloat16", "float16", or
                 "q8_0" for 8 bits with a scale for every 32.
+            text_only: writes the text part of a checkpoint whose other parts were left out.
 
         Raises:
             InputError: for a model with adapters, one that llama.cpp's Gemma cannot express, or
                 without the gguf package.
         """
+        presets.check_parts(self, text_only, "a GGUF file")
         return exports_gguf.export_to_gguf(self, path, dtype)
 
 

@@ -12,6 +12,7 @@ from kmodels.files import atomic_write
 from kmodels.models.gemma import weights_gguf
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.text import gguf as vocabulary
+from kmodels.text.settings import with_names
 from kmodels.text.tokenizer import TURNS
 from kmodels.weights import LazyArray, export
 
@@ -144,7 +145,9 @@ def _add_vocabulary(writer: Any, model: Any, rows: int) -> None:
         writer.add_unk_token_id(found.unknown)
     if (end_of_turn := tokenizer.core.token_to_id(TURNS[1])) is not None:
         writer.add_eot_token_id(end_of_turn)
-        writer.add_chat_template(TEMPLATE)
+    templates = with_names({"chat_template": tokenizer.chat_template}, {})["chat_template"]
+    if templates or end_of_turn is not None:
+        writer.add_chat_template(templates or TEMPLATE)
 
 
 def _check(path: Path, config: GemmaConfig) -> None:

@@ -1,19 +1,25 @@
 """Hugging Face directories of Gemma 1, 2 and 3, the text part of multimodal ones included."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from kmodels.errors import InputError
+from kmodels.generation.settings import not_applied
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
 from kmodels.weights import Checkpoint, Rule, read_safetensors, transpose
+from kmodels.weights.readers import read_json
+
+log = logging.getLogger("kmodels")
 
 BLOCK = "layers.{i}"
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3_text": 3, "gemma3": 3}
 HEAD = "lm_head.weight"
 # A causal model, the text part of a multimodal one in transformers 4 and 5, a bare model.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
-OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "embed_vision.")
+OTHER_PARTS = ("vision_tower", "multi_modal_projector", "embed_vision")
+GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # What transformers' configs leave out where it equals their own defaults.
 DEFAULTS: dict[int, dict[str, Any]] = {
@@ -106,7 +112,8 @@ def open_checkpoint(
     """
     backbone = backbone_fields(path, description)
     tensors = read_safetensors(path) if weights else {}
-    names = [name for name in tensors if not any(part in name for part in OTHER_PARTS)]
+    parts = {name: part for name in tensors for part in OTHER_PARTS if f"{part}." in name}
+    names = [name for name in tensors if name not in parts]
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[2])
     # The output layer is the embedding table; some files hold it twice.
     dropped = (HEAD, f"language_model.{HEAD}")
@@ -116,14 +123,23 @@ def open_checkpoint(
         if name not in dropped and not name.endswith("rotary_emb.inv_freq")
     }
     has_tokenizer = any((path / name).is_file() for name in TOKENIZERS)
+    generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
+    if weights and generation and (asked := not_applied(generation)):
+        log.warning(
+            "%s asks for %s, which generate does not do by itself; "
+            'compile(sampler="generation_config") draws so, and lengths go to generate',
+            path / GENERATION,
+            asked,
+        )
     return Checkpoint(
         path=path,
         kind="Hugging Face",
         backbone=backbone,
-        task={},
+        task={"generation_config": generation},
         preprocessor={"tokenizer": str(path)} if has_tokenizer else None,
         tensors=held,
         rules=rules(GemmaConfig(**backbone), prefix),
+        left_out=[part for part in OTHER_PARTS if part in parts.values()],
     )
 
 

@@ -1,0 +1,69 @@
+"""What a checkpoint's generation_config.json says of drawing tokens."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kmodels.errors import InputError
+from kmodels.generation.sampler import Sampler
+
+# What transformers takes where such a file samples and is silent.
+DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+# What does nothing, in transformers, at these values.
+IDLE: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "bad_words_ids": (),
+    "suppress_tokens": (),
+    "sequence_bias": (),
+}
+HONOURED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+
+
+def sampler_of(settings: Mapping[str, Any]) -> Sampler:
+    """The sampler that transformers' `generate` would use with these settings.
+
+    Args:
+        settings: the content of a generation_config.json; nothing gives the most likely token.
+
+    Raises:
+        InputError: names the settings that a `Sampler` has no counterpart for.
+    """
+    strange = [
+        f"{name}={settings[name]!r}"
+        for name, idle in IDLE.items()
+        if settings.get(name) is not None and settings[name] not in idle
+    ]
+    if strange:
+        raise InputError(
+            f"generation_config.json asks for {', '.join(strange)}, which no Sampler does; give "
+            "compile another sampler"
+        )
+    penalty = settings.get("repetition_penalty")
+    if not settings.get("do_sample"):
+        return Sampler(temperature=0.0, repetition_penalty=penalty)
+    given = {**DEFAULTS, **{name: settings[name] for name in HONOURED if name in settings}}
+    return Sampler(
+        temperature=given["temperature"],
+        top_k=given["top_k"] or None,
+        top_p=given["top_p"],
+        min_p=given.get("min_p"),
+        repetition_penalty=penalty,
+    )
+
+
+def not_applied(settings: Mapping[str, Any]) -> str:
+    """The settings that `generate` leaves aside until it is told otherwise, as text."""
+    wanted = HONOURED if settings.get("do_sample") else ("repetition_penalty",)
+    names = [*wanted, *(name for name in (*LENGTHS, *IDLE) if settings.get(name))]
+    return ", ".join(
+        f"{name}={settings[name]}"
+        for name in names
+        if settings.get(name) is not None and settings[name] not in IDLE.get(name, ())
+    )

@@ -1,0 +1,176 @@
+"""The settings that Hugging Face keeps beside a vocabulary, and how a chat becomes text."""
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kmodels.errors import InputError
+from kmodels.weights.readers import read_json
+
+CONFIG = "tokenizer_config.json"
+TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
+MORE_TEMPLATES = "additional_chat_templates"
+# Both name the ids that end a generated text, and need not agree.
+WITH_STOPS = ("config.json", "generation_config.json")
+ROLES = {"start": "bos_token", "end": "eos_token", "pad": "pad_token"}
+DEFAULT = "default"
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """The settings of a directory, its chat templates among them as "chat_template".
+
+    A template has the place that transformers gives it: chat_template.jinja counts before
+    tokenizer_config.json, and that before a processor's chat_template.json.
+
+    Args:
+        directory: which may hold none of these files.
+
+    Raises:
+        InputError: for a file that is not JSON or not UTF-8.
+    """
+    settings = _json(directory / CONFIG)
+    files = {
+        DEFAULT: directory / TEMPLATE,
+        **{file.stem: file for file in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))},
+    }
+    if found := {name: _text(file) for name, file in files.items() if file.is_file()}:
+        settings["chat_template"] = found[DEFAULT] if list(found) == [DEFAULT] else found
+    elif settings.get("chat_template") is None:
+        of_processor = _json(directory / TEMPLATE_OF_PROCESSOR).get("chat_template")
+        if of_processor is not None:
+            settings["chat_template"] = of_processor
+    if isinstance(several := settings.get("chat_template"), list):
+        settings["chat_template"] = {one["name"]: one["template"] for one in several}
+    return settings
+
+
+def read_stops(directory: Path) -> list[int]:
+    """The ids that config.json and generation_config.json say end a text, in order."""
+    found: dict[int, None] = {}
+    for name in WITH_STOPS:
+        description = _json(directory / name)
+        for part in (description, description.get("text_config")):
+            ids = part.get("eos_token_id") if isinstance(part, Mapping) else None
+            ids = ids if isinstance(ids, list) else [ids]
+            found |= {i: None for i in ids if isinstance(i, int) and not isinstance(i, bool)}
+    return list(found)
+
+
+def names(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the start, end and padding token, where they are named."""
+    found = {role: token_text(settings.get(key)) for role, key in ROLES.items()}
+    return {role: text for role, text in found.items() if text is not None}
+
+
+def with_names(settings: Mapping[str, Any], roles: Mapping[str, str | None]) -> dict[str, Any]:
+    """The settings to write; a token that is still the same keeps all that is said of it."""
+    found = dict(settings)
+    for role, text in roles.items():
+        if token_text(found.get(key := ROLES[role])) != text:
+            found[key] = text
+    templates = found.get("chat_template")
+    if isinstance(templates, Mapping):
+        pairs = templates.items()
+        found["chat_template"] = [{"name": name, "template": text} for name, text in pairs]
+    return found
+
+
+def token_text(token: Any) -> str | None:
+    """The text of a token, which may be written with its properties."""
+    token = token.get("content") if isinstance(token, Mapping) else token
+    return token if isinstance(token, str) else None
+
+
+def choose_template(settings: Mapping[str, Any], wanted: str | None, tools: Any) -> str:
+    """The template for a chat: one that is given, one of a name, or the checkpoint's own.
+
+    Raises:
+        InputError: where there is none, or none of several is meant.
+    """
+    held = settings.get("chat_template")
+    if not isinstance(held, Mapping):
+        if (found := wanted or held) is None:
+            raise InputError(
+                "the tokenizer has no chat template; give one as chat_template=, or write the "
+                "turns with the preprocessor's template='gemma'"
+            )
+        return found
+    if wanted is not None:
+        return held.get(wanted, wanted)
+    name = "tool_use" if tools is not None and "tool_use" in held else DEFAULT
+    if name not in held:
+        raise InputError(f"there are chat templates {', '.join(held)}: choose with chat_template=")
+    return held[name]
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    **values: Any,
+) -> str:
+    """A chat as the template of its checkpoint writes it.
+
+    Args:
+        template: in Jinja's language, which is run in a sandbox.
+        messages: with "role" and "content".
+        settings: whose special tokens the template may use.
+        **values: what else it may use.
+
+    Raises:
+        InputError: for a template that is damaged, or a chat that it refuses.
+    """
+    special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
+    special = {key: text for key, text in special.items() if text is not None}
+    try:
+        return _compiled(template).render(messages=messages, **{**special, **values})
+    except jinja2.TemplateError as error:
+        raise InputError(f"the chat template cannot write this chat: {error}") from error
+
+
+@functools.cache
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+class _Generation(Extension):
+    """Passes on what stands inside {% generation %}, which marks a model's own words."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **settings: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **settings)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 at byte {error.start + 1}") from error
