@@ -1,6 +1,6 @@
 """What every model can do, whatever its family."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -164,15 +164,14 @@ class Backbone(Presets, Adapters, keras.Model):
     Attributes:
         config: the family's dataclass.
         family: the name of the family's folder.
-        peft_names: names of the linear layers in transformers, see `kmodels.lora.peft`.
-        peft_prefix: what a task adds to those names.
+        peft_names: gives the names that a model's layers have in transformers, see
+            `kmodels.lora.peft`.
         left_out: parts of the checkpoint that the model was read from and does not have.
     """
 
     config_class: ClassVar[type]
     family: ClassVar[str]
-    peft_names: ClassVar[Sequence[Mapping[str, str]]] = ()
-    peft_prefix: ClassVar[str] = ""
+    peft_names: ClassVar[Callable[[Any], Sequence[Mapping[str, str]]]] = staticmethod(lambda _: ())
     left_out: Sequence[str] = ()
 
     def __init__(self, *, config: Any, intermediates: dict[str, Any], **kwargs: Any):

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels import InputError
+from kmodels import InputError, lora
 from kmodels.lora.enable import adapters
 from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.weights import read_safetensors
@@ -137,6 +137,35 @@ def broken(tmp_path, change):
     return folder
 
 
+def test_layers_that_transformers_has_no_name_for_are_refused(tmp_path):
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+    tower = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, use_class_token=False, **sizes)
+    model = ViTImageClassifier(tower, num_classes=0, pooling="map")
+    lora.enable(model, lora.LoraSettings(2, targets=("key", "mlp/up")))
+    with pytest.raises(InputError, match="has no name for pooling/attention/key, so that PEFT"):
+        model.save_adapter(tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_ranks_and_alphas_of_single_layers_survive(tmp_path):
+    first = tiny()
+    settings = {"rank": 2, "alpha": 3.0, "targets": ("query",)}
+    others = {"rank": 3, "alpha": 4.5, "targets": ("query",)}
+    lora.restore(first, {"block_0/attention/query": settings, "block_1/attention/query": others})
+    for adapter in adapters(first).values():
+        adapter.b.assign(np.ones(adapter.b.shape, "float32"))
+    config = json.loads((first.save_adapter(tmp_path / "a") / "adapter_config.json").read_text())
+    assert sorted(config["rank_pattern"].values()) in ([2], [3])
+    assert len(config["alpha_pattern"]) == 1
+    again = tiny()
+    again.load_adapter(tmp_path / "a")
+    for path, adapter in adapters(first).items():
+        assert adapters(again)[path].settings.scaling == adapter.settings.scaling
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
+    first.set_weights(again.get_weights())
+    np.testing.assert_array_equal(numpy(again(images)), numpy(first(images)))
+
+
 def lose_weights(folder, config):
     (folder / "adapter_model.safetensors").unlink()
 
@@ -149,6 +178,22 @@ def changed_base(folder, config):
     config.update(init_lora_weights="pissa_niter_4")
 
 
+def changed_base_in_capitals(folder, config):
+    config.update(init_lora_weights="OLoRA")
+
+
+def of_the_future(folder, config):
+    config.update(use_new_kind=True, new_number=3, new_list=[], new_flag=False)
+
+
+def replicated(folder, config):
+    config.update(layer_replication=[[0, 1]], target_parameters=["w"], fan_in_fan_out=True)
+
+
+def wrong_pattern(folder, config):
+    config.update(alpha_pattern={"q_proj": "many"})
+
+
 def no_rank(folder, config):
     del config["r"]
 
@@ -159,6 +204,13 @@ def no_rank(folder, config):
         (lose_weights, "holds no adapter_model.safetensors"),
         (other_kind, "kind not known here: peft_type='LOHA', bias='all'"),
         (changed_base, "init_lora_weights='pissa_niter_4', which changes the base too"),
+        (changed_base_in_capitals, "init_lora_weights='OLoRA', which changes the base too"),
+        (of_the_future, "kind not known here: use_new_kind=True, new_number=3$"),
+        (
+            replicated,
+            r"fan_in_fan_out=True, layer_replication=\[\[0, 1\]\], target_parameters=\['w'\]",
+        ),
+        (wrong_pattern, "has a rank_pattern, alpha_pattern or trainable_token_indices in"),
         (no_rank, "has no r and lora_alpha"),
     ],
 )

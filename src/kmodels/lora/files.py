@@ -1,4 +1,4 @@
-"""Adapters in files of PEFT's format, and by variable path where PEFT has no name for a layer."""
+"""Adapters in files of PEFT's format."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,8 @@ def save_adapter(
         write_by: calls what writes the tensors that it is given, in one of several processes.
 
     Raises:
-        InputError: without adapters, or where something trained is neither an adapter nor a head.
+        InputError: without adapters, for a layer that has no name in transformers, or where
+            something trained is neither an adapter nor a head.
     """
     directory = Path(directory)
     found = adapters(model)
@@ -45,7 +46,14 @@ def save_adapter(
         hint = "; call unmerge_lora first" if adapters(model, merged=True) else ""
         raise InputError(f"save_adapter found no LoRA adapters{hint or '; call enable_lora first'}")
     heads = _heads(model)
-    names = peft.names(model, [*found, *heads])
+    linear = linear_layers(model)
+    names = peft.names(model, linear)
+    if nameless := [path for path in (*found, *heads) if path not in names]:
+        raise InputError(
+            f"transformers has no name for {', '.join(nameless[:8])}, so that PEFT would load "
+            "nothing there; leave them out of enable_lora's targets, freeze heads, or use "
+            "save_to_preset"
+        )
     tensors = {}
     for path, adapter in found.items():
         for variable, part in zip(adapter.variables, peft.PARTS, strict=False):
@@ -54,14 +62,11 @@ def save_adapter(
         tensors[f"{names[path]}.weight"] = _lazy(layer.kernel, transposed=True)
         if layer.bias is not None:
             tensors[f"{names[path]}.bias"] = _lazy(layer.bias, transposed=False)
-    settings = next(iter(found.values())).settings
     config = peft.config(
-        settings,
-        targets=[names[path] for path in found],
+        {names[path]: adapter.settings for path, adapter in found.items()},
         others=[
-            name
-            for path, name in peft.names(model, linear_layers(model)).items()
-            if path not in found
+            *(name for path, name in names.items() if path not in found),
+            *peft.outside_blocks(model),
         ],
         heads=[names[path] for path in heads],
     )
@@ -130,12 +135,11 @@ def load_adapter(model: Any, directory: str | Path) -> None:
             )
     if adapters(model, merged=True):
         raise InputError("the model has merged adapters; call unmerge_lora before load_adapter")
-    described = read_json(directory / CONFIG)
-    settings = peft.settings(described, directory)
+    described = peft.settings(read_json(directory / CONFIG), directory)
     tensors = read_safetensors(directory / WEIGHTS)
     arrays = {name: tensor.read() for name, tensor in tensors.items()}
-    seal.verify(read_metadata(directory / WEIGHTS), settings, arrays, directory)
-    chosen, filled, problems = _match(model, arrays, settings)
+    seal.verify(read_metadata(directory / WEIGHTS), described, arrays, directory)
+    chosen, filled, problems = _match(model, arrays, described)
     if problems:
         raise InputError(f"{directory} does not fit the model: {'; '.join(problems)}")
     backbone = getattr(model, "backbone", model)
@@ -161,11 +165,12 @@ Filled = dict[str, dict[str, np.ndarray]]
 
 
 def _match(
-    model: Any, arrays: Mapping[str, np.ndarray], settings: LoraSettings
+    model: Any, arrays: Mapping[str, np.ndarray], described: peft.Described
 ) -> tuple[dict[str, tuple[Dense, LoraSettings]], Filled, list[str]]:
     """Layers with their settings, arrays by layer and part, and what is wrong."""
     layers = linear_layers(model)
     paths = peft.paths(model, layers)
+    settings: dict[str, LoraSettings] = {}
     filled: Filled = {}
     unknown: list[str] = []
     for name, array in arrays.items():
@@ -174,34 +179,35 @@ def _match(
             unknown.append(name)
         else:
             filled.setdefault(paths[module], {})[part] = array
+            settings[paths[module]] = described.of(module)
     problems = (
         [f"{len(unknown)} tensors without a layer: {', '.join(unknown[:8])}"] if unknown else []
     )
     chosen = {}
     for path, parts in filled.items():
         layer = layers[path]
-        rank = parts[peft.PARTS[0]].shape[0] if peft.PARTS[0] in parts else None
-        problems += _problems(path, layer, parts, rank, settings.dora)
-        if rank is not None:
-            check_rank(path, layer, rank)
-            chosen[path] = (layer, replace(settings, rank=rank))
+        if any(part in parts for part in peft.PARTS):
+            check_rank(path, layer, settings[path].rank)
+            chosen[path] = (layer, settings[path])
+        problems += _problems(path, layer, parts, settings[path] if path in chosen else None)
     if not chosen and not problems:
         problems.append("it holds no adapters")
     return chosen, filled, problems
 
 
 def _problems(
-    path: str, layer: Dense, parts: Mapping[str, np.ndarray], rank: int | None, dora: bool
+    path: str, layer: Dense, parts: Mapping[str, np.ndarray], settings: LoraSettings | None
 ) -> Sequence[str]:
-    if rank is None and "weight" in parts:
-        wanted = {"weight": (layer.units, layer.input_dim)}
+    """What is wrong with the arrays for one layer; without settings it is trained as a whole."""
+    if settings is None:
+        wanted = {} if layer.kernel is None else {"weight": (layer.units, layer.input_dim)}
         wanted |= {} if layer.bias is None else {"bias": (layer.units,)}
     else:
         wanted = {
-            peft.PARTS[0]: (rank or 1, layer.input_dim),
-            peft.PARTS[1]: (layer.units, rank or 1),
+            peft.PARTS[0]: (settings.rank, layer.input_dim),
+            peft.PARTS[1]: (layer.units, settings.rank),
         }
-        wanted |= {peft.PARTS[2]: (layer.units,)} if dora else {}
+        wanted |= {peft.PARTS[2]: (layer.units,)} if settings.dora else {}
     found = [f"{path} has no {part}" for part in wanted if part not in parts]
     found += [f"{path} has no place for {part}" for part in parts if part not in wanted]
     return found + [

@@ -5,7 +5,9 @@ in transformers. The first is written; all are read, for names changed between v
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +16,87 @@ from kmodels.lora.adapter import LoraSettings
 
 PREFIX = "base_model.model."
 PARTS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
-# Settings that would change what the tensors mean, unless they have one of these values.
-PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "fan_in_fan_out": (False, None),
-    "alpha_pattern": ({}, None),
-    "lora_bias": (False, None),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "target_parameters": (None, []),
-    "use_qalora": (False, None),
-    "alora_invocation_tokens": (None,),
-}
-# Ways to begin that change the base as well, so that the adapter does not suit the plain one.
-CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+ROWS, TABLE = "token_adapter.trainable_tokens_delta", "token_adapter.base_layer.weight"
+# Settings that `settings` and `modules` read.
+READ = (
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "use_dora",
+    "modules_to_save",
+    "trainable_token_indices",
+    "init_lora_weights",
+    "ensure_weight_tying",
+)
+# Those that choose modules, whose tensors tell as much, and those about the making of the file.
+HARMLESS = (
+    "layers_to_transform",
+    "layers_pattern",
+    "exclude_modules",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "revision",
+    "task_type",
+    "inference_mode",
+    "peft_version",
+    "megatron_core",
+    "runtime_config",
+    # Each of these counts only with a setting of its own, which is refused or changes nothing.
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "qalora_group_size",
+)
+# Ways to begin that leave the base as it is, and those that change it too, so that the adapter does
+# not suit the plain one; PEFT takes some in any case.
+BEGINNINGS = ("gaussian", "eva", "orthogonal")
+CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What an adapter_config.json says.
+
+    Args:
+        settings: of all adapters but those that a pattern names.
+        ranks: rank by the end of a module's name, or a pattern for it.
+        alphas: alpha likewise.
+        tokens: rows of the embedding table that are trained.
+        tied: whether a table that is trained as a whole is the output layer too.
+    """
+
+    settings: LoraSettings
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    tokens: tuple[int, ...] = ()
+    tied: bool = False
+
+    def of(self, module: str) -> LoraSettings:
+        """The settings of one module."""
+        rank = self.ranks.get(_key(self.ranks, module), self.settings.rank)
+        alpha = self.alphas.get(_key(self.alphas, module), self.settings.alpha)
+        return replace(self.settings, rank=rank, alpha=alpha)
+
+    def counted(self) -> dict[str, Any]:
+        """What the hash of a file counts."""
+        more = {"ranks": self.ranks, "alphas": self.alphas, "tokens": self.tokens}
+        return asdict(self.settings) | {key: value for key, value in more.items() if value}
+
+
+def _key(patterns: Iterable[str], module: str) -> str:
+    """The first of PEFT's patterns that means a module."""
+    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), "")
 
 
 def _tables(model: Any) -> Sequence[Mapping[str, str]]:
-    """Tables of a family; for a backbone alone without the prefix that the task adds."""
     backbone = getattr(model, "backbone", model)
-    tables = getattr(backbone, "peft_names", ())
-    if backbone is not model:
-        return tables
-    prefix = getattr(backbone, "peft_prefix", "")
-    return [{k: name.removeprefix(prefix) for k, name in table.items()} for table in tables]
+    find = getattr(backbone, "peft_names", None)
+    return () if find is None else find(model)
 
 
 def _name(path: str, table: Mapping[str, str]) -> str | None:
@@ -49,54 +107,80 @@ def _name(path: str, table: Mapping[str, str]) -> str | None:
 
 
 def names(model: Any, paths: Iterable[str]) -> dict[str, str]:
-    """Name in transformers of each layer; its path with dots where transformers has none."""
+    """Name in transformers of each layer that has one there."""
     table = next(iter(_tables(model)), {})
-    return {path: _name(path, table) or path.replace("/", ".") for path in paths}
+    found = {path: _name(path, table) for path in paths}
+    return {path: name for path, name in found.items() if name is not None}
+
+
+def outside_blocks(model: Any) -> list[str]:
+    """Names in transformers of what stands beside the blocks, be it in this model or not."""
+    return [name for table in _tables(model) for name in table.values() if "{i}" not in name]
 
 
 def paths(model: Any, layers: Iterable[str]) -> dict[str, str]:
     """Path of the layer that each name means, in any of the family's spellings."""
-    backbone = getattr(model, "backbone", model)
-    tables = [*getattr(backbone, "peft_names", ()), *_tables(backbone)]
     found = {}
     for path in layers:
-        for name in (path.replace("/", "."), *(_name(path, table) for table in tables)):
+        for name in (_name(path, table) for table in _tables(model)):
             if name is not None:
-                found[name] = path
+                found.setdefault(name, path)
     return found
 
 
 def split(name: str) -> tuple[str, str | None]:
     """Module and part of a tensor's name; the part is None where it is no part of an adapter."""
     name = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
-    for part in (*PARTS, "weight", "bias"):
+    for part in (*PARTS, ROWS, TABLE, "weight", "bias"):
         if name.endswith(f".{part}"):
             return name.removesuffix(f".{part}"), part
     return name, None
 
 
 def config(
-    settings: LoraSettings, targets: Sequence[str], others: Sequence[str], heads: Sequence[str]
+    adapters: Mapping[str, LoraSettings],
+    others: Sequence[str],
+    heads: Sequence[str],
+    tokens: Sequence[int] = (),
+    tied: bool = False,
 ) -> dict[str, Any]:
     """adapter_config.json.
 
     Args:
-        settings: of the adapters.
-        targets: names of the adapted modules.
+        adapters: settings by name of the adapted module.
         others: names of the linear modules that have no adapter.
         heads: names of the modules that are trained as a whole.
+        tokens: rows of the embedding table that are trained.
+        tied: whether the table is among the heads.
+
+    Raises:
+        InputError: for adapters that differ in more than PEFT can say.
     """
-    ends = sorted({name.rpartition(".")[2] for name in targets})
+    ranks = Counter(settings.rank for settings in adapters.values())
+    alphas = Counter(_alpha(settings) for settings in adapters.values())
+    shared = {(s.dropout, s.rslora, s.dora) for s in adapters.values()}
+    if len(shared) > 1:
+        raise InputError(
+            "PEFT has one dropout, rslora and dora for all adapters of a file; this model's have "
+            f"{len(shared)} combinations: use save_to_preset"
+        )
+    ((dropout, rslora, dora),) = shared
+    rank, alpha = ranks.most_common(1)[0][0], alphas.most_common(1)[0][0]
+    ends = sorted({name.rpartition(".")[2] for name in adapters})
     unclear = any(name.rpartition(".")[2] in ends for name in others)
     return {
         "peft_type": "LORA",
-        "r": settings.rank,
-        "lora_alpha": settings.rank if settings.alpha is None else settings.alpha,
-        "lora_dropout": settings.dropout,
-        "target_modules": sorted(targets) if unclear else ends,
-        "use_rslora": settings.rslora,
-        "use_dora": settings.dora,
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {n: s.rank for n, s in sorted(adapters.items()) if s.rank != rank},
+        "alpha_pattern": {n: _alpha(s) for n, s in sorted(adapters.items()) if _alpha(s) != alpha},
+        "lora_dropout": dropout,
+        "target_modules": sorted(adapters) if unclear else ends,
+        "use_rslora": rslora,
+        "use_dora": dora,
         "modules_to_save": sorted(heads) or None,
+        "trainable_token_indices": list(tokens) or None,
+        "ensure_weight_tying": tied,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -106,20 +190,31 @@ def config(
     }
 
 
-def settings(described: Mapping[str, Any], origin: Path) -> LoraSettings:
+def _alpha(settings: LoraSettings) -> float:
+    return settings.rank if settings.alpha is None else settings.alpha
+
+
+def settings(described: Mapping[str, Any], origin: Path) -> Described:
     """The settings in an adapter_config.json.
+
+    Each key is read, without effect, or at a value that turns it off; any other raises, since it
+    may change what the tensors mean.
 
     Raises:
         InputError: for kinds of adapters that are not LoRA, or LoRA with parts that are not here.
     """
-    wrong = [
-        f"{key}={described[key]!r}"
-        for key, plain in PLAIN.items()
-        if key in described and described[key] not in plain
+    wrong = [] if described.get("peft_type") == "LORA" else [_said(described, "peft_type")]
+    known = {*READ, *HARMLESS, "peft_type"}
+    wrong += [
+        _said(described, key)
+        for key, value in described.items()
+        if key not in known and value not in (None, False, "none", [], {})
     ]
     begun = described.get("init_lora_weights", True)
-    if isinstance(begun, str) and begun.startswith(CHANGED_BASES):
-        wrong.append(f"init_lora_weights={begun!r}, which changes the base too")
+    if not isinstance(begun, bool | None) and str(begun).lower() not in BEGINNINGS:
+        changes = str(begun).lower().startswith(CHANGED_BASES)
+        why = ", which changes the base too" if changes else ""
+        wrong.append(_said(described, "init_lora_weights") + why)
     if wrong:
         raise InputError(f"{origin} is an adapter of a kind not known here: {', '.join(wrong)}")
     try:
@@ -130,7 +225,7 @@ def settings(described: Mapping[str, Any], origin: Path) -> LoraSettings:
             f"{origin} has no r and lora_alpha in adapter_config.json, or no number there or as "
             "lora_dropout; write it again"
         ) from None
-    return LoraSettings(
+    found = LoraSettings(
         rank=rank,
         alpha=alpha,
         dropout=dropout,
@@ -138,6 +233,39 @@ def settings(described: Mapping[str, Any], origin: Path) -> LoraSettings:
         rslora=bool(described.get("use_rslora")),
         dora=bool(described.get("use_dora")),
     )
+    try:
+        ranks = {key: int(n) for key, n in _pattern(described, "rank_pattern")}
+        alphas = {key: float(n) for key, n in _pattern(described, "alpha_pattern")}
+        tokens = _tokens(described.get("trainable_token_indices"))
+    except (TypeError, ValueError, OverflowError, re.error):
+        raise InputError(
+            f"{origin} has a rank_pattern, alpha_pattern or trainable_token_indices in "
+            "adapter_config.json that means nothing: patterns are names with numbers, and the rows "
+            "of one table are whole numbers, each once"
+        ) from None
+    return Described(found, ranks, alphas, tokens, bool(described.get("ensure_weight_tying")))
+
+
+def _said(described: Mapping[str, Any], key: str) -> str:
+    return f"{key}={described.get(key)!r}"
+
+
+def _pattern(described: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]]:
+    given = described.get(key) or {}
+    if not isinstance(given, Mapping):
+        raise TypeError
+    for name in given:
+        re.compile(name)
+    return given.items()
+
+
+def _tokens(given: Any) -> tuple[int, ...]:
+    """The rows; PEFT names them by module where there are several tables, which here are one."""
+    lists = list(given.values()) if isinstance(given, Mapping) else [given or []]
+    rows = [int(n) for n in lists[0]] if lists else []
+    if any(list(other) != list(lists[0]) for other in lists) or len(set(rows)) < len(rows):
+        raise ValueError
+    return tuple(rows)
 
 
 def _list(value: Any) -> list[str]:

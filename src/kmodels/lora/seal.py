@@ -7,20 +7,19 @@ writes it without the hash, whereas a list of hashes beside it would stay and be
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from kmodels.errors import InputError
-from kmodels.lora.adapter import LoraSettings
+from kmodels.lora.peft import Described
 
 KEY = "kmodels_sha256"
 
 
-def digest(settings: LoraSettings, arrays: Mapping[str, np.ndarray]) -> str:
+def digest(described: Described, arrays: Mapping[str, np.ndarray]) -> str:
     """sha256 over the settings and over name, dtype, shape and bytes of each array."""
-    found = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+    found = hashlib.sha256(json.dumps(described.counted(), sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
         found.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -29,7 +28,7 @@ def digest(settings: LoraSettings, arrays: Mapping[str, np.ndarray]) -> str:
 
 def verify(
     metadata: Mapping[str, str],
-    settings: LoraSettings,
+    described: Described,
     arrays: Mapping[str, np.ndarray],
     origin: Path,
 ) -> None:
@@ -37,14 +36,14 @@ def verify(
 
     Args:
         metadata: of the file's header.
-        settings: as read.
+        described: its settings, as read.
         arrays: as read.
         origin: the directory, for the message.
 
     Raises:
         InputError: where a bit of what counts is not as it was written.
     """
-    if KEY in metadata and metadata[KEY] != digest(settings, arrays):
+    if KEY in metadata and metadata[KEY] != digest(described, arrays):
         raise InputError(
             f"{origin} is damaged: settings or weights are not those that were saved (sha256); "
             "copy it again"

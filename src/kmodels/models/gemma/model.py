@@ -80,8 +80,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
 
     config_class = GemmaConfig
     family = "gemma"
-    peft_names = weights_peft.NAMES
-    peft_prefix = weights_peft.PREFIX
+    peft_names = staticmethod(weights_peft.names)
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
-"""Names of Gemma's linear layers in transformers, under which PEFT keeps adapters."""
+"""Names of Gemma's layers in transformers, under which PEFT keeps adapters."""
 
-PREFIX = "model."
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _LAYERS = {
     "attention/query": "self_attn.q_proj",
@@ -11,9 +12,17 @@ _LAYERS = {
     "mlp/up": "mlp.up_proj",
     "mlp/down": "mlp.down_proj",
 }
+# The text models with their head and without it, then the text part of Gemma 3's multimodal ones in
+# transformers 5, 4, and without their head.
+PREFIXES = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 
-# The text models, then the text part of Gemma 3's multimodal ones in transformers 5 and 4.
-NAMES = tuple(
-    {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{theirs}" for ours, theirs in _LAYERS.items()}
-    for prefix in ("model.", "model.language_model.", "language_model.model.")
-)
+
+def names(model: Any) -> Sequence[Mapping[str, str]]:
+    """See `Backbone.peft_names`."""
+    alone = getattr(model, "backbone", model) is model
+    prefixes = sorted(PREFIXES, key=bool) if alone else PREFIXES
+    return [
+        {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in _LAYERS.items()}
+        | {"token_embedding": f"{prefix}embed_tokens"}
+        for prefix in prefixes
+    ]

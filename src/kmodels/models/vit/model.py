@@ -124,8 +124,7 @@ class ViTBackbone(Backbone):
 
     config_class = ViTConfig
     family = "vit"
-    peft_names = weights_peft.NAMES
-    peft_prefix = weights_peft.PREFIX
+    peft_names = staticmethod(weights_peft.names)
 
     def __init__(
         self,

@@ -1,25 +1,95 @@
-"""Names of a ViT's linear layers in transformers, under which PEFT keeps adapters."""
+"""Names of a ViT's linear layers in transformers, under which PEFT keeps adapters.
 
-PREFIX = "vit."
+Each kind has its own. A layer without a name here has none there either: the attention pooling of
+SigLIP keeps query, key and value in one tensor, and reads the weight of its output projection past
+whatever PEFT puts around it.
+"""
 
-# transformers 5, then transformers 4.
-NAMES = (
-    {
-        "block_{i}/attention/query": "vit.layers.{i}.attention.q_proj",
-        "block_{i}/attention/key": "vit.layers.{i}.attention.k_proj",
-        "block_{i}/attention/value": "vit.layers.{i}.attention.v_proj",
-        "block_{i}/attention/output": "vit.layers.{i}.attention.o_proj",
-        "block_{i}/mlp/up": "vit.layers.{i}.mlp.fc1",
-        "block_{i}/mlp/down": "vit.layers.{i}.mlp.fc2",
-        "pre_logits": "vit.pooler.dense",
-        "logits": "classifier",
-    },
-    {
-        "block_{i}/attention/query": "vit.encoder.layer.{i}.attention.attention.query",
-        "block_{i}/attention/key": "vit.encoder.layer.{i}.attention.attention.key",
-        "block_{i}/attention/value": "vit.encoder.layer.{i}.attention.attention.value",
-        "block_{i}/attention/output": "vit.encoder.layer.{i}.attention.output.dense",
-        "block_{i}/mlp/up": "vit.encoder.layer.{i}.intermediate.dense",
-        "block_{i}/mlp/down": "vit.encoder.layer.{i}.output.dense",
-    },
-)
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kmodels.models.vit.config import ViTConfig
+
+Names = Mapping[str, str]
+
+_ATTENTION = ("query", "key", "value", "output")
+
+
+def _block(prefix: str, projections: Sequence[str], **mlp: str) -> dict[str, str]:
+    """Names of a block's layers; `prefix` is what its blocks are called, with a number."""
+    found = {f"attention/{ours}": x for ours, x in zip(_ATTENTION, projections, strict=True)}
+    found |= {f"mlp/{ours}": f"mlp.{theirs}" for ours, theirs in mlp.items()}
+    return {f"block_{{i}}/{ours}": prefix + theirs for ours, theirs in found.items()}
+
+
+# === transformers 5 ===
+PROJECTIONS = [f"attention.{name}_proj" for name in "qkvo"]
+SELF = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")]
+DINO = "encoder.layer.{i}."
+VIT = _block("layers.{i}.", PROJECTIONS, up="fc1", down="fc2") | {"pre_logits": "pooler.dense"}
+DINOV2 = _block(DINO, PROJECTIONS, up="fc1", down="fc2")
+SWIGLU = _block(DINO, PROJECTIONS, gate="gate_proj", up="up_proj", down="down_proj")
+CLIP = _block("encoder.layers.{i}.", SELF, up="fc1", down="fc2")
+SIGLIP = CLIP | {
+    "pooling/mlp/up": "head.mlp.fc1",
+    "pooling/mlp/down": "head.mlp.fc2",
+    # Nothing here has this name; it is listed since the projections of its blocks end alike.
+    "": "head.attention.out_proj",
+}
+
+# === transformers 4, where it had others ===
+OLD = [f"attention.attention.{name}" for name in _ATTENTION[:3]] + ["attention.output.dense"]
+OLD_VIT = _block(DINO, OLD) | {
+    "block_{i}/mlp/up": f"{DINO}intermediate.dense",
+    "block_{i}/mlp/down": f"{DINO}output.dense",
+}
+OLD_DINOV2 = _block(DINO, OLD, up="fc1", down="fc2")
+# It had gate and what the gate multiplies in one layer, which is two here.
+OLD_SWIGLU = _block(DINO, OLD, down="weights_out")
+
+# By kind: what a classifier puts in front of the names, and the tables.
+KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
+    "vit": ("vit.", (VIT, OLD_VIT)),
+    "deit": ("deit.", (VIT, OLD_VIT)),
+    "dinov2": ("dinov2.", (DINOV2, OLD_DINOV2)),
+    "dinov2_with_registers": ("dinov2_with_registers.", (DINOV2, OLD_DINOV2)),
+    "clip": ("vision_model.", (CLIP,)),
+    "siglip": ("vision_model.", (SIGLIP,)),
+}
+
+
+def kind_of(config: ViTConfig) -> str:
+    """Which of transformers' architectures a backbone is, by what the others lack."""
+    if config.layer_scale is not None:
+        return "dinov2_with_registers" if config.num_register_tokens else "dinov2"
+    if config.pre_norm:
+        return "clip"
+    if not config.use_class_token:
+        return "siglip"
+    return "deit" if config.use_distillation_token else "vit"
+
+
+def names(model: Any) -> Sequence[Names]:
+    """See `Backbone.peft_names`."""
+    backbone, settings = getattr(model, "backbone", model), getattr(model, "settings", {})
+    config = backbone.config
+    prefix, tables = KINDS[kind_of(config)]
+    if config.use_swiglu_ffn and tables[0] is DINOV2:
+        tables = (SWIGLU, OLD_SWIGLU)
+    heads = _heads(settings)
+    # A classifier's names come first for a classifier, a plain model's for all others.
+    prefixes = (prefix, "") if heads else ("", prefix)
+    return [
+        # What a plain model has behind its blocks, a classifier does not call.
+        {ours: start + x for ours, x in table.items() if start != prefix or "{i}" in ours} | heads
+        for start in prefixes
+        for table in tables
+    ]
+
+
+def _heads(settings: Mapping[str, Any]) -> dict[str, str]:
+    if not settings.get("num_classes"):
+        return {}
+    if settings["pooling"] == "distilled":
+        return {"logits": "cls_classifier", "distillation_logits": "distillation_classifier"}
+    return {"logits": "classifier" if settings["head_bias"] else "visual_projection"}
