@@ -33,10 +33,14 @@ def busy(model: Any) -> Callable[[], bool] | None:
 
 
 def keeps_pipeline(model: Any) -> bool:
-    """Whether batches go through tf.data: to several replicas, and to several steps in one call."""
-    if model is None or model.steps_per_execution > 1:
+    """Whether batches go through tf.data: under a strategy, and to several steps in one call.
+
+    A model that was made in the scope of a strategy keeps it when the scope has ended, and Keras
+    asks any strategy, one of a single replica too, to distribute a `tf.data.Dataset`.
+    """
+    if model is None or model.steps_per_execution > 1 or tf.distribute.has_strategy():
         return True
-    return model.distribute_strategy.num_replicas_in_sync > 1 or tf.distribute.has_strategy()
+    return model.distribute_strategy is not tf.distribute.get_strategy()
 
 
 class Passes:
