@@ -17,7 +17,8 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 ROWS = (
     (
         *("archives", "compat", "dispatch", "errors", "files", "heap", "step"),
-        *("initializers", "precision", "processes", "replicas", "seeds", "tensors", "units"),
+        *("initializers", "precision", "processes", "replicas", "seeds", "tensors", "traced"),
+        "units",
     ),
     ("ops", "overrides"),
     ("layers", "transforms"),

@@ -27,6 +27,7 @@ __all__ = [
     "DataAdapter",
     "PyDatasetAdapter",
     "attach",
+    "built_for",
     "callbacks_beside",
     "changing",
     "data_adapter",
@@ -50,6 +51,7 @@ __all__ = [
     "step_output",
     "sublayers",
     "symbolic_build",
+    "unbuild",
     "unweighted_metrics",
 ]
 
@@ -317,6 +319,30 @@ def metrics_built(model: Any) -> bool:
     if (built := getattr(model, "metrics_built", None)) is not None:
         return built
     return model._compile_metrics is None or model._compile_metrics.built
+
+
+def built_for(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer has slots for."""
+    return list(optimizer._trainable_variables)
+
+
+def unbuild(optimizer: Any, restart: bool) -> None:
+    """Takes an optimizer's slots away, so that `build` makes others.
+
+    Args:
+        optimizer: built; with one inside, as under "mixed_float16", that one, too.
+        restart: begins the count of steps anew.
+    """
+    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        unbuild(inner, restart)
+    kept = {id(optimizer._iterations), id(optimizer._learning_rate)}
+    for variable in list(optimizer._variables):
+        if id(variable) not in kept:
+            optimizer._tracker.untrack(variable)
+    optimizer._trainable_variables_indices = {}
+    optimizer.built = False
+    if restart:
+        optimizer._iterations.assign(0)
 
 
 def unweighted_metrics(model: Any) -> Any:

@@ -4,9 +4,10 @@ An op is a function in `ops/<op>.py`, written with `keras.ops`, right on every b
 is a function with the same signature in `overrides/<op>_<backend>.py`. Importing `kmodels.ops`
 imports the overrides of the running backend only: a listing of `overrides/` is the registry.
 
-The path is chosen when Python runs the op, which for a compiled step means when it is traced:
-`generic_only()` must surround building *and* the first call of a compiled model. For a whole run
-set the environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated list of ops.
+The path is chosen when Python runs the op, which for a compiled step means when it is traced.
+Steps of kmodels' models are traced anew where `generic_only()` changed, see `kmodels.traced`;
+around other compiled code it must surround building *and* the first call. For a whole run set the
+environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated list of ops.
 """
 
 import importlib
@@ -214,8 +215,9 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
 def generic_only(*names: "str | Op[Any, Any]") -> Iterator[None]:
     """Takes the generic path inside the block: for the ops named, or for all when none is named.
 
-    On a compiled step the choice is made while tracing, so the block must surround building and the
-    first call; a model that has been traced keeps the path it was traced with.
+    `fit`, `evaluate`, `predict` and `generate` of kmodels' models follow it, in and out of the
+    block. Other compiled code chooses while it is traced, so the block must surround its first
+    call.
 
     Raises:
         InputError: for a name that is no op.
@@ -232,8 +234,9 @@ def generic_only(*names: "str | Op[Any, Any]") -> Iterator[None]:
 
 
 def generic_now() -> frozenset[str]:
-    """What `generic_only` turns off here: names of ops, or "all"; for what keeps traced code."""
-    return _switched_off.get()
+    """What is turned off here, by whatever: names of ops, or "all"; for what keeps traced code."""
+    off = _switched_off.get() | _environment_off
+    return off if _off_for_all is None else off | _ALL
 
 
 def ops() -> dict[str, Op[Any, Any]]:

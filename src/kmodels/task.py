@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
 
-from kmodels import lora
+from kmodels import lora, traced
 from kmodels.dispatch import backend_module
 from kmodels.distribution.by_main import alone, by_main
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
+from kmodels.training.other_variables import follow_variables
 from kmodels.weights import deferred, gather
 
 if (_heap := backend_module("kmodels.heap")) is not None:
@@ -98,7 +99,6 @@ class Adapters:
         """
         backbone = getattr(self, "backbone", self)
         lora.enable(backbone, lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora))
-        lora.forget_compiled(self)
 
     def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
         """Keeps the kernels of the backbone's linear layers in 8 or 4 bits (QLoRA's base).
@@ -116,8 +116,6 @@ class Adapters:
         backbone = getattr(self, "backbone", self)
         gather.check_whole(self, "quantize")
         quantized.quantize(backbone, mode)
-        lora.forget_compiled(backbone)
-        lora.forget_compiled(self)
 
     def merge_lora(self) -> None:
         """Adds the adapters to their kernels: same results, and the variables of the model without.
@@ -219,7 +217,7 @@ class Backbone(Presets, Adapters, keras.Model):
         return model
 
 
-class Task(Presets, Adapters, Model):
+class Task(Presets, Adapters, traced.Follows, Model):
     """A backbone with a head, trained by `fit`.
 
     Attributes:
@@ -292,18 +290,17 @@ class Task(Presets, Adapters, Model):
             self.optimizer.build(self.trainable_variables)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step; here, before the first one, what was changed since `compile` is looked at.
+        """Keras' step; what was changed since `compile` is looked at before.
 
         Raises:
             InputError: where compiled blocks cannot work any more.
         """
-        if self.train_function is None and compiling.compiled(self):
+        if compiling.compiled(self):
             compiling.check(self)
-        optimizer = self.optimizer
-        if optimizer is not None and self.built and not optimizer.built:
+        if self.optimizer is not None and self.built:
             # In TensorFlow's first step Keras would make the slots while it traces: a condition in
             # the graph for each of them, and the whole step traced again without.
-            optimizer.build(self.trainable_variables)
+            follow_variables(self.optimizer, self.trainable_variables)
         return super().make_train_function(force)
 
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels import traced
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.generation.sampler import Sampler
@@ -99,9 +100,7 @@ def _loop(backbone: Any, settings: tuple[Any, ...], loops: MutableMapping[Any, A
         raise InputError("this backend has no generation; use jax, torch or tensorflow")
     if loops is None:
         return engine.Loop(backbone, *settings)
-    # Weights that came or went, such as an adapter's, are not in a graph traced before.
-    weights = tuple(id(variable) for variable in backbone.variables)
-    key = (*settings, weights)
+    key = (*settings, traced.State(backbone))
     if key not in loops:
         while len(loops) >= KEPT:
             del loops[next(iter(loops))]

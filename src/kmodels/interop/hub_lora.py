@@ -59,7 +59,6 @@ def read(model: Any, file: Path, peer: Peer, hub: Any) -> None:
             )
         found[path] = _plain(f"{file}: {name}", matrices, rank, rule, layers[path])
     _put(file, backbone, layers, found)
-    lora.forget_compiled(model)
 
 
 def _stored(file: Path) -> tuple[int, dict[int, Factors]]:

@@ -5,11 +5,13 @@ metric is read. A block alone has no break. What is traced is the `call` of its 
 Keras does around it: that reads their names, and each block would then get a graph of its own.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from kmodels.dispatch import generic_now
 from kmodels.errors import InputError
 from kmodels.layers.base import direct_calls
 
@@ -43,7 +45,9 @@ def put(blocks: Iterable[Any]) -> None:
     # Torch's declared overloads lack the last two arguments.
     compiler: Any = torch.compile
     # Shapes are static until one changes; then that axis is free in the one graph that follows.
-    step = compiler(_call, dynamic=None, recompile_limit=GRAPHS, isolate_recompiles=True)
+    settings = {"dynamic": None, "recompile_limit": GRAPHS, "isolate_recompiles": True}
+    # What `generic_only` says is a constant in a graph.
+    step = functools.cache(lambda generic: compiler(_call, **settings))
     for block in waiting:
         block.call = _compiled(block, step)
 
@@ -87,7 +91,7 @@ def _compiled(block: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         if any(getattr(value, "is_meta", False) for value in (*args, *kwargs.values())):
             return _call(block, args, kwargs)
         with direct_calls(bool(kwargs.get("training"))):
-            return step(block, args, kwargs)
+            return step(generic_now())(block, args, kwargs)
 
     vars(call)["graph"] = True
     return call

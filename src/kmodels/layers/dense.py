@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from kmodels import compat, initializers, ops
+from kmodels import compat, initializers, ops, traced
 from kmodels.errors import InputError
-from kmodels.layers import quantized
+from kmodels.layers import quantized as quantizing
 from kmodels.layers.base import Layer, Shape
 
 
@@ -28,8 +28,7 @@ class Dense(Layer):
         kernel_scale and kernel_zero in place of the kernel, one with an adapter lora_a and lora_b.
 
     Attributes:
-        adapter: what `enable_lora` put beside the kernel, or None.
-        quantized: the kernel in few bits, or None.
+        merged: the adapter that `merge_lora` added to the kernel, or None.
     """
 
     def __init__(
@@ -46,9 +45,34 @@ class Dense(Layer):
         self.draw = kernel_initializer
         self.parts = parts
         self.bias = None
-        self.adapter: Any = None
         self.merged: Any = None
-        self.quantized: quantized.QuantizedKernel | None = None
+        self._adapter: Any = None
+        self._quantized: quantizing.QuantizedKernel | None = None
+
+    @property
+    def adapter(self) -> Any:
+        """What `enable_lora` put beside the kernel, or None."""
+        return self._adapter
+
+    @adapter.setter
+    def adapter(self, adapter: Any) -> None:
+        self._adapter = adapter
+        traced.changed()
+
+    @property
+    def quantized(self) -> quantizing.QuantizedKernel | None:
+        """The kernel in few bits, or None."""
+        return self._quantized
+
+    @quantized.setter
+    def quantized(self, kernel: quantizing.QuantizedKernel | None) -> None:
+        self._quantized = kernel
+        traced.changed()
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """What decides how the layer computes beside its variables, see `kmodels.traced`."""
+        return self._adapter, self._quantized
 
     def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
@@ -63,6 +87,7 @@ class Dense(Layer):
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""
+        traced.note()
         if self.adapter is not None:
             return self.adapter(x, training)
         return self.linear(x, self.bias)
@@ -97,14 +122,14 @@ class Dense(Layer):
         if self.quantized is not None:
             raise InputError(f"{self.path} is {self.quantized.mode} already; quantize a model once")
         values = keras.ops.convert_to_numpy(self.wide_kernel())
-        quantized.fill(self.to_quantized(mode), values)
+        quantizing.fill(self.to_quantized(mode), values)
 
-    def to_quantized(self, mode: str) -> quantized.QuantizedKernel:
+    def to_quantized(self, mode: str) -> quantizing.QuantizedKernel:
         """Replaces the kernel by an empty quantized one, to be filled."""
         compat.detach(self, [self.kernel])
         with compat.changing(self):
             self.kernel = None
-            self.quantized = quantized.make(self, mode, self.input_dim, self.units)
+            self.quantized = quantizing.make(self, mode, self.input_dim, self.units)
         return self.quantized
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:

@@ -45,7 +45,6 @@ def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]]) -> None:
         variable.trainable = False
     for layer, settings in chosen.values():
         layer.adapter = Adapter(layer, settings)
-    forget_compiled(model)
 
 
 def check_rank(path: str, layer: Dense, rank: int) -> None:
@@ -56,16 +55,12 @@ def check_rank(path: str, layer: Dense, rank: int) -> None:
         )
 
 
-def forget_compiled(model: Any) -> None:
-    """Makes the next fit, evaluate and predict see what changed."""
-    model.train_function = model.test_function = model.predict_function = None
-
-
 @contextmanager
 def disabled(model: Any) -> Iterator[None]:
     """Inside the block the model gives what its frozen base gives.
 
-    What is traced inside stays so: enter it within the function that is compiled.
+    `fit`, `evaluate`, `predict` and `generate` follow it, in and out of the block. What you compile
+    yourself does not: enter it within the function that is compiled.
 
     Args:
         model: with adapters.
@@ -103,7 +98,6 @@ def merge(model: Any) -> None:
             )
     for adapter in found.values():
         adapter.merge()
-    forget_compiled(model)
 
 
 def unmerge(model: Any) -> None:
@@ -117,7 +111,6 @@ def unmerge(model: Any) -> None:
         raise InputError("unmerge_lora found no merged adapters; there is nothing to undo")
     for adapter in found.values():
         adapter.unmerge()
-    forget_compiled(model)
 
 
 def describe(model: Any) -> dict[str, dict[str, Any]]:

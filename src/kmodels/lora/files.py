@@ -13,7 +13,7 @@ from kmodels.files import atomic_directory
 from kmodels.layers import Dense
 from kmodels.lora import peft, seal
 from kmodels.lora.adapter import LoraSettings
-from kmodels.lora.enable import adapters, check_rank, forget_compiled, put, values
+from kmodels.lora.enable import adapters, check_rank, put, values
 from kmodels.lora.targets import linear_layers
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
@@ -150,7 +150,6 @@ def load_adapter(model: Any, directory: str | Path) -> None:
         layer = linear_layers(model)[path]
         for part, array in parts.items():
             _variable(layer, part).assign(np.ascontiguousarray(array.T, "float32"))
-    forget_compiled(model)
 
 
 def _variable(layer: Dense, part: str) -> Any:

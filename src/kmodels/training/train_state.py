@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from kmodels import traced
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.training import train_step_data
@@ -78,6 +79,7 @@ class TrainState(_State):
     def __init__(self, players: Players):
         super().__init__()
         self.players = players
+        self.watch = traced.Watch(players.layers, players.check)
         self._running = self._asked = False
         self._former: Any = None
 
@@ -144,7 +146,8 @@ class StepFunction:
             "<player>_loss", and what the loss functions logged.
 
         Raises:
-            InputError: where losses and players do not fit, or a loss is no scalar.
+            InputError: where losses and players do not fit, a loss is no scalar, or the models have
+                other variables than the state.
         """
         names = state.players.names
         if sorted(names) != sorted(self.losses):

@@ -7,6 +7,7 @@ from typing import Any, Self
 import jax
 import keras
 
+from kmodels.traced import Watch
 from kmodels.training.train_step_jax import Values, advance, by_id, outline, take
 from kmodels.training.train_step_metrics import Results
 from kmodels.training.train_step_players import LossFunction, Players, WatchedScope
@@ -18,6 +19,7 @@ class State:
     """Arrays of variables and slots, or none where they lie in the variables."""
 
     players: Players
+    watch: Watch
 
     def __init__(self) -> None:
         self._arrays: Arrays | None = None
@@ -58,14 +60,15 @@ def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
     """From a state, which is moved, and a batch to what the players returned."""
-    functions: dict[Players, Callable[[Arrays, Any], tuple[Results, Arrays]]] = {}
+    functions: dict[Any, Callable[[Arrays, Any], tuple[Results, Arrays]]] = {}
 
     def run(state: State, batch: Any) -> Results:
-        players, arrays, batch = state.players, state.arrays, _distributed(batch)
-        if players not in functions:
+        key = players, _ = state.players, state.watch.state()
+        arrays, batch = state.arrays, _distributed(batch)
+        if key not in functions:
             _check(players, losses, batch)
-            functions[players] = _function(players, losses, arrays, jit_compile is not False)
-        results, state.arrays = functions[players](arrays, batch)
+            functions[key] = _function(players, losses, arrays, jit_compile is not False)
+        results, state.arrays = functions[key](arrays, batch)
         return results
 
     return run
@@ -106,7 +109,7 @@ def _check(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> 
 
 
 def _kinds(players: Players) -> list[list[Any]]:
-    return [players.variables, *(player.optimizer.variables for player in players)]
+    return [players.settled, *(player.optimizer.variables for player in players)]
 
 
 def _distributed(batch: Any) -> Any:

@@ -21,19 +21,20 @@ def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
     """From a state, which is moved, and a batch to what the players returned."""
-    graphs: dict[Players, Callable[[Any], Results]] = {}
+    graphs: dict[Any, Callable[[Any], Results]] = {}
 
     def run(state: Any, batch: Any) -> Results:
         players: Players = state.players
+        key = players, state.watch.state()
         if jit_compile is False:
             return advance(players, losses, batch)
-        if players not in graphs:
-            graphs[players] = tf.function(
+        if key not in graphs:
+            graphs[key] = tf.function(
                 lambda batch: advance(players, losses, batch),
                 autograph=False,
                 reduce_retracing=True,
                 jit_compile=jit_compile is True or None,
             )
-        return graphs[players](batch)
+        return graphs[key](batch)
 
     return run

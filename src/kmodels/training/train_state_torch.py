@@ -20,4 +20,9 @@ def compiled(
 ) -> Callable[[Any, Any], Results]:
     """From a state, which is moved, and a batch to what the players returned."""
     del jit_compile  # Blocks and models are compiled by themselves.
-    return lambda state, batch: advance(state.players, losses, batch)
+
+    def run(state: Any, batch: Any) -> Results:
+        state.watch.state()
+        return advance(state.players, losses, batch)
+
+    return run

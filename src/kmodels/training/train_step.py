@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from kmodels import traced
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
@@ -26,7 +27,7 @@ else:
     _Step = _native.Step
 
 
-class TrainStep(_Step):
+class TrainStep(traced.Follows, _Step):
     """A model around models, whose loss is yours: one function for JAX, torch and TensorFlow.
 
         def loss_fn(models, batch, training):
@@ -97,7 +98,7 @@ class TrainStep(_Step):
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """Chooses what a loss cannot say; which variables are trained is decided here, too.
+        """Chooses what a loss cannot say.
 
         Args:
             optimizer: as in Keras; with several players one for each, by name.
@@ -162,6 +163,12 @@ class TrainStep(_Step):
 
         x = train_step_data.whole(x, kwargs.get("batch_size"))
         return feeding.run(self, super().evaluate, x, y, kwargs)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step, for what the models let their players move now."""
+        if self._running.built:
+            self._players.follow()
+        return super().make_train_function(force)
 
     @property
     def trainable_variables(self) -> list[Any]:

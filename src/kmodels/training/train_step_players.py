@@ -7,6 +7,7 @@ import keras
 
 from kmodels import compat
 from kmodels.errors import InputError
+from kmodels.training.other_variables import follow_variables
 
 # The name of the only player.
 ONLY = ""
@@ -53,6 +54,7 @@ class Players:
         models: as given, which loss functions get.
         layers: models and layers.
         seeds: seed generators.
+        settled: all variables when the players were settled.
 
     Raises:
         InputError: for other things among the models, and names that are none of theirs.
@@ -71,6 +73,7 @@ class Players:
         self.seeds = [held for held in named.values() if isinstance(held, seeded)]
         layers = {k: held for k, held in named.items() if not isinstance(held, seeded)}
         self.layers = list(layers.values())
+        self.settled: list[Any] = []
         self.players = [
             Player(player, [_named(layers, name, player) for name in trained])
             for player, trained in _shares(layers, names, train).items()
@@ -155,8 +158,23 @@ class Players:
                     f"{player.who} has nothing to train: all variables of "
                     f"{', '.join(layer.name for layer in player.layers) or 'no model'} are frozen"
                 )
-            if not player.optimizer.built:
-                player.optimizer.build(player.variables)
+            follow_variables(player.optimizer, player.variables)
+        self.settled = self.variables
+
+    def check(self) -> None:
+        """Raises `InputError` where the models have other variables than when this was settled."""
+        if list(map(id, self.variables)) != list(map(id, self.settled)):
+            raise InputError(
+                "the models have other variables than the state, as after enable_lora or quantize; "
+                "call write_back before, and train_state again after such a change"
+            )
+
+    def follow(self) -> None:
+        """Has settled players move what their models let them move now."""
+        for player in self:
+            if player.variables:
+                player.variables = []
+        self.settle()
 
     def loss(
         self, player: Player, function: LossFunction, batch: Any, training: bool

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from kmodels import traced
 from kmodels.dispatch import generic_now
 from kmodels.errors import InputError
 from kmodels.transforms import trees
@@ -20,7 +21,8 @@ def jit(
     """A function that is traced once and then runs without Python.
 
     It is traced anew for each structure, shape and dtype of its arguments, each value of a static
-    one, and each choice of `kmodels.generic_only`. Tensors that `fun` finds elsewhere than in its
+    one, each choice of `kmodels.generic_only`, and after adapters were put on a model, merged or
+    disabled. Tensors that `fun` finds elsewhere than in its
     arguments may be read at that time only. On JAX XLA compiles the trace. On TensorFlow it is a
     graph. On torch `torch.compile` takes it on an accelerator; on a CPU it runs as it is, by
     torch's kernels, since compiling takes longer than it saves. A `jit` inside of others becomes
@@ -42,6 +44,7 @@ def jit(
     places = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     made: dict[Any, tuple[Function, list[trees.Join]]] = {}
+    seen = [traced.changes()]
 
     @wraps(fun)
     def staged(*args: Any, **kwargs: Any) -> Any:
@@ -50,6 +53,8 @@ def jit(
         named = {name: _Static(x) if name in names else x for name, x in kwargs.items()}
         leaves, join = trees.apart((held, named), numbers=True)
         key = _key(leaves, join)
+        if seen[0] != traced.changes():
+            made.clear()
         if key not in made:
             structure: list[trees.Join] = []
 
@@ -63,6 +68,7 @@ def jit(
         run, structure = made[key]
         with tracing("jit"):
             found = run(*leaves)
+        seen[0] = traced.changes()  # what `fun` itself changed, and took back, is in the trace
         return structure[0](list(found))
 
     return staged

@@ -1,0 +1,45 @@
+"""An optimizer whose model trains other variables than it was built for."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from kmodels import compat
+from kmodels.training.slots import slots
+
+
+def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Builds an optimizer for these variables, whatever it was built for before.
+
+    Keras settles in `compile` what is trained. Where fewer variables are trained since, the slots
+    of those that are left go on. Where others are, all begins anew as after `compile`, and a
+    warning says so if steps were made: beside slots at zero a high count of steps would make the
+    first steps of Adam too large.
+
+    Args:
+        optimizer: of Keras, built or not.
+        variables: that the model trains now.
+    """
+    if not optimizer.built:
+        optimizer.build(variables)
+        return
+    before = [id(variable) for variable in compat.built_for(optimizer)]
+    now = [id(variable) for variable in variables]
+    # JAX takes them by their order.
+    if before == now:
+        return
+    goes_on = set(now) <= set(before)
+    steps = int(optimizer.iterations)
+    values = {name: slot.value for name, slot in slots(optimizer).items()} if goes_on else {}
+    compat.unbuild(optimizer, restart=not goes_on)
+    optimizer.build(variables)
+    for name, slot in slots(optimizer).items():
+        if name in values:
+            slot.assign(values[name])
+    if steps and not goes_on:
+        warnings.warn(
+            f"{optimizer.name} has made {steps} steps for {len(before)} variables, and the model "
+            f"now trains {len(variables)}, others among them: its slots and its count of steps "
+            "begin anew; call compile after such a change to choose an optimizer for it",
+            stacklevel=2,
+        )
