@@ -65,7 +65,7 @@ class ViTImageClassifier(Task):
         pooled_norm: bool = False,
         head_bias: bool = True,
         head_dtype: Any = None,
-        name: str = "vit_image_classifier",
+        name: str | None = None,
         **kwargs: Any,
     ):
         if pooling not in POOLINGS:

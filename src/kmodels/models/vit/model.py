@@ -130,7 +130,7 @@ class ViTBackbone(Backbone):
         self,
         image_shape: tuple[int, int, int] = (224, 224, 3),
         dtype: Any = None,
-        name: str = "vit_backbone",
+        name: str | None = None,
         **sizes: Any,
     ):
         config = self.make_config(image_shape=image_shape, **sizes)
