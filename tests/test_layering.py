@@ -23,7 +23,7 @@ ROWS = (
     ("ops", "overrides"),
     ("layers", "transforms"),
     ("data", "distribution", "generation", "lora", "text", "training", "weights"),
-    ("callbacks", "task", "presets"),
+    ("callbacks", "preprocessing", "task", "presets"),
     ("models",),
     ("bench", "cli", "convert", "doctor", "interop", "parity", "plan", "recipe", "report"),
 )

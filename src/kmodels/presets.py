@@ -182,6 +182,23 @@ def check_parts(model: Any, partial: bool, kind: str) -> None:
         )
 
 
+def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
+    """The arguments of the preprocessor that belongs to what a name or a file describes.
+
+    Args:
+        cls: a `Preprocessor`.
+        preset: see `load`.
+
+    Raises:
+        InputError: as `load`.
+    """
+    family = registry.family(cls.family)
+    checkpoint = _open(preset, family, {}, False)
+    checkpoint.verify_preprocessor()
+    config = family.backbone.make_config(**checkpoint.backbone)
+    return family.fit_preprocessor(checkpoint.preprocessor or {}, config)
+
+
 def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict]:
     """Overrides of the config, and arguments of the class itself."""
     fields = owner.config_class.__dataclass_fields__

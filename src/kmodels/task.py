@@ -235,6 +235,13 @@ class Task(Presets, Adapters, traced.Follows, Model):
         self.backbone = backbone
         self.preprocessor = preprocessor
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keras' own, but that a preprocessor is no layer of the graph, though it is a layer."""
+        if name == "preprocessor":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def compile(
         self,
         optimizer: Any = "rmsprop",
@@ -358,7 +365,7 @@ class Task(Presets, Adapters, traced.Follows, Model):
         """The serialised backbone and the head's settings."""
         return {
             "backbone": keras.saving.serialize_keras_object(self.backbone),
-            "preprocessor": None if self.preprocessor is None else self.preprocessor.to_dict(),
+            "preprocessor": _serialized(self.preprocessor),
             "head_dtype": keras.dtype_policies.serialize(self.head_dtype),
             "name": self.name,
             **self.settings,
@@ -369,8 +376,20 @@ class Task(Presets, Adapters, traced.Follows, Model):
         """The task of `get_config`."""
         config = dict(config)
         config["backbone"] = keras.saving.deserialize_keras_object(config["backbone"])
-        if config.get("preprocessor") is not None:
-            config["preprocessor"] = cls.preprocessor_class(**config["preprocessor"])
+        if isinstance(held := config.get("preprocessor"), dict):
+            # Files written before preprocessors were layers hold the arguments alone.
+            whole = "class_name" in held
+            config["preprocessor"] = (
+                keras.saving.deserialize_keras_object(held)
+                if whole
+                else cls.preprocessor_class(**held)
+            )
         if isinstance(config.get("head_dtype"), dict):
             config["head_dtype"] = keras.dtype_policies.deserialize(config["head_dtype"])
         return cls(**config)
+
+
+def _serialized(preprocessor: Any) -> Any:
+    if isinstance(preprocessor, keras.Layer) or not hasattr(preprocessor, "to_dict"):
+        return keras.saving.serialize_keras_object(preprocessor)
+    return preprocessor.to_dict()

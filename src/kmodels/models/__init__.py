@@ -16,6 +16,7 @@ from kmodels.models.vit import (
     ViTConfig,
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
+    ViTImageConverter,
 )
 from kmodels.models.vit.sharding import LAYOUT as _VIT
 
@@ -34,4 +35,5 @@ __all__ = [
     "ViTConfig",
     "ViTImageClassifier",
     "ViTImageClassifierPreprocessor",
+    "ViTImageConverter",
 ]

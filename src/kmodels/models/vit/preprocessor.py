@@ -1,17 +1,25 @@
 """Pictures to what a ViT takes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
 from kmodels.data.resizing import Resizing
 from kmodels.errors import InputError
+from kmodels.models.vit.image_converter import (
+    ViTImageConverter,
+    converter_settings,
+    output_shape,
+    pictures,
+    settings_of,
+)
+from kmodels.preprocessing import Preprocessor
 
 
-@dataclass(frozen=True)
-class ViTImageClassifierPreprocessor:
+@keras.saving.register_keras_serializable(package="kmodels")
+class ViTImageClassifierPreprocessor(Preprocessor):
     """Resizes, scales to [0, 1] and normalises pictures.
 
     Args:
@@ -23,6 +31,8 @@ class ViTImageClassifierPreprocessor:
             alone, for checkpoints that were trained so.
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`, instead of
             stretching the picture.
+        image_converter: a `ViTImageConverter`, or keras-hub's; all of the above is read from it.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
         x: uint8 pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size;
@@ -30,22 +40,35 @@ class ViTImageClassifierPreprocessor:
         y, sample_weight: handed through.
 
     Returns:
-        float32 (B, height, width, C); with y or weights a tuple, as Keras' preprocessors do.
+        float32 (B, height, width, C), or (height, width, C) of one picture; with y or weights a
+        tuple, as Keras' preprocessors give it.
 
     Raises:
         InputError: for something that is not a picture or has another number of channels.
     """
 
-    image_size: tuple[int, int] = (224, 224)
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    interpolation: str = "bilinear"
-    antialias: bool = True
-    crop_to_aspect_ratio: bool = False
+    family = "vit"
 
-    def __post_init__(self) -> None:
-        for name in ("image_size", "mean", "std"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+    def __init__(
+        self,
+        image_size: Sequence[int] = (224, 224),
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        interpolation: str = "bilinear",
+        antialias: bool = True,
+        crop_to_aspect_ratio: bool = False,
+        *,
+        image_converter: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        if image_converter is not None:
+            found = settings_of(image_converter, image_size, len(mean))
+            image_size, mean, std = found["image_size"], found["mean"], found["std"]
+            interpolation, antialias = found["interpolation"], found["antialias"]
+            crop_to_aspect_ratio = found["crop_to_aspect_ratio"]
+        self.image_size = tuple(image_size)
+        self.mean, self.std = tuple(mean), tuple(std)
         if len(self.image_size) != 2 or min(self.image_size) < 1:
             raise InputError(
                 f"image_size is {self.image_size}; give (height, width), each at least 1"
@@ -56,42 +79,43 @@ class ViTImageClassifierPreprocessor:
             )
         if not min(self.std) > 0:
             raise InputError(f"std is {self.std}; give numbers above 0")
-        _ = self.resizing  # which checks its own
+        self.resizing = Resizing(interpolation, antialias, crop_to_aspect_ratio)
 
     @property
-    def resizing(self) -> Resizing:
-        """How it resizes, for `ImageLoader`."""
-        return Resizing(self.interpolation, self.antialias, self.crop_to_aspect_ratio)
+    def interpolation(self) -> str:
+        """The kernel that resizes."""
+        return self.resizing.interpolation
 
-    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    @property
+    def antialias(self) -> bool:
+        """Whether what is made smaller is smoothed."""
+        return self.resizing.antialias
+
+    @property
+    def crop_to_aspect_ratio(self) -> bool:
+        """Whether the middle part is taken instead of stretching the picture."""
+        return self.resizing.crop_to_aspect_ratio
+
+    @property
+    def image_converter(self) -> ViTImageConverter:
+        """The same as a layer with keras-hub's arguments."""
+        return ViTImageConverter(**converter_settings(self))
+
+    def call(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Pictures to normalised floats."""
-        pictures = self._resize(x)
-        mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
-        pictures = (pictures / np.float32(255.0) - mean) / std
-        if sample_weight is not None:
-            return pictures, y, sample_weight
-        return pictures if y is None else (pictures, y)
-
-    def _resize(self, x: Any) -> np.ndarray:
-        if not isinstance(x, list | tuple):
-            x = np.asarray(x)
-            x = x[None] if x.ndim == 3 else x
-            if x.ndim == 4 and x.shape[1:3] == self.image_size:
-                self._check(x.shape)
-                return x.astype("float32")
-        return np.stack([self._resize_one(np.asarray(picture)) for picture in x])
-
-    def _resize_one(self, picture: np.ndarray) -> np.ndarray:
-        self._check(picture.shape)
-        resized = self.resizing(picture.astype("float32"), self.image_size)
-        # The kernels with negative parts leave the range of pixels.
-        return np.clip(resized, 0.0, 255.0)
-
-    def _check(self, shape: Sequence[int]) -> None:
-        if len(shape) not in (3, 4) or shape[-1] != len(self.mean):
+        found = pictures(x, self.image_size, self.resizing)
+        if found.shape[-1] != len(self.mean):
             raise InputError(
-                f"a picture has shape {tuple(shape)}; give (height, width, {len(self.mean)})"
+                f"a picture has shape {found.shape}; give (height, width, {len(self.mean)})"
             )
+        mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
+        found = (found / np.float32(255.0) - mean) / std
+        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+
+    def compute_output_spec(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Shapes and dtypes that `call` gives."""
+        spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
+        return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
 
     def check_plain(self, package: str) -> None:
         """Raises `InputError` where another package's preprocessor cannot resize as this one."""
@@ -102,5 +126,12 @@ class ViTImageClassifierPreprocessor:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        """The arguments as plain values."""
+        return {
+            "image_size": list(self.image_size),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "interpolation": self.interpolation,
+            "antialias": self.antialias,
+            "crop_to_aspect_ratio": self.crop_to_aspect_ratio,
+        }

@@ -1,0 +1,212 @@
+"""Pictures in the size and range of numbers that a model takes, by keras-hub's arguments."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.data.resizing import Resizing
+from kmodels.data.streams import to_numpy
+from kmodels.errors import InputError
+from kmodels.preprocessing import Preprocessor
+
+# keras-hub's names of the kernels.
+INTERPOLATION = {
+    "nearest": "nearest",
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+    "lanczos3": "lanczos",
+}
+# Enough digits to give back the mean and deviation that scale and offset were made of.
+DIGITS = 10
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ViTImageConverter(Preprocessor):
+    """Resizes pictures, then multiplies them by `scale` and adds `offset`, as keras-hub's.
+
+    Args:
+        image_size: (height, width) in pixels, or None to keep the size.
+        scale: a number, or one per channel; None for 1.
+        offset: a number, or one per channel; None for 0.
+        crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`.
+        pad_to_aspect_ratio: must be False.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos3".
+        antialias: smooths what is made smaller; False with "nearest" and "bilinear" alone.
+        data_format: "channels_last" or None.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
+
+    Call:
+        pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size.
+
+    Returns:
+        float32 (B, height, width, C), or (height, width, C) of one picture.
+
+    Raises:
+        InputError: for padding, channels in front, or an interpolation that is not here.
+    """
+
+    family = "vit"
+
+    def __init__(
+        self,
+        image_size: Sequence[int] | None = None,
+        scale: float | Sequence[float] | None = None,
+        offset: float | Sequence[float] | None = None,
+        crop_to_aspect_ratio: bool = True,
+        pad_to_aspect_ratio: bool = False,
+        interpolation: str = "bilinear",
+        antialias: bool = False,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        _check(pad_to_aspect_ratio, interpolation)
+        if data_format not in (None, "channels_last"):
+            raise InputError(
+                f"data_format is {data_format!r}; pictures are (height, width, channels): leave it "
+                "out"
+            )
+        self.image_size = None if image_size is None else tuple(image_size)
+        self.scale = scale
+        self.offset = offset
+        self.interpolation = interpolation
+        self.resizing = Resizing(INTERPOLATION[interpolation], antialias, crop_to_aspect_ratio)
+
+    def call(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Converted pictures; with labels or weights a tuple."""
+        found = pictures(x, self.image_size, self.resizing)
+        if self.scale is not None:
+            found = found * self._by_channel("scale", found.shape[-1])
+        if self.offset is not None:
+            found = found + self._by_channel("offset", found.shape[-1])
+        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+
+    def compute_output_spec(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Shapes and dtypes that `call` gives."""
+        spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
+        return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
+
+    def _by_channel(self, name: str, channels: int) -> np.ndarray:
+        value = np.asarray(getattr(self, name), "float32")
+        if value.ndim and value.shape != (channels,):
+            raise InputError(
+                f"{name} has {value.size} values and the pictures {channels} channels; give one "
+                "per channel, or one number"
+            )
+        return value
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments as plain values."""
+        return {
+            "image_size": None if self.image_size is None else list(self.image_size),
+            "scale": _plain(self.scale),
+            "offset": _plain(self.offset),
+            "crop_to_aspect_ratio": self.resizing.crop_to_aspect_ratio,
+            "pad_to_aspect_ratio": False,
+            "interpolation": self.interpolation,
+            "antialias": self.resizing.antialias,
+        }
+
+
+def pictures(x: Any, size: Sequence[int] | None, resizing: Resizing) -> np.ndarray:
+    """Pictures of any framework in one size, float32 in [0, 255].
+
+    Args:
+        x: (B, H, W, C), (H, W, C), or a list of pictures of any size.
+        size: (height, width), or None for as they are.
+        resizing: how.
+
+    Returns:
+        (B, height, width, C), or (height, width, C) of one picture.
+
+    Raises:
+        InputError: for what is no picture.
+    """
+    if isinstance(x, list | tuple):
+        return np.stack([_resize(_picture(one), size, resizing) for one in x])
+    x = to_numpy(x)
+    if x.ndim != 4:
+        return _resize(_picture(x), size, resizing)
+    if size is None or x.shape[1:3] == size:
+        return x.astype("float32")
+    return np.stack([_resize(one, size, resizing) for one in x])
+
+
+def output_shape(shape: Sequence[int | None], size: Sequence[int] | None) -> tuple[int | None, ...]:
+    """The shape of pictures after `pictures`."""
+    return tuple(shape) if size is None else (*shape[:-3], *size, shape[-1])
+
+
+def settings_of(converter: Any, image_size: Sequence[int], channels: int) -> dict[str, Any]:
+    """The settings of an image converter as arguments of a preprocessor.
+
+    Args:
+        converter: a `ViTImageConverter` or a `keras_hub.layers.ImageConverter`.
+        image_size: (height, width) where the converter has none.
+        channels: of the pictures, where scale and offset are one number for all.
+
+    Raises:
+        InputError: for padding, or an interpolation that is not here.
+    """
+    given: Mapping[str, Any] = converter.get_config()
+    name = given["interpolation"]
+    _check(given["pad_to_aspect_ratio"], name)
+    scale = _each(1.0 if given["scale"] is None else given["scale"], channels)
+    offset = _each(0.0 if given["offset"] is None else given["offset"], channels)
+    std = [round(1 / (255 * x), DIGITS) for x in scale]
+    return {
+        "image_size": tuple(given["image_size"] or image_size),
+        "mean": tuple(round(-x * s, DIGITS) for x, s in zip(offset, std, strict=True)),
+        "std": tuple(std),
+        "interpolation": INTERPOLATION[name],
+        "antialias": given["antialias"],
+        "crop_to_aspect_ratio": given["crop_to_aspect_ratio"],
+    }
+
+
+def converter_settings(preprocessor: Any) -> dict[str, Any]:
+    """The settings of a preprocessor as arguments of an image converter, here and in keras-hub."""
+    theirs = {ours: name for name, ours in INTERPOLATION.items()}
+    return {
+        "image_size": preprocessor.image_size,
+        "scale": [1 / (255 * s) for s in preprocessor.std],
+        "offset": [-m / s for m, s in zip(preprocessor.mean, preprocessor.std, strict=True)],
+        "interpolation": theirs[preprocessor.interpolation],
+        "antialias": preprocessor.antialias,
+        "crop_to_aspect_ratio": preprocessor.crop_to_aspect_ratio,
+    }
+
+
+def _check(pads: bool, interpolation: str) -> None:
+    wrong = {
+        "pad_to_aspect_ratio": pads,
+        f"interpolation={interpolation!r}": interpolation not in INTERPOLATION,
+    }
+    if problems := [text for text, there in wrong.items() if there]:
+        raise InputError(f"no preprocessor here has {', '.join(problems)} of keras-hub's converter")
+
+
+def _each(value: Any, channels: int) -> list[float]:
+    return [float(value)] * channels if np.ndim(value) == 0 else [float(x) for x in value]
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or np.ndim(value) == 0 else [float(x) for x in value]
+
+
+def _picture(x: Any) -> np.ndarray:
+    x = to_numpy(x)
+    if x.ndim != 3:
+        raise InputError(f"a picture has shape {x.shape}; give (height, width, channels)")
+    return x
+
+
+def _resize(picture: np.ndarray, size: Sequence[int] | None, resizing: Resizing) -> np.ndarray:
+    picture = picture.astype("float32")
+    if size is None:
+        return picture
+    height, width = size
+    # The kernels with negative parts leave the range of pixels.
+    return np.clip(resizing(picture, (height, width)), 0.0, 255.0)
