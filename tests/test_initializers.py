@@ -37,8 +37,10 @@ def test_an_unseeded_process_keeps_one_stream():
     [
         (initializers.normal(0.5), 0.5),
         (initializers.truncated_normal(0.5), 0.5 * 0.8796),
-        (initializers.lecun_normal, 1 / np.sqrt(200)),
-        (initializers.glorot_uniform, np.sqrt(2 / 400)),
+        (initializers.variance_scaling(1.0, "fan_in", "untruncated_normal"), 1 / np.sqrt(200)),
+        (initializers.variance_scaling(1.0, "fan_in", "truncated_normal"), 1 / np.sqrt(200)),
+        (initializers.variance_scaling(1.0, "fan_avg", "uniform"), np.sqrt(2 / 400)),
+        (initializers.uniform(-1.0, 1.0), 1 / np.sqrt(3)),
     ],
 )
 def test_deviation(draw, deviation):
@@ -56,6 +58,7 @@ def test_variables_made_without_values_get_them_later():
     with compat.without_values() as made:
         late = Dense(2, name="d")
         late.build((None, 3))
+    keras.utils.set_random_seed(1234)
     drawn = Dense(2, name="d")
     drawn.build((None, 3))
     assert made == [late.kernel, late.bias]

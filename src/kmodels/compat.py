@@ -1,6 +1,7 @@
 """The only place that looks inside Keras, for what its public interface does not give."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
@@ -30,6 +31,7 @@ __all__ = [
     "built_for",
     "callbacks_beside",
     "changing",
+    "count_since_seed",
     "data_adapter",
     "detach",
     "draw_values",
@@ -56,9 +58,40 @@ __all__ = [
 ]
 
 
+class _Seed(int):
+    """The seed of `set_random_seed`, with what was counted since.
+
+    Setting a seed, the same one too, puts a plain int in its place, and with that ends the count.
+    """
+
+    counts: Counter[str]
+
+
+_counts_without_seed: Counter[str] = Counter()
+
+
 def random_seed() -> int | None:
     """The seed given to `keras.utils.set_random_seed`, or None where none was."""
-    return rng_utils.get_random_seed()
+    seed = rng_utils.get_random_seed()
+    return None if seed is None else int(seed)
+
+
+def count_since_seed(what: str) -> int:
+    """How many times this function was called with `what` before, since the seed was set.
+
+    Where no seed was set it counts from the beginning of the process.
+    """
+    seed = rng_utils.get_random_seed()
+    if seed is None:
+        counts = _counts_without_seed
+    else:
+        if not isinstance(seed, _Seed):
+            seed = _Seed(seed)
+            seed.counts = Counter()
+            global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, seed)
+        counts = seed.counts
+    counts[what] += 1
+    return counts[what] - 1
 
 
 def saved_names(model: Any) -> set[str]:

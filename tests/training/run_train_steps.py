@@ -23,7 +23,7 @@ WORDS, OTHERS = rng.integers(1, 30, (2, len(IMAGES), 6))
 
 
 def dense(units, path, **settings):
-    draw = initializers.Keyed(initializers.glorot_uniform, path)
+    draw = initializers.Keyed(initializers.variance_scaling(1.0, "fan_avg", "uniform"), path)
     return keras.layers.Dense(units, kernel_initializer=draw, **settings)
 
 

@@ -5,12 +5,14 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.layers.base import Layer, Shape
-from kmodels.layers.dense import Dense
+from kmodels.errors import InputError, check_whole
+from kmodels.layers.base import Shape
+from kmodels.layers.dense import Dense, WithKernel
 from kmodels.layers.norm import LayerNorm
 
 
-class Attention(Layer):
+@keras.saving.register_keras_serializable(package="kmodels")
+class Attention(WithKernel):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
     Args:
@@ -19,12 +21,20 @@ class Attention(Layer):
         use_bias: biases of the four projections.
         qk_norm: normalises queries and keys per head (Dehghani et al. 2023).
         epsilon: of those norms.
+        seed: of the dropout; None for the layer's own stream.
+        **kwargs: initializers, regularizers and constraints of the projections, as in
+            `keras.layers.MultiHeadAttention`, and what every Keras layer takes.
 
     Call:
-        query (B, T, D), context (B, S, D) or None for self-attention -> (B, T, D).
+        query (B, T, D), context (B, S, D) or None for self-attention -> (B, T, D). No query sees
+        what `attention_mask` (B, T, S) or (B, 1, S) forbids, nor what is padding by the mask that
+        Keras hands on, (B, T) of the query and (B, S) of the context.
 
     Weights:
         query, key, value, output: kernel (D, D) and bias (D,).
+
+    Raises:
+        InputError: for heads that do not divide the width.
     """
 
     def __init__(
@@ -34,23 +44,37 @@ class Attention(Layer):
         use_bias: bool = True,
         qk_norm: bool = False,
         epsilon: float = 1e-6,
+        seed: int | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        check_whole("num_heads", num_heads)
         self.num_heads = num_heads
         self.dropout = dropout
         self.use_bias = use_bias
         self.qk_norm = qk_norm
         self.epsilon = epsilon
+        self.seed = seed
         self.seed_generator = None
 
-    def build(self, query_shape: Shape, *_: Any) -> None:
+    def build(self, query_shape: Shape, context_shape: Shape | None = None) -> None:
         """Makes the projections for the width of `query`."""
         width = query_shape[-1]
-        self.seed_generator = self.add_seed(self.dropout)
+        if width % self.num_heads:
+            raise InputError(
+                f"{self.num_heads} heads do not divide the width of {width}; give num_heads that do"
+            )
+        self.seed_generator = self.add_seed(self.dropout, self.seed)
         for name in ("query", "key", "value", "output"):
             parts = (self.num_heads, None) if name == "output" else (None, self.num_heads)
-            layer = Dense(width, self.use_bias, parts=parts, name=name, dtype=self.dtype_policy)
+            layer = Dense(
+                width,
+                use_bias=self.use_bias,
+                parts=parts,
+                name=name,
+                dtype=self.dtype_policy,
+                **self.kernel_settings,
+            )
             setattr(self, f"{name}_dense", layer)
             layer.build((None, width))
         if self.qk_norm:
@@ -69,22 +93,35 @@ class Attention(Layer):
         return q, k, v
 
     def _split(self, x: Any) -> Any:
-        return keras.ops.reshape(
-            x, (-1, x.shape[1], self.num_heads, x.shape[2] // self.num_heads)
-        )  # (B, T, N, H)
+        batch, length = keras.ops.shape(x)[:2]
+        shape = (batch, length, self.num_heads, x.shape[2] // self.num_heads)
+        return keras.ops.reshape(x, shape)  # (B, T, N, H)
 
-    def call(self, query: Any, context: Any = None, training: bool = False) -> Any:
+    def call(
+        self,
+        query: Any,
+        context: Any = None,
+        attention_mask: Any = None,
+        query_mask: Any = None,
+        context_mask: Any = None,
+        mask: Any = None,
+        training: bool = False,
+    ) -> Any:
         """(B, T, D), (B, S, D) -> (B, T, D)."""
         q, k, v = self.heads(query, context)
+        # Keras says `mask` where the query is the only tensor.
+        own = mask if query_mask is None else query_mask
+        padding = own if context is None else context_mask
         active = training and self.seed_generator is not None
         y = ops.attention(
             q,
             k,
             v,
+            mask=_visible(attention_mask, padding),
             dropout=self.dropout if active else 0.0,
             seed=self.seed_generator if active else None,
         )
-        return self.output_dense(keras.ops.reshape(y, (-1, y.shape[1], query.shape[-1])))
+        return self.output_dense(keras.ops.reshape(y, keras.ops.shape(query)))
 
     def probabilities(self, query: Any, context: Any = None) -> Any:
         """The attention weights themselves, (B, N, T, S) in float32, for looking at them."""
@@ -93,6 +130,20 @@ class Attention(Layer):
         scores = keras.ops.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5
         return keras.ops.softmax(scores, axis=-1)
 
-    def compute_output_shape(self, query_shape: Shape, *_: Any) -> Shape:
+    def compute_mask(self, query: Any, previous_mask: Any = None) -> Any:
+        """The query's mask."""
+        return previous_mask
+
+    def compute_output_shape(self, query_shape: Shape, context_shape: Shape | None = None) -> Shape:
         """The query's shape."""
         return query_shape
+
+
+def _visible(attention_mask: Any, padding: Any) -> Any:
+    """What each query may see, broadcastable to (B, N, T, S); None for all."""
+    if padding is not None:
+        padding = keras.ops.cast(padding, "bool")[:, None, None, :]
+    if attention_mask is None:
+        return padding
+    allowed = keras.ops.cast(attention_mask, "bool")[:, None]
+    return allowed if padding is None else keras.ops.logical_and(allowed, padding)

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from kmodels import compat, initializers
+from kmodels import initializers
 from kmodels.layers import remat
 from kmodels.layers.parts import Parts, add_weight
 
@@ -51,8 +51,33 @@ def reshape(x: Any, shape: Sequence[int]) -> Any:
     return keras.ops.reshape(x, shape) if own is None else own(shape)
 
 
+def arguments(cls: type) -> list[str]:
+    """The arguments by which a layer of this class differs from `keras.layers.Layer`."""
+    found: dict[str, None] = {}
+    for base in cls.__mro__[: cls.__mro__.index(Layer)]:
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+    return list(found)
+
+
+def plain(value: Any) -> Any:
+    """An argument of a layer as `get_config` gives it: what JSON can hold."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if inspect.isfunction(value):
+        return keras.activations.serialize(value)
+    if isinstance(value, tuple):
+        value = list(value)
+    return keras.saving.serialize_keras_object(value)
+
+
 class Layer(keras.layers.Layer):
-    """A Keras layer whose first weights are the same on each backend."""
+    """A Keras layer whose first weights are the same on each backend.
+
+    Each argument of a subclass is kept in an attribute of the same name, from which `get_config`
+    is made.
+    """
 
     _takes_training = False
 
@@ -68,29 +93,50 @@ class Layer(keras.layers.Layer):
             kwargs.setdefault("training", True)
         return type(self).call(self, *args, **kwargs)
 
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again, as plain values.
+
+        Raises:
+            NotImplementedError: for a subclass that keeps an argument elsewhere and has no
+                `get_config` of its own.
+        """
+        names = arguments(type(self))
+        lacking = [name for name in names if not hasattr(self, name)]
+        if lacking and type(self).get_config is Layer.get_config:
+            raise NotImplementedError(
+                f"{type(self).__name__} keeps no attribute {', '.join(lacking)}; keep each "
+                "argument in an attribute of its name, or write get_config"
+            )
+        own = {name: plain(getattr(self, name)) for name in names if name not in lacking}
+        return {**own, **super().get_config()}
+
     def add_parameter(
         self,
         name: str,
         shape: Sequence[int],
-        draw: initializers.Draw,
-        trainable: bool = True,
+        initializer: Any,
         parts: Parts | None = None,
+        **settings: Any,
     ) -> Any:
-        """Adds the variable `<layer path>/<name>`, drawn by `draw` from its own stream.
+        """Adds the variable `<layer path>/<name>`, drawn from its own stream.
 
-        `parts` says how far it may be cut over devices, see `layers.parts`.
+        Args:
+            name: the last part of its path.
+            shape: of the variable.
+            initializer: what Keras takes as such; see `initializers.keyed`.
+            parts: how far it may be cut over devices, see `layers.parts`.
+            **settings: `trainable`, `regularizer` and `constraint` as in Keras' `add_weight`.
         """
-        keyed = initializers.Keyed(draw, f"{self.path}/{name}")
-        return add_weight(
-            self, parts, shape=tuple(shape), initializer=keyed, name=name, trainable=trainable
-        )
+        keyed = initializers.keyed(initializer, f"{self.path}/{name}")
+        return add_weight(self, parts, shape=tuple(shape), initializer=keyed, name=name, **settings)
 
-    def add_seed(self, rate: float) -> Any:
-        """A seed generator of this layer's own stream, or None where `rate` is 0."""
+    def add_seed(self, rate: float, seed: int | None = None) -> Any:
+        """A seed generator of this layer's own stream, or of `seed`; None where `rate` is 0."""
         if not rate:
             return None
-        seed = initializers.generator(f"{self.path}/seed", compat.random_seed())
-        return keras.random.SeedGenerator(int(seed.integers(2**31)), name="seed")
+        if seed is None:
+            seed = int(initializers.next_generator(f"{self.path}/seed").integers(2**31))
+        return keras.random.SeedGenerator(seed, name="seed")
 
     def rematerialized_call(self, fn: Any, *_: Any, **__: Any) -> Any:
         """`fn` as it is called where `layers.remat` is on for this layer; Keras asks for it."""

@@ -1,22 +1,93 @@
 """The linear layer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from kmodels import compat, initializers, ops, traced
-from kmodels.errors import InputError
+from kmodels import compat, ops, traced
+from kmodels.errors import InputError, check_whole
 from kmodels.layers import quantized as quantizing
-from kmodels.layers.base import Layer, Shape
+from kmodels.layers.base import Layer, Shape, arguments
+from kmodels.layers.parts import Parts
 
 
-class Dense(Layer):
-    """x @ kernel + bias.
+class WithKernel(Layer):
+    """A layer with kernels and biases, made as Keras' arguments of these names say.
+
+    Args:
+        kernel_initializer: a name, a config or an object, as Keras takes it; those of Keras without
+            a seed of their own are drawn from kmodels' streams, equal on every backend.
+        bias_initializer: likewise.
+        kernel_regularizer: adds to the loss; None for nothing.
+        bias_regularizer: likewise.
+        kernel_constraint: holds after each step; None for none.
+        bias_constraint: likewise.
+    """
+
+    def __init__(
+        self,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+
+    @property
+    def kernel_settings(self) -> dict[str, Any]:
+        """The arguments of this class, for the layers below."""
+        return {name: getattr(self, name) for name in arguments(WithKernel)}
+
+    def add_kernel(self, shape: Sequence[int], parts: Parts | None = None) -> Any:
+        """Adds the variable "kernel"."""
+        return self.add_parameter(
+            "kernel",
+            shape,
+            self.kernel_initializer,
+            parts,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+
+    def add_bias(self, shape: Sequence[int], parts: Parts | None = None) -> Any:
+        """Adds the variable "bias"."""
+        return self.add_parameter(
+            "bias",
+            shape,
+            self.bias_initializer,
+            parts,
+            regularizer=self.bias_regularizer,
+            constraint=self.bias_constraint,
+        )
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Dense(WithKernel):
+    """activation(x @ kernel + bias), with the arguments of `keras.layers.Dense`.
 
     Args:
         units: width of the output.
+        activation: a name or a function; None for none.
         use_bias: adds a bias.
-        kernel_initializer: how the kernel is drawn; Glorot uniform as in the original ViT code.
+        kernel_initializer: Glorot uniform as in the original ViT code; like all that follow, see
+            `keras.layers.Dense`.
+        bias_initializer: zeros.
+        kernel_regularizer: adds to the loss.
+        bias_regularizer: likewise.
+        activity_regularizer: likewise, of the output.
+        kernel_constraint: holds after each step.
+        bias_constraint: likewise.
         parts: how many equal parts of the inputs and of the outputs may lie on devices apart, None
             for as many as there are; heads, in a projection of attention.
 
@@ -29,21 +100,41 @@ class Dense(Layer):
 
     Attributes:
         merged: the adapter that `merge_lora` added to the kernel, or None.
+
+    Raises:
+        InputError: for `units` that are no whole number above 0.
     """
 
     def __init__(
         self,
         units: int,
+        activation: Any = None,
         use_bias: bool = True,
-        kernel_initializer: initializers.Draw = initializers.glorot_uniform,
-        parts: tuple[int | None, int | None] = (None, None),
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        parts: Sequence[int | None] = (None, None),
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            bias_regularizer=bias_regularizer,
+            activity_regularizer=activity_regularizer,
+            kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint,
+            **kwargs,
+        )
+        check_whole("units", units)
         self.units = units
+        self.activation = keras.activations.get(activation)
         self.use_bias = use_bias
-        self.draw = kernel_initializer
-        self.parts = parts
+        self.parts = tuple(parts)
         self.bias = None
         self.merged: Any = None
         self._adapter: Any = None
@@ -77,23 +168,21 @@ class Dense(Layer):
     def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
         self.input_dim = input_shape[-1]
-        self.kernel = self.add_parameter(
-            "kernel", (self.input_dim, self.units), self.draw, parts=self.parts
-        )
+        self.kernel = self.add_kernel((self.input_dim, self.units), self.parts)
         if self.use_bias:
-            self.bias = self.add_parameter(
-                "bias", (self.units,), initializers.zeros, parts=self.parts[1:]
-            )
+            self.bias = self.add_bias((self.units,), self.parts[1:])
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""
         traced.note()
         if self.adapter is not None:
-            return self.adapter(x, training)
-        return self.linear(x, self.bias)
+            y = self.adapter(x, training)
+        else:
+            y = self.linear(x, self.bias)
+        return y if self.activation is keras.activations.linear else self.activation(y)
 
     def linear(self, x: Any, bias: Any) -> Any:
-        """The layer without its adapter."""
+        """The layer without its adapter and its activation."""
         if self.quantized is not None:
             return self.quantized.dense(x, bias)
         return ops.dense(x, self.kernel, bias)
@@ -101,7 +190,8 @@ class Dense(Layer):
     @property
     def plain(self) -> bool:
         """Whether the layer is nothing but `x @ kernel + bias`."""
-        return self.adapter is None and self.quantized is None
+        linear = self.activation is keras.activations.linear
+        return linear and self.adapter is None and self.quantized is None
 
     def wide_kernel(self) -> Any:
         """The kernel (in, units) in float32, widened where it is quantized."""

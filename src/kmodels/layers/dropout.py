@@ -1,41 +1,83 @@
 """Layers that are active in training only."""
 
+from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import keras
 
 from kmodels import ops
+from kmodels.errors import InputError
 from kmodels.layers.base import Layer, Shape
 
 
 class _Random(Layer):
     """A layer with a rate and a random stream of its own."""
 
-    def __init__(self, rate: float = 0.0, **kwargs: Any):
+    def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate < 1:
+            raise InputError(f"{type(self).__name__} got the rate {rate!r}; give one in [0, 1)")
+        self.supports_masking = True
         self.rate = rate
+        self.seed = seed
         self.seed_generator = None
 
-    def build(self, _: Shape) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Makes the random stream."""
-        self.seed_generator = self.add_seed(self.rate)
+        self.seed_generator = self.add_seed(self.rate, self.seed)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape."""
         return input_shape
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class Dropout(_Random):
     """Zeroes a share of the values and scales up the rest (Srivastava et al. 2014).
 
     Args:
         rate: share that is zeroed, in [0, 1).
+        noise_shape: shape of what is drawn, 1 for each axis along which all is kept or all dropped,
+            None for the input's own length; None for the input's shape.
+        seed: of the stream; None for the layer's own under `keras.utils.set_random_seed`.
+
+    Call:
+        x -> same shape and dtype.
+
+    Raises:
+        InputError: for a rate out of range, or a noise_shape of another rank than the input.
     """
+
+    def __init__(
+        self,
+        rate: float = 0.0,
+        noise_shape: Sequence[int | None] | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(rate, seed, **kwargs)
+        self.noise_shape = None if noise_shape is None else tuple(noise_shape)
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the random stream."""
+        if self.noise_shape is not None and len(self.noise_shape) != len(input_shape):
+            raise InputError(
+                f"noise_shape is {self.noise_shape} for an input of {len(input_shape)} axes; give "
+                "a number or None for each"
+            )
+        super().build(input_shape)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Same shape and dtype."""
         rate, seed = self.active(training)
-        return x if seed is None else ops.dropout(x, rate, seed)
+        if seed is None:
+            return x
+        if self.noise_shape is None:
+            return ops.dropout(x, rate, seed)
+        shape = keras.ops.shape(x)
+        drawn = [own if n is None else n for n, own in zip(self.noise_shape, shape, strict=True)]
+        return x * ops.dropout(keras.ops.ones(drawn, x.dtype), rate, seed)
 
     def active(self, training: bool) -> tuple[float, keras.random.SeedGenerator | None]:
         """Rate and seed, for an op that drops by itself; (0, None) where nothing is dropped."""
@@ -44,11 +86,19 @@ class Dropout(_Random):
         return self.rate, self.seed_generator
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class DropPath(_Random):
     """Drops a residual branch of whole examples (stochastic depth; Huang et al. 2016).
 
     Args:
         rate: share of the examples whose branch is dropped, in [0, 1).
+        seed: of the stream; None for the layer's own under `keras.utils.set_random_seed`.
+
+    Call:
+        x (B, ...) -> same shape and dtype.
+
+    Raises:
+        InputError: for a rate out of range.
     """
 
     def call(self, x: Any, training: bool = False) -> Any:

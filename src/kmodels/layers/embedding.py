@@ -6,17 +6,24 @@ from typing import Any
 
 import keras
 
-from kmodels import initializers, ops
-from kmodels.layers.base import Layer
+from kmodels import ops
+from kmodels.errors import check_whole
+from kmodels.layers.base import Layer, Shape
 from kmodels.layers.parts import using
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class Embedding(Layer):
     """Rows of a table, scaled; in reverse, logits from the same table.
 
     Args:
-        vocabulary_size: rows V of the table.
-        hidden_dim: width D.
+        input_dim: rows V of the table.
+        output_dim: width D.
+        embeddings_initializer: as Keras takes it; None for a normal distribution of deviation
+            1 / sqrt(D), so that the scaled rows have deviation 1.
+        embeddings_regularizer: adds to the loss; None for nothing.
+        embeddings_constraint: holds after each step; None for none.
+        mask_zero: whether id 0 is padding, of which Keras tells later layers by a mask.
         soft_cap: squashes logits to soft_cap * tanh(logits / soft_cap), or None.
 
     Call:
@@ -29,31 +36,67 @@ class Embedding(Layer):
 
     Attributes:
         entries: names of the methods that read the table, see `with_table`.
+
+    Raises:
+        InputError: for sizes that are no whole numbers above 0.
     """
 
     entries = ("call", "with_table")
 
     def __init__(
-        self, vocabulary_size: int, hidden_dim: int, soft_cap: float | None = None, **kwargs: Any
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = None,
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        mask_zero: bool = False,
+        soft_cap: float | None = None,
+        **kwargs: Any,
     ):
         # No autocast: under a mixed policy it would cast the whole table to look up a few rows.
         super().__init__(autocast=False, **kwargs)
-        self.vocabulary_size = vocabulary_size
-        self.hidden_dim = hidden_dim
+        check_whole("input_dim", input_dim)
+        check_whole("output_dim", output_dim)
+        if embeddings_initializer is None:
+            embeddings_initializer = keras.initializers.RandomNormal(
+                stddev=1.0 / math.sqrt(output_dim)
+            )
+        self.input_dim = input_dim
+        self.output_dim = output_dim
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
+        self.mask_zero = mask_zero
+        self.supports_masking = mask_zero
         self.soft_cap = soft_cap
 
-    def build(self, _: Any = None) -> None:
+    def build(self, input_shape: Shape | None = None) -> None:
         """Makes the table."""
-        draw = initializers.normal(1.0 / math.sqrt(self.hidden_dim))
-        shape = (self.vocabulary_size, self.hidden_dim)
-        self.embeddings = self.add_parameter("embeddings", shape, draw)
+        self.embeddings = self.add_parameter(
+            "embeddings",
+            (self.input_dim, self.output_dim),
+            self.embeddings_initializer,
+            regularizer=self.embeddings_regularizer,
+            constraint=self.embeddings_constraint,
+        )
 
     def call(self, x: Any, reverse: bool = False) -> Any:
         """(B, T) -> (B, T, D), or (B, T, D) -> (B, T, V)."""
         if reverse:
             return self.logits(x)
+        if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input
+            x = keras.ops.cast(x, "int32")
         rows = keras.ops.cast(keras.ops.take(self.embeddings, x, axis=0), self.compute_dtype)
-        return rows * keras.ops.cast(math.sqrt(self.hidden_dim), rows.dtype)
+        return rows * keras.ops.cast(math.sqrt(self.output_dim), rows.dtype)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """(B, T), True where the id is not 0; None without `mask_zero`."""
+        if not self.mask_zero:
+            return None
+        if keras.backend.is_float_dtype(inputs.dtype):  # hidden states, with reverse=True
+            return previous_mask
+        return keras.ops.not_equal(inputs, 0)
 
     def with_table(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)`, which reads the table outside of `call`.
@@ -73,8 +116,12 @@ class Embedding(Layer):
             return logits
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)
 
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """(B, T) -> (B, T, D)."""
+        return (*input_shape, self.output_dim)
+
     def compute_output_spec(self, x: Any, reverse: bool = False) -> keras.KerasTensor:
         """Shape and dtype of what `call` gives."""
         if reverse:
-            return keras.KerasTensor((*x.shape[:-1], self.vocabulary_size), dtype="float32")
-        return keras.KerasTensor((*x.shape, self.hidden_dim), dtype=self.compute_dtype)
+            return keras.KerasTensor((*x.shape[:-1], self.input_dim), dtype="float32")
+        return keras.KerasTensor((*x.shape, self.output_dim), dtype=self.compute_dtype)

@@ -5,12 +5,48 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.layers.base import Layer, Shape
-from kmodels.layers.dense import Dense
+from kmodels.errors import check_whole
+from kmodels.layers.base import Shape
+from kmodels.layers.dense import Dense, WithKernel
 from kmodels.layers.dropout import Dropout
 
 
-class MLP(Layer):
+class _Hidden(WithKernel):
+    """A layer of linear layers around a hidden width, which gives the shape that it got."""
+
+    def __init__(self, hidden_dim: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        check_whole("hidden_dim", hidden_dim)
+        self.hidden_dim = hidden_dim
+
+    def _dense(self, name: str, inner: int, outer: int, use_bias: bool) -> Dense:
+        layer = Dense(
+            outer, use_bias=use_bias, name=name, dtype=self.dtype_policy, **self.kernel_settings
+        )
+        layer.build((None, inner))
+        return layer
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """The input's shape."""
+        return input_shape
+
+
+class _WithDropout(_Hidden):
+    """The same with biases, and dropout at the hidden width."""
+
+    def __init__(self, hidden_dim: int, dropout: float, use_bias: bool, seed: Any, **kwargs: Any):
+        super().__init__(hidden_dim, **kwargs)
+        self.use_bias = use_bias
+        self.seed = seed
+        self.dropout = Dropout(dropout, seed=seed, name="dropout", dtype=self.dtype_policy)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again, as plain values."""
+        return {**super().get_config(), "dropout": self.dropout.rate}
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class MLP(_WithDropout):
     """Dense, GELU, dropout, dense (Dosovitskiy et al. 2021, section 3.1).
 
     Args:
@@ -18,6 +54,13 @@ class MLP(Layer):
         dropout: rate after the activation, in training.
         use_bias: biases of both layers.
         approximate: as in `ops.gelu`: False, True or "sigmoid".
+        activation: in place of GELU, what Keras takes as one; None for GELU.
+        seed: of the dropout; None for the layer's own stream.
+        **kwargs: initializers, regularizers and constraints, as in `Dense`, and what every Keras
+            layer takes.
+
+    Call:
+        x (..., D) -> (..., D).
 
     Weights:
         up (D, hidden_dim), down (hidden_dim, D): kernel and bias.
@@ -29,28 +72,30 @@ class MLP(Layer):
         dropout: float = 0.0,
         use_bias: bool = True,
         approximate: bool | str = False,
+        activation: Any = None,
+        seed: int | None = None,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
-        self.hidden_dim = hidden_dim
-        self.use_bias = use_bias
+        super().__init__(hidden_dim, dropout, use_bias, seed, **kwargs)
         self.approximate = approximate
-        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+        self.activation = None if activation is None else keras.activations.get(activation)
 
     def build(self, input_shape: Shape) -> None:
         """Makes the two dense layers."""
         width = input_shape[-1]
-        self.up = Dense(self.hidden_dim, self.use_bias, name="up", dtype=self.dtype_policy)
-        self.up.build((None, width))
-        self.down = Dense(width, self.use_bias, name="down", dtype=self.dtype_policy)
-        self.down.build((None, self.hidden_dim))
+        self.up = self._dense("up", width, self.hidden_dim, self.use_bias)
+        self.down = self._dense("down", self.hidden_dim, width, self.use_bias)
         self.dropout.build((None, self.hidden_dim))
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""
-        if self.up.plain and self.down.plain:
+        if self.activation is None and self.up.plain and self.down.plain:
             return self._together(x, training)
-        x = ops.gelu(self.up(x), approximate=self.approximate)
+        x = self.up(x)
+        if self.activation is None:
+            x = ops.gelu(x, approximate=self.approximate)
+        else:
+            x = self.activation(x)
         return self.down(self.dropout(x, training=training))
 
     def _together(self, x: Any, training: bool) -> Any:
@@ -66,80 +111,73 @@ class MLP(Layer):
             seed=seed,
         )
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape
 
-
-class GatedMLP(Layer):
+@keras.saving.register_keras_serializable(package="kmodels")
+class GatedMLP(_Hidden):
     """Dense of GELU(gate) * up, no biases (Shazeer 2020).
 
     Args:
         hidden_dim: width of the gate and of what it multiplies.
+        **kwargs: initializers, regularizers and constraints, as in `Dense`, and what every Keras
+            layer takes.
+
+    Call:
+        x (..., D) -> (..., D).
 
     Weights:
         gate (D, hidden_dim), up (D, hidden_dim), down (hidden_dim, D): kernel.
     """
 
-    def __init__(self, hidden_dim: int, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.hidden_dim = hidden_dim
-
     def build(self, input_shape: Shape) -> None:
         """Makes the three dense layers."""
         width, hidden = input_shape[-1], self.hidden_dim
-        self.gate = Dense(hidden, use_bias=False, name="gate", dtype=self.dtype_policy)
-        self.gate.build((None, width))
-        self.up = Dense(hidden, use_bias=False, name="up", dtype=self.dtype_policy)
-        self.up.build((None, width))
-        self.down = Dense(width, use_bias=False, name="down", dtype=self.dtype_policy)
-        self.down.build((None, hidden))
+        self.gate = self._dense("gate", width, hidden, use_bias=False)
+        self.up = self._dense("up", width, hidden, use_bias=False)
+        self.down = self._dense("down", hidden, width, use_bias=False)
 
     def call(self, x: Any) -> Any:
         """(..., D) -> (..., D)."""
         return self.down(ops.gated_gelu(self.gate(x), self.up(x)))
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape
 
-
-class SwiGLU(Layer):
+@keras.saving.register_keras_serializable(package="kmodels")
+class SwiGLU(_WithDropout):
     """Dense of SiLU(gate) * up, with biases and dropout (Shazeer 2020; DINOv2's giant).
 
     Args:
         hidden_dim: width of the gate and of what it multiplies.
         dropout: rate after the product, in training.
         use_bias: biases of the three layers.
+        seed: of the dropout; None for the layer's own stream.
+        **kwargs: initializers, regularizers and constraints, as in `Dense`, and what every Keras
+            layer takes.
+
+    Call:
+        x (..., D) -> (..., D).
 
     Weights:
         gate (D, hidden_dim), up (D, hidden_dim), down (hidden_dim, D): kernel and bias.
     """
 
-    def __init__(self, hidden_dim: int, dropout: float = 0.0, use_bias: bool = True, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.hidden_dim = hidden_dim
-        self.use_bias = use_bias
-        self.dropout = Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+    def __init__(
+        self,
+        hidden_dim: int,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        seed: int | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(hidden_dim, dropout, use_bias, seed, **kwargs)
 
     def build(self, input_shape: Shape) -> None:
         """Makes the three dense layers."""
         width, hidden = input_shape[-1], self.hidden_dim
-        for name, inner, outer in (
-            ("gate", width, hidden),
-            ("up", width, hidden),
-            ("down", hidden, width),
-        ):
-            layer = Dense(outer, self.use_bias, name=name, dtype=self.dtype_policy)
-            setattr(self, name, layer)
-            layer.build((None, inner))
+        self.gate = self._dense("gate", width, hidden, self.use_bias)
+        self.up = self._dense("up", width, hidden, self.use_bias)
+        self.down = self._dense("down", hidden, width, self.use_bias)
         self.dropout.build((None, hidden))
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""
         x = keras.ops.silu(self.gate(x)) * self.up(x)
         return self.down(self.dropout(x, training=training))
-
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape

@@ -2,90 +2,197 @@
 
 from typing import Any
 
-from kmodels import initializers, ops
+import keras
+
+from kmodels import ops
+from kmodels.errors import InputError
 from kmodels.layers.base import Layer, Shape
 
 
-class LayerNorm(Layer):
+class _Scaled(Layer):
+    """A layer that multiplies each channel by a learned number.
+
+    Args:
+        scale_initializer: a name, a config or an object, as Keras takes it.
+        scale_regularizer: adds to the loss; None for nothing.
+        scale_constraint: holds after each step; None for none.
+    """
+
+    def __init__(
+        self,
+        scale_initializer: Any,
+        scale_regularizer: Any = None,
+        scale_constraint: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.scale_initializer = keras.initializers.get(scale_initializer)
+        self.scale_regularizer = keras.regularizers.get(scale_regularizer)
+        self.scale_constraint = keras.constraints.get(scale_constraint)
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the scale."""
+        self.scale = self.add_parameter(
+            "scale",
+            input_shape[-1:],
+            self.scale_initializer,
+            regularizer=self.scale_regularizer,
+            constraint=self.scale_constraint,
+        )
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """The input's shape."""
+        return input_shape
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class LayerNorm(_Scaled):
     """Layer normalisation over the last axis, statistics in float32 (Ba et al. 2016).
 
     Args:
         epsilon: added to the variance.
+        axis: the last one, as -1 or by its number.
+        scale_initializer: ones; this and what follows as in `keras.layers.LayerNormalization`,
+            which says gamma and beta.
+        bias_initializer: zeros.
+        scale_regularizer: adds to the loss.
+        bias_regularizer: likewise.
+        scale_constraint: holds after each step.
+        bias_constraint: likewise.
 
     Call:
         x (..., D) -> (..., D), same dtype.
 
     Weights:
         scale (D,), bias (D,).
+
+    Raises:
+        InputError: for another axis.
     """
 
-    def __init__(self, epsilon: float = 1e-6, **kwargs: Any):
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        epsilon: float = 1e-6,
+        axis: int = -1,
+        scale_initializer: Any = "ones",
+        bias_initializer: Any = "zeros",
+        scale_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        scale_constraint: Any = None,
+        bias_constraint: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(scale_initializer, scale_regularizer, scale_constraint, **kwargs)
         self.epsilon = epsilon
+        self.axis = axis
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
 
     def build(self, input_shape: Shape) -> None:
         """Makes scale and bias."""
-        self.scale = self.add_parameter("scale", input_shape[-1:], initializers.ones)
-        self.bias = self.add_parameter("bias", input_shape[-1:], initializers.zeros)
+        check_axis(self.axis, input_shape)
+        super().build(input_shape)
+        self.bias = self.add_parameter(
+            "bias",
+            input_shape[-1:],
+            self.bias_initializer,
+            regularizer=self.bias_regularizer,
+            constraint=self.bias_constraint,
+        )
 
     def call(self, x: Any) -> Any:
         """(..., D) -> (..., D)."""
         return ops.layer_norm(x, self.scale, self.bias, epsilon=self.epsilon)
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape
 
-
-class RMSNorm(Layer):
+@keras.saving.register_keras_serializable(package="kmodels")
+class RMSNorm(_Scaled):
     """Root mean square normalisation over the last axis, scaled by 1 + scale (Gemma).
 
     Args:
         epsilon: added to the mean square.
+        axis: the last one, as -1 or by its number.
+        scale_initializer: zeros.
+        scale_regularizer: adds to the loss.
+        scale_constraint: holds after each step.
 
     Call:
         x (..., D) -> (..., D), same dtype; computed in float32.
 
     Weights:
         scale (D,), zeros at first.
+
+    Raises:
+        InputError: for another axis.
     """
 
-    def __init__(self, epsilon: float = 1e-6, **kwargs: Any):
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        epsilon: float = 1e-6,
+        axis: int = -1,
+        scale_initializer: Any = "zeros",
+        scale_regularizer: Any = None,
+        scale_constraint: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(scale_initializer, scale_regularizer, scale_constraint, **kwargs)
         self.epsilon = epsilon
+        self.axis = axis
 
     def build(self, input_shape: Shape) -> None:
         """Makes the scale."""
-        self.scale = self.add_parameter("scale", input_shape[-1:], initializers.zeros)
+        check_axis(self.axis, input_shape)
+        super().build(input_shape)
 
     def call(self, x: Any) -> Any:
         """(..., D) -> (..., D)."""
         return ops.rms_norm(x, self.scale, epsilon=self.epsilon)
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape
 
-
-class LayerScale(Layer):
+@keras.saving.register_keras_serializable(package="kmodels")
+class LayerScale(_Scaled):
     """Multiplies each channel of a residual branch by a learned scale (Touvron et al. 2021, eq. 5).
 
     Args:
         init: the scale to begin with.
+        scale_regularizer: adds to the loss.
+        scale_constraint: holds after each step.
+
+    Call:
+        x (..., D) -> (..., D), same dtype.
+
+    Weights:
+        scale (D,).
     """
 
-    def __init__(self, init: float = 1e-5, **kwargs: Any):
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        init: float = 1e-5,
+        scale_regularizer: Any = None,
+        scale_constraint: Any = None,
+        **kwargs: Any,
+    ):
+        start = keras.initializers.Constant(init)
+        super().__init__(start, scale_regularizer, scale_constraint, **kwargs)
         self.init = init
 
-    def build(self, input_shape: Shape) -> None:
-        """Makes the scale."""
-        self.scale = self.add_parameter("scale", input_shape[-1:], initializers.constant(self.init))
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this layer again, as plain values."""
+        config = super().get_config()
+        del config["scale_initializer"]  # `init` says it.
+        return config
 
     def call(self, x: Any) -> Any:
         """(..., D) -> (..., D)."""
         return x * self.scale
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
-        return input_shape
+
+def check_axis(axis: int, input_shape: Shape) -> None:
+    """Raises `InputError` for all but the last axis."""
+    if axis not in (-1, len(input_shape) - 1):
+        raise InputError(
+            f"axis is {axis} for an input of {len(input_shape)} axes; kmodels normalises the last "
+            "one, -1: transpose the input, or use keras.layers.LayerNormalization"
+        )

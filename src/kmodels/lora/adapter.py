@@ -111,7 +111,7 @@ class Adapter:
                     name="lora_magnitude",
                 )
             if settings.dropout:
-                stream = initializers.generator(f"{path}/lora_seed", compat.random_seed())
+                stream = initializers.next_generator(f"{path}/lora_seed")
                 self.seed = keras.random.SeedGenerator(
                     int(stream.integers(2**31)), name="lora_seed"
                 )

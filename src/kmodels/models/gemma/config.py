@@ -1,7 +1,7 @@
 """What a Gemma is made of, validated in one place."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from kmodels.errors import InputError, check_whole
 
@@ -124,6 +124,11 @@ class GemmaConfig:
     def is_local(self, layer: int) -> bool:
         """Whether a layer, counted from 0, sees a window only."""
         return self.use_sliding_window_attention and bool((layer + 1) % self.sliding_window_pattern)
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """A config, or the one whose fields `to_dict` gave."""
+        return config if isinstance(config, cls) else cls(**config)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""

@@ -1,5 +1,6 @@
 """Gemma's attention and its block."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from kmodels.layers.base import Shape, reshape
 from kmodels.models.gemma.config import GemmaConfig
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class GemmaAttention(Layer):
     """Causal attention with grouped key/value heads and rotary positions.
 
@@ -25,9 +27,10 @@ class GemmaAttention(Layer):
         query_norm and key_norm: scale (H,).
     """
 
-    def __init__(self, config: GemmaConfig, index: int, **kwargs: Any):
+    def __init__(self, config: GemmaConfig | Mapping[str, Any], index: int, **kwargs: Any):
         super().__init__(**kwargs)
-        self.config = config
+        self.config = config = GemmaConfig.of(config)
+        self.index = index
         self.window = config.sliding_window_size if config.is_local(index) else None
         self.rope = {
             "max_wavelength": config.local_rope_wavelength,
@@ -115,6 +118,7 @@ class GemmaAttention(Layer):
         return input_shape
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class GemmaBlock(Layer):
     """One block: norms in front of attention and MLP, in Gemma 2 and 3 behind them too.
 
@@ -129,8 +133,10 @@ class GemmaBlock(Layer):
         None -> (B, T, D).
     """
 
-    def __init__(self, config: GemmaConfig, index: int, **kwargs: Any):
+    def __init__(self, config: GemmaConfig | Mapping[str, Any], index: int, **kwargs: Any):
         super().__init__(**kwargs)
+        self.config = config = GemmaConfig.of(config)
+        self.index = index
         policy, epsilon = self.dtype_policy, config.layer_norm_epsilon
         self.attention_norm = RMSNorm(epsilon, name="attention_norm", dtype=policy)
         self.attention = GemmaAttention(config, index, name="attention", dtype=policy)

@@ -111,7 +111,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
         embedding = Embedding(
             config.vocabulary_size,
             config.hidden_dim,
-            config.final_logit_soft_cap,
+            soft_cap=config.final_logit_soft_cap,
             name="token_embedding",
             dtype=policy,
         )

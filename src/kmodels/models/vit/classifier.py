@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from kmodels import initializers
 from kmodels.errors import InputError, check_whole
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.models.vit import exports_npz, exports_timm, features
@@ -91,8 +90,13 @@ class ViTImageClassifier(Task):
         drop = Dropout(dropout, name="head_dropout", dtype=policy)
 
         def head(name: str) -> Dense:
-            draw = initializers.truncated_normal(0.02)
-            return Dense(num_classes, head_bias, kernel_initializer=draw, name=name, dtype=policy)
+            return Dense(
+                num_classes,
+                use_bias=head_bias,
+                kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+                name=name,
+                dtype=policy,
+            )
 
         # === Graph ===
         inputs = backbone.input

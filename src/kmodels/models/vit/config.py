@@ -1,7 +1,7 @@
 """What a ViT is made of, validated in one place."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from kmodels.errors import InputError, check_whole
 from kmodels.weights.positions import METHODS, Method
@@ -141,6 +141,11 @@ class ViTConfig:
     def num_positions(self) -> int:
         """Rows of the position embedding."""
         return self.grid[0] * self.grid[1] + self.num_special_positions
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """A config, or the one whose fields `to_dict` gave."""
+        return config if isinstance(config, cls) else cls(**config)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""

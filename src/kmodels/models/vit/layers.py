@@ -1,19 +1,35 @@
 """The layers that only a ViT has: patches to tokens, and tokens to one vector."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-from kmodels import initializers, ops
+from kmodels import ops
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
+from kmodels.layers.dense import WithKernel
 from kmodels.models.vit.config import ViTConfig
 
 # Tokens that a way of pooling reads, where it does not read all.
 KEPT = {"token": 1, "distilled": 2}
 
 
-class PatchEmbedding(Layer):
+def _normal() -> keras.initializers.Initializer:
+    return keras.initializers.RandomNormal(stddev=0.02)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class PatchEmbedding(WithKernel):
     """Cuts an image into patches and projects each (Dosovitskiy et al. 2021, eq. 1).
+
+    Args:
+        patch_size: side of a patch in pixels.
+        units: width D.
+        use_bias: adds a bias.
+        kernel_initializer: as Keras takes it; None for a normal distribution of variance 1 / rows,
+            as in the original.
+        **kwargs: further initializers, regularizers and constraints, as in `layers.Dense`, and what
+            every Keras layer takes.
 
     Call:
         images (B, height, width, C) -> (B, P, D), patches row by row.
@@ -22,8 +38,20 @@ class PatchEmbedding(Layer):
         kernel (patch * patch * C, D), rows in the order (row, column, channel); bias (D,).
     """
 
-    def __init__(self, patch_size: int, units: int, use_bias: bool = True, **kwargs: Any):
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        patch_size: int,
+        units: int,
+        use_bias: bool = True,
+        kernel_initializer: Any = None,
+        **kwargs: Any,
+    ):
+        if kernel_initializer is None:
+            kernel_initializer = keras.initializers.VarianceScaling(
+                mode="fan_in", distribution="untruncated_normal"
+            )
+        super().__init__(kernel_initializer=kernel_initializer, **kwargs)
+        self.supports_masking = False
         self.patch_size = patch_size
         self.units = units
         self.use_bias = use_bias
@@ -32,9 +60,9 @@ class PatchEmbedding(Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the kernel for the number of channels."""
         rows = self.patch_size**2 * (input_shape[-1] or 1)
-        self.kernel = self.add_parameter("kernel", (rows, self.units), initializers.lecun_normal)
+        self.kernel = self.add_kernel((rows, self.units))
         if self.use_bias:
-            self.bias = self.add_parameter("bias", (self.units,), initializers.zeros)
+            self.bias = self.add_bias((self.units,))
 
     def call(self, images: Any) -> Any:
         """(B, height, width, C) -> (B, P, D)."""
@@ -46,12 +74,16 @@ class PatchEmbedding(Layer):
         return (input_shape[0], patches, self.units)
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class Tokens(Layer):
     """Puts class token and registers in front of the patches and adds the positions.
 
     Order of the result: class token, distillation token, registers, patches. Where the position
     embedding has no rows for the first two it is added to the patches alone (timm's
     `no_embed_class`); registers never get one.
+
+    Args:
+        config: of the backbone.
 
     Call:
         patches (B, P, D) -> (B, prefix + P, D).
@@ -62,29 +94,29 @@ class Tokens(Layer):
         which is not trained.
     """
 
-    def __init__(self, config: ViTConfig, **kwargs: Any):
+    def __init__(self, config: ViTConfig | Mapping[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
-        self.config = config
+        self.config = ViTConfig.of(config)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the tokens and the position embedding."""
         config, width = self.config, self.config.hidden_dim
         if config.use_class_token:
-            self.class_token = self.add_parameter("class_token", (1, 1, width), initializers.zeros)
+            self.class_token = self.add_parameter("class_token", (1, 1, width), "zeros")
         if config.use_distillation_token:
             self.distillation_token = self.add_parameter(
-                "distillation_token", (1, 1, width), initializers.zeros
+                "distillation_token", (1, 1, width), "zeros"
             )
         if config.use_mask_token:
             self.mask_token = self.add_parameter(
-                "mask_token", (1, 1, width), initializers.zeros, trainable=False
+                "mask_token", (1, 1, width), "zeros", trainable=False
             )
         if config.num_register_tokens:
             self.register_tokens = self.add_parameter(
-                "register_tokens", (1, config.num_register_tokens, width), initializers.normal()
+                "register_tokens", (1, config.num_register_tokens, width), _normal()
             )
         self.position_embedding = self.add_parameter(
-            "position_embedding", (1, config.num_positions, width), initializers.normal()
+            "position_embedding", (1, config.num_positions, width), _normal()
         )
 
     def call(self, patches: Any) -> Any:
@@ -114,6 +146,7 @@ class Tokens(Layer):
         return (input_shape[0], input_shape[1] + self.config.num_prefix_tokens, input_shape[2])
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class Pooling(Layer):
     """One vector from the tokens.
 
@@ -132,17 +165,17 @@ class Pooling(Layer):
         none, or with "map": probe (1, 1, D), attention, mlp_norm, mlp.
     """
 
-    def __init__(self, kind: str, config: ViTConfig, **kwargs: Any):
+    def __init__(self, kind: str, config: ViTConfig | Mapping[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
         self.kind = kind
-        self.config = config
+        self.config = ViTConfig.of(config)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the attention of the "map" head."""
         if self.kind != "map":
             return
         config, policy, width = self.config, self.dtype_policy, self.config.hidden_dim
-        self.probe = self.add_parameter("probe", (1, 1, width), initializers.normal())
+        self.probe = self.add_parameter("probe", (1, 1, width), _normal())
         self.attention = Attention(config.num_heads, name="attention", dtype=policy)
         self.attention.build((None, 1, width))
         self.mlp_norm = LayerNorm(config.layer_norm_epsilon, name="mlp_norm", dtype=policy)
@@ -167,7 +200,7 @@ class Pooling(Layer):
             keras.ops.cast(self.probe, tokens.dtype), (keras.ops.shape(tokens)[0], 1, 1)
         )
         x = self.attention(probe, patches)  # (B, 1, D)
-        return (x + self.mlp(self.mlp_norm(x)))[:, 0]
+        return (x + keras.ops.cast(self.mlp(self.mlp_norm(x)), x.dtype))[:, 0]
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """(B, D), or (B, 2 D) with "token_gap"."""

@@ -7,7 +7,7 @@ What differs from the plain transformer encoder:
 - residual branches may have a learned scale and be dropped by example.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,25 @@ from kmodels.models.vit.layers import PatchEmbedding, Tokens
 from kmodels.task import Backbone
 
 
+@keras.saving.register_keras_serializable(package="kmodels", name="ViTBlock")
 class Block(Layer):
     """One pre-norm transformer block (Dosovitskiy et al. 2021, eq. 2 and 3).
+
+    Args:
+        config: of the backbone.
+        drop_path: share of the examples whose branches are dropped, in training.
 
     Call:
         x (B, T, D) -> (B, T, D).
     """
 
-    def __init__(self, config: ViTConfig, drop_path: float = 0.0, **kwargs: Any):
+    def __init__(
+        self, config: ViTConfig | Mapping[str, Any], drop_path: float = 0.0, **kwargs: Any
+    ):
         super().__init__(**kwargs)
         policy = self.dtype_policy
-        self.config = config
+        self.supports_masking = True
+        self.config = config = ViTConfig.of(config)
         epsilon, rate = config.layer_norm_epsilon, config.dropout_rate
         self.attention_norm = LayerNorm(epsilon, name="attention_norm", dtype=policy)
         self.attention = Attention(
@@ -69,6 +77,10 @@ class Block(Layer):
             self.mlp_scale = LayerScale(config.layer_scale, name="mlp_scale", dtype=policy)
         self.dropout = Dropout(rate, name="dropout", dtype=policy)
         self.drop_path = DropPath(drop_path, name="drop_path", dtype=policy)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this block again, as plain values."""
+        return {**super().get_config(), "drop_path": self.drop_path.rate}
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds every part for the width of the tokens."""
