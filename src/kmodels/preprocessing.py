@@ -105,15 +105,18 @@ class Preprocessor(keras.layers.Layer):
             InputError: for the directory of a model, which has its preprocessor already.
         """
         folder = Path(directory)
+        self._check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {"class_name": type(self).__name__, "config": self.get_config()}
+        text = json.dumps(held, indent=2) + "\n"
+        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
+
+    def _check_folder(self, folder: Path) -> None:
         if (folder / "config.json").is_file():
             raise InputError(
                 f"{folder} holds a model, whose preprocessor is saved with it; set "
                 "model.preprocessor and call model.save_to_preset, or give another directory"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        held = {"class_name": type(self).__name__, "config": self.get_config()}
-        text = json.dumps(held, indent=2) + "\n"
-        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
 
 
 def _first(x: Any) -> Any:

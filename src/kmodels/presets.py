@@ -236,10 +236,7 @@ def _open(preset: str | Path, family: Family, given: dict[str, Any], weights: bo
         task = {key[5:]: value for key, value in found.items() if key.startswith("task_")}
         fields = {key: value for key, value in found.items() if not key.startswith("task_")}
         return Checkpoint(Path(name), "a name", fields, task, None, {}, ())
-    for scheme in REMOTE:
-        if name.startswith(scheme):
-            preset = _download(scheme, name.removeprefix(scheme))
-    path = Path(preset).expanduser()
+    path = locate(preset)
     if not path.exists():
         raise _unknown(name, sorted(family.presets))
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
@@ -257,6 +254,15 @@ def _open(preset: str | Path, family: Family, given: dict[str, Any], weights: bo
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
         "with config.json and safetensors, a .safetensors file or an .npz file"
     )
+
+
+def locate(preset: str | Path) -> Path:
+    """Where a path lies, or what an explicit "hf://" or "kaggle://" name was downloaded to."""
+    name = str(preset)
+    for scheme in REMOTE:
+        if name.startswith(scheme):
+            preset = _download(scheme, name.removeprefix(scheme))
+    return Path(preset).expanduser()
 
 
 def _open_own(path: Path, description: dict[str, Any], family: Family, weights: bool) -> Checkpoint:

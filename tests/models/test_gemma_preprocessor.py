@@ -186,7 +186,7 @@ def test_settings_and_files_come_back(preprocessor, tmp_path):
     longer = GemmaCausalLMPreprocessor.from_preset(tmp_path, sequence_length=20)
     assert longer.sequence_length == 20
     (tmp_path / "preprocessor.json").write_text("{")
-    with pytest.raises(InputError, match=r"preprocessor.json is not JSON"):
+    with pytest.raises(InputError, match=r"preprocessor.json is not readable JSON"):
         GemmaCausalLMPreprocessor.from_preset(tmp_path)
 
 
@@ -196,7 +196,7 @@ def test_wrong_settings_and_inputs(preprocessor, tokenizer):
             preprocessor.sequence_length = length
     with pytest.raises(InputError, match="loss_on is 'x'; choose one of all, responses"):
         GemmaCausalLMPreprocessor(tokenizer, loss_on="x")
-    with pytest.raises(InputError, match="labels and weights are made from the texts"):
+    with pytest.raises(InputError, match="labels are made from the texts; to learn"):
         preprocessor(["a"], ["b"])
     with pytest.raises(InputError, match="the columns differ in length: prompts 2, responses 1"):
         preprocessor({"prompts": ["a", "b"], "responses": ["a"]})

@@ -65,11 +65,11 @@ def assert_close(found: Any, wanted: Any) -> None:
 
 def batches(data: Any, size: int) -> Any:
     """A data set of arrays: tf.data where TensorFlow is installed, otherwise a PyDataset."""
-    data = arrays(data)
     if HAS_TF_DATA:
         import tensorflow as tf
 
-        return tf.data.Dataset.from_tensor_slices(data).batch(size)
+        return tf.data.Dataset.from_tensor_slices(arrays(data)).batch(size)
+    data = _columns(arrays(data))
     rows = len(keras.tree.flatten(data)[0])
     starts = range(0, rows, size)
     return _Batches(
@@ -78,6 +78,15 @@ def batches(data: Any, size: int) -> Any:
             for at in starts
         ]
     )
+
+
+def _columns(data: Any) -> Any:
+    """Lists as the arrays that tf.data makes of them."""
+    if isinstance(data, dict):
+        return {name: _columns(part) for name, part in data.items()}
+    if isinstance(data, tuple):
+        return tuple(map(_columns, data))
+    return np.asarray(data, object if isinstance(data, list) else None)
 
 
 class _Batches(keras.utils.PyDataset):

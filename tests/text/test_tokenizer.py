@@ -1,7 +1,5 @@
 """Tokenizers from each kind of file give the ids of the packages that wrote them."""
 
-import struct
-
 import pytest
 import tokenizers
 
@@ -10,6 +8,7 @@ from kmodels.errors import InputError
 from kmodels.text import Tokenizer, demo
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from kmodels.text.training import train_tokenizer
+from sentencepiece_files import sentencepiece_model, words_model
 
 TEXT = "Hello  wörld,\n\n 123 times\ttab \U0001f600   end "
 SPECIAL = "<start_of_turn>user\nHello<end_of_turn>\n"
@@ -76,8 +75,8 @@ def test_a_file_that_is_no_tokenizer(tmp_path):
 
 
 def test_half_a_surrogate_pair_and_other_things_that_are_no_text(tokenizer):
-    for wrong in ("\ud800", [3]):
-        with pytest.raises(InputError, match="this is not text"):
+    for wrong, message in (("\ud800", "this is not text"), ([3], "int where text belongs")):
+        with pytest.raises(InputError, match=message):
             tokenizer(wrong)
 
 
@@ -102,31 +101,8 @@ PIECES = [
 FIRST = 8 + 256
 
 
-def field(number, value):
-    """One field of a protobuf message."""
-    if isinstance(value, bytes):
-        return varint(number << 3 | 2) + varint(len(value)) + value
-    if isinstance(value, float):
-        return varint(number << 3 | 5) + struct.pack("<f", value)
-    return varint(number << 3) + varint(value)
-
-
-def varint(value):
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
-
-
 def model_file(path, kind=2):
-    pieces = b"".join(
-        field(1, field(1, text.encode()) + field(2, score) + field(3, sort))
-        for text, score, sort in PIECES
-    )
-    trainer = field(2, field(3, kind) + field(35, 1))
-    normalizer = field(3, field(1, b"identity") + field(3, 0) + field(4, 0))
-    path.write_bytes(pieces + trainer + normalizer)
+    path.write_bytes(sentencepiece_model(PIECES, kind))
     return path
 
 
@@ -146,8 +122,15 @@ def test_sentencepiece_merges_by_score(tmp_path):
 
 
 def test_sentencepiece_of_an_unknown_kind(tmp_path):
-    with pytest.raises(InputError, match="model of kind 3; unigram and BPE are read"):
-        Tokenizer.from_file(model_file(tmp_path / "a.model", kind=3))
+    with pytest.raises(InputError, match="model of kind 4; unigram, BPE and word are read"):
+        Tokenizer.from_file(model_file(tmp_path / "a.model", kind=4))
+
+
+def test_a_model_of_words_cuts_at_blanks(tmp_path):
+    (tmp_path / "words.model").write_bytes(words_model(["the", "fox"]))
+    tokenizer = Tokenizer.from_file(tmp_path / "words.model")
+    assert tokenizer(["the fox", " the bear"]) == [[4, 5], [3, 4, 3]]
+    assert tokenizer.detokenize([1, 4, 5, 2]) == "the fox"
 
 
 @pytest.mark.needs("sentencepiece")

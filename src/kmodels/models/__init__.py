@@ -5,10 +5,12 @@ from kmodels.models.gemma import (
     Gemma3Backbone,
     Gemma3CausalLM,
     Gemma3CausalLMPreprocessor,
+    Gemma3Tokenizer,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
     GemmaConfig,
+    GemmaTokenizer,
 )
 from kmodels.models.gemma.sharding import LAYOUT as _GEMMA
 from kmodels.models.vit import (
@@ -27,10 +29,12 @@ __all__ = [
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",
+    "Gemma3Tokenizer",
     "GemmaBackbone",
     "GemmaCausalLM",
     "GemmaCausalLMPreprocessor",
     "GemmaConfig",
+    "GemmaTokenizer",
     "ViTBackbone",
     "ViTConfig",
     "ViTImageClassifier",

@@ -74,7 +74,7 @@ def encode(
         InputError: for an example of which no token would be learnt.
     """
     cut = cut if cut is not None else Cut()
-    ids = iter(tokenizer.tokenize([part.text for w in written for part in w.parts]))
+    ids = iter(tokenizer.encode_batch([part.text for w in written for part in w.parts]))
     examples = []
     for place, (parts, ends) in enumerate(written):
         flat: list[int] = []

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
-from tokenizers.models import BPE, Unigram
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram, WordLevel
 
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -76,7 +76,7 @@ def normalizer(
 def build(
     pieces: Sequence[Piece],
     *,
-    unigram: bool = False,
+    kind: str = "bpe",
     byte_fallback: bool = True,
     special: Sequence[str] = (),
     normalize: normalizers.Normalizer | None = None,
@@ -86,7 +86,7 @@ def build(
 
     Args:
         pieces: the vocabulary in the order of ids.
-        unigram: a unigram model; BPE otherwise.
+        kind: "bpe", "unigram", or "word", where each word is one piece or unknown.
         byte_fallback: unknown characters become the pieces of their UTF-8 bytes.
         special: texts to treat as control tokens besides those of kind CONTROL.
         normalize: by default blanks become SPACE and nothing else is touched.
@@ -96,7 +96,10 @@ def build(
         A tokenizer without start and end tokens.
     """
     unknown = next((i for i, p in enumerate(pieces) if p.kind == UNKNOWN), None)
-    if unigram:
+    if kind == "word":
+        unknown_text = pieces[unknown or 0].text
+        model = WordLevel({p.text: i for i, p in enumerate(pieces)}, unk_token=unknown_text)
+    elif kind == "unigram":
         model = Unigram(
             [(p.text, p.score) for p in pieces], unk_id=unknown, byte_fallback=byte_fallback
         )
@@ -109,6 +112,8 @@ def build(
             byte_fallback=byte_fallback,
         )
     core = Tokenizer(model)
+    if kind == "word":
+        core.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     core.normalizer = normalize or normalizer()
     steps: list[decoders.Decoder] = [
         decoders.Replace(SPACE, " "),

@@ -14,7 +14,8 @@ _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE_TEXT, _PIECE_SCORE, _PIECE_KIND = 1, 2, 3
 _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
 _CHARSMAP, _DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES = 2, 3, 4
-_UNIGRAM, _BPE = 1, 2
+_UNIGRAM = 1
+_KINDS = {_UNIGRAM: "unigram", 2: "bpe", 3: "word"}
 
 Value = int | float | bytes
 
@@ -74,14 +75,14 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
     """The tokenizer of a SentencePiece model, with its ids.
 
     Args:
-        path: a .model file of kind BPE (as Gemma's) or unigram.
+        path: a .model file of kind BPE (as Gemma's), unigram or word.
         special: pieces to treat as control tokens though the file says otherwise.
 
     Returns:
         It does what the file says: normalisation, merges, bytes for unknown characters.
 
     Raises:
-        InputError: for a file that is not such a model, or of kind word or character.
+        InputError: for a file that is not such a model, or of kind character.
     """
     try:
         return parse(Path(path).read_bytes(), path, special)
@@ -101,14 +102,14 @@ def parse(data: bytes, origin: object, special: tuple[str, ...] = ()) -> Tokeniz
     if not pieces:
         raise InputError(f"{origin} is not a SentencePiece model: it has no pieces")
     kind = trainer.get(_MODEL_TYPE, _UNIGRAM)
-    if kind not in (_UNIGRAM, _BPE):
+    if kind not in _KINDS:
         raise InputError(
-            f"{origin} is a SentencePiece model of kind {kind}; unigram and BPE are read"
+            f"{origin} is a SentencePiece model of kind {kind}; unigram, BPE and word are read"
         )
     prefix = bool(rules.get(_DUMMY_PREFIX, True))
     return build.build(
         pieces,
-        unigram=kind == _UNIGRAM,
+        kind=_KINDS[int(kind)],
         byte_fallback=bool(trainer.get(_BYTE_FALLBACK, False)),
         special=special,
         normalize=build.normalizer(

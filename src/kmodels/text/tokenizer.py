@@ -1,7 +1,7 @@
 """Text to token ids and back, from the tokenizer files that models come with."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from kmodels.errors import InputError
 from kmodels.files import atomic_write
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 from kmodels.text import settings as described
+from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
 
 # Markers of turns, which older vocabulary files do not declare as control tokens.
 TURNS = ("<start_of_turn>", "<end_of_turn>")
@@ -21,7 +22,8 @@ _USUAL = {
     "end": ("<eos>", "</s>", "<|end_of_text|>"),
     "pad": ("<pad>", "<|pad|>"),
 }
-FILES = ("tokenizer.json", "tokenizer.model")
+# The last is where a preset of keras-hub has it, whose tokenizer.json is something else.
+FILES = ("assets/tokenizer/vocabulary.spm", "tokenizer.json", "tokenizer.model")
 # What transformers is told of a tokenizer that came without settings.
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 STOPS = "stop_tokens"
@@ -91,10 +93,10 @@ class Tokenizer:
         """Reads the tokenizer of a model.
 
         Args:
-            path: a tokenizer.json, a SentencePiece .model, a .gguf file, or a directory that holds
-                tokenizer.json or tokenizer.model. What lies beside it is read too: the settings and
-                chat templates, and the ids that config.json and generation_config.json name as
-                the end of a text.
+            path: a tokenizer.json, a SentencePiece .model or .spm, a .gguf file, a directory that
+                holds tokenizer.json or tokenizer.model, or a preset of keras-hub. What lies beside
+                it is read too: the settings and chat templates, and the ids that config.json and
+                generation_config.json name as the end of a text.
 
         Returns:
             A tokenizer with the ids of that model.
@@ -106,7 +108,7 @@ class Tokenizer:
         if path.is_dir():
             found = next((path / name for name in FILES if (path / name).is_file()), None)
             if found is None:
-                raise InputError(f"{path} holds no tokenizer: neither {' nor '.join(FILES)}")
+                raise InputError(f"{path} holds no tokenizer: neither {' nor '.join(FILES[1:])}")
             path = found
         if not path.is_file():
             raise InputError(f"no tokenizer at {path}: no such file")
@@ -120,7 +122,7 @@ class Tokenizer:
             "stop": [*described.read_stops(path.parent), *settings.pop(STOPS, ())],
             "settings": settings,
         }
-        if path.suffix == ".model":
+        if path.suffix in (".model", ".spm"):
             return cls(sentencepiece.load(path, TURNS), **more)
         try:
             core = tokenizers.Tokenizer.from_file(str(path))
@@ -161,8 +163,8 @@ class Tokenizer:
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """The tokenizer of `to_dict`."""
         core = tokenizers.Tokenizer.from_str(fields["json"])
-        more = {name: fields[name] for name in ("stop", "settings") if name in fields}
-        return cls(core, fields["start"], fields["end"], fields["pad"], **more)
+        names = ("start", "end", "pad", "stop", "settings")
+        return cls(core, **{name: fields[name] for name in names if name in fields})
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, to go into a config."""
@@ -215,6 +217,20 @@ class Tokenizer:
             raise InputError(f"the tokenizer has no token {token!r}")
         return found
 
+    def get_vocabulary(self) -> list[str]:
+        """The text of every token, in the order of ids."""
+        held = self.core.get_vocab(with_added_tokens=True)
+        found = [""] * (1 + max(held.values(), default=-1))
+        for text, i in held.items():
+            found[i] = text
+        return found
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """The texts of `special_token_ids`."""
+        found = (self.core.id_to_token(i) for i in self.special_token_ids)
+        return [text for text in found if text is not None]
+
     def id_to_token(self, token_id: int) -> str | None:
         """The text of a token, None for an id outside the vocabulary."""
         return self.core.id_to_token(token_id)
@@ -227,17 +243,34 @@ class Tokenizer:
         """Token ids, without start and end tokens.
 
         Args:
-            x: a text, or several.
+            x: a text, or several: strings, UTF-8 bytes, a list or array of them, a tensor of
+                strings, also inside `tf.data.Dataset.map`.
 
         Returns:
-            A list of ids, or a list of such lists.
+            A list of ids, or a list of such lists; inside tf.data a tensor, ragged for several.
 
         Raises:
             InputError: for what is not text, or holds half of a surrogate pair.
         """
-        if isinstance(x, str):
-            return self._encode([x])[0]
-        return self._encode(list(x))
+        if in_graph(x):
+            return self._in_graph("tokenize", x)
+        texts, is_batch = as_texts(x)
+        rows = [self._finish(ids) for ids in self.encode_batch(texts)]
+        return rows if is_batch else rows[0]
+
+    def _finish(self, ids: list[int]) -> list[Any]:
+        """For subclasses that put more around a text."""
+        return ids
+
+    def _in_graph(self, method: str, x: Any) -> Any:
+        from kmodels.text import tokens_tensorflow
+
+        return getattr(tokens_tensorflow, method)(self, x)
+
+    @property
+    def output_dtype(self) -> str:
+        """The dtype of what `tokenize` gives inside tf.data."""
+        return "int32"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids as transformers' `encode` gives them.
@@ -250,7 +283,7 @@ class Tokenizer:
         Raises:
             InputError: for what is not text.
         """
-        ids = self._encode([text])[0]
+        ids = self.encode_batch([as_text(text)])[0]
         if not add_special_tokens:
             return ids
         if self.core.post_processor is not None:
@@ -261,7 +294,7 @@ class Tokenizer:
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
         """Text as transformers' `decode` gives it, with special tokens unless they are skipped."""
-        kept = [int(i) for i in np.asarray(ids).reshape(-1)]
+        kept = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
         return self.core.decode(kept, skip_special_tokens=skip_special_tokens)
 
     @property
@@ -312,9 +345,14 @@ class Tokenizer:
         text = described.render(
             template, conversation, roles, add_generation_prompt=add_generation_prompt, **values
         )
-        return self._encode([text])[0] if tokenize else text
+        return self.encode_batch([text])[0] if tokenize else text
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text and nothing else.
+
+        Raises:
+            InputError: for half of a surrogate pair.
+        """
         try:
             return [e.ids for e in self.core.encode_batch_fast(texts, add_special_tokens=False)]
         except (TypeError, UnicodeEncodeError) as error:
@@ -324,17 +362,22 @@ class Tokenizer:
         """Text without special tokens.
 
         Args:
-            ids: a sequence of ids, or a batch of such sequences.
+            ids: a sequence of ids, or a batch of such sequences; lists, arrays or tensors, also
+                inside `tf.data.Dataset.map`.
 
         Returns:
             A text, or a list of texts.
         """
-        rows = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        if rows and isinstance(rows[0], Iterable):
-            return [self.detokenize(row) for row in rows]
-        leave = set(self.special_token_ids)
-        kept = [int(i) for i in rows if int(i) not in leave]
-        return self.core.decode(kept, skip_special_tokens=True)
+        if in_graph(ids):
+            return self._in_graph("detokenize", ids)
+        rows, leave = as_ids(ids), set(self.special_token_ids)
+        rows = rows if isinstance(rows, list) else [rows]
+        if not rows or not isinstance(rows[0], list):
+            return self._decode(rows, leave)
+        return [self._decode(row, leave) for row in rows]
+
+    def _decode(self, ids: list[int], leave: set[int]) -> str:
+        return self.core.decode([i for i in ids if i not in leave], skip_special_tokens=True)
 
 
 def _line(error: Exception) -> str:

@@ -7,13 +7,16 @@ from kmodels.models.gemma.preprocessor import (
     Gemma3CausalLMPreprocessor,
     GemmaCausalLMPreprocessor,
 )
+from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
 
 __all__ = [
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",
+    "Gemma3Tokenizer",
     "GemmaBackbone",
     "GemmaCausalLM",
     "GemmaCausalLMPreprocessor",
     "GemmaConfig",
+    "GemmaTokenizer",
 ]

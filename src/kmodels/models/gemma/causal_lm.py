@@ -12,7 +12,10 @@ from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.models.gemma import exports_gguf
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone, OptionalInputs
-from kmodels.models.gemma.preprocessor import GemmaCausalLMPreprocessor
+from kmodels.models.gemma.preprocessor import (
+    Gemma3CausalLMPreprocessor,
+    GemmaCausalLMPreprocessor,
+)
 from kmodels.task import Task
 
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
@@ -277,3 +280,4 @@ class Gemma3CausalLM(GemmaCausalLM):
     """`GemmaCausalLM` over a `Gemma3Backbone`: keras-hub's name."""
 
     backbone_class = Gemma3Backbone
+    preprocessor_class = Gemma3CausalLMPreprocessor

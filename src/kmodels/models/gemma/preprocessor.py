@@ -1,16 +1,22 @@
 """Text to what a Gemma takes, and back."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import keras
 import numpy as np
 
+from kmodels import presets
 from kmodels.errors import InputError
 from kmodels.files import atomic_write
+from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
+from kmodels.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.text import Cut, Example, Template, Tokenizer, Turns, encode, pack, pad
+from kmodels.text.texts import as_list, as_text, in_graph
 from kmodels.weights import native
+from kmodels.weights.readers import read_json
 
 # As in the chat template of the instruction-tuned checkpoints.
 CHATS = {
@@ -22,15 +28,15 @@ CHATS = {
     )
 }
 LOSS_ON = ("all", "responses")
-SETTINGS_FILE = "preprocessor.json"
 
 
-class GemmaCausalLMPreprocessor:
+@keras.saving.register_keras_serializable(package="kmodels")
+class GemmaCausalLMPreprocessor(Preprocessor):
     """Turns texts into token ids, labels and weights; names and arguments as in keras-hub.
 
     Args:
-        tokenizer: a `kmodels.text.Tokenizer`, what its `to_dict` gives, or a path that
-            `Tokenizer.from_file` reads.
+        tokenizer: a `GemmaTokenizer` or another `kmodels.text.Tokenizer`, what its `to_dict`
+            gives, or a path that `Tokenizer.from_file` reads.
         sequence_length: tokens of a row; may be set later.
         add_start_token: put <bos> in front.
         add_end_token: put <eos> behind; a chat's turns end with their own token instead.
@@ -38,6 +44,7 @@ class GemmaCausalLMPreprocessor:
             instruction-tuned models), or a text with {instruction}, {context} and {response}.
             Strings go through as they are, and so do {prompts, responses} but for "gemma".
         loss_on: "all" tokens, or "responses" alone.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
         cut: a `kmodels.text.Cut`, what was cut off examples that were too long.
@@ -45,7 +52,11 @@ class GemmaCausalLMPreprocessor:
     Call:
         x: a string, a list of strings, a dictionary of "prompts" and "responses" (each one text or
             a list), or a list of records as `kmodels.text.read_records` gives them. Dictionaries
-            that hold "token_ids" go through untouched.
+            that hold "token_ids" go through untouched. Texts may be tensors of strings, also
+            inside `tf.data.Dataset.map`.
+        y: None; labels are made from the texts.
+        sample_weight: one number for each text, which its weights are multiplied by.
+        sequence_length: in place of the one set.
 
         It gives ({"token_ids", "padding_mask"}, labels, weights), each (B, sequence_length), or
         (sequence_length,) for a single one; int32, weights float32. Labels are the next ids, and
@@ -56,6 +67,10 @@ class GemmaCausalLMPreprocessor:
             with nothing to learn.
     """
 
+    family = "gemma"
+    tokenizer_class: ClassVar[type[GemmaTokenizer]] = GemmaTokenizer
+    tokenizer: Tokenizer
+
     def __init__(
         self,
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
@@ -64,20 +79,39 @@ class GemmaCausalLMPreprocessor:
         add_end_token: bool = True,
         template: str = "instruction",
         loss_on: str = "all",
+        **kwargs: Any,
     ):
-        if isinstance(tokenizer, str | Path):
-            tokenizer = Tokenizer.from_file(tokenizer)
-        elif isinstance(tokenizer, Mapping):
-            tokenizer = Tokenizer.from_dict(dict(tokenizer))
+        super().__init__(**kwargs)
         if loss_on not in LOSS_ON:
             raise InputError(f"loss_on is {loss_on!r}; choose one of {', '.join(LOSS_ON)}")
-        self.tokenizer = tokenizer
+        self.tokenizer = self._tokenizer(tokenizer)
         self.sequence_length = sequence_length
         self.add_start_token = add_start_token
         self.add_end_token = add_end_token
         self.loss_on = loss_on
         self.template = template
         self.cut = Cut()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keras' own, but that a tokenizer is no part of a model, though it may be a layer."""
+        if name == "tokenizer":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _tokenizer(self, given: Any) -> Tokenizer:
+        if isinstance(given, str | Path):
+            return self.tokenizer_class.from_file(given)
+        if isinstance(given, Mapping):
+            if "class_name" in given:
+                return keras.saving.deserialize_keras_object(dict(given))
+            return self.tokenizer_class.from_dict(dict(given))
+        if not isinstance(given, Tokenizer):
+            raise InputError(
+                f"tokenizer is a {type(given).__name__}; give a GemmaTokenizer, or the path of a "
+                "tokenizer"
+            )
+        return given
 
     @property
     def sequence_length(self) -> int:
@@ -107,24 +141,46 @@ class GemmaCausalLMPreprocessor:
                 )
         self._template = template
 
-    def __call__(
+    def call(
         self, x: Any, y: Any = None, sample_weight: Any = None, sequence_length: int | None = None
     ) -> Any:
         """Token ids, labels and weights of texts, see the class."""
         if isinstance(x, Mapping) and "token_ids" in x:
             parts = (x, y, sample_weight)
             return parts if sample_weight is not None else parts[:2] if y is not None else x
-        if y is not None or sample_weight is not None:
+        if y is not None:
             raise InputError(
-                "labels and weights are made from the texts; to learn responses only give "
+                "labels are made from the texts; to learn responses only give "
                 '{"prompts": ..., "responses": ...} with loss_on="responses"'
             )
         records, is_batch = _records(x)
         length = sequence_length or self.sequence_length
         x, labels, weights = pad(self.encode(records, length), length, self.tokenizer.pad_token_id)
+        if sample_weight is not None:
+            weights = weights * _per_row(sample_weight, len(weights))
         if is_batch:
             return x, labels, weights
         return {name: value[0] for name, value in x.items()}, labels[0], weights[0]
+
+    def compute_output_spec(
+        self, x: Any, y: Any = None, sample_weight: Any = None, sequence_length: int | None = None
+    ) -> Any:
+        """Shapes and dtypes of what `call` gives for symbolic texts."""
+        if isinstance(x, Mapping) and "token_ids" in x:
+            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        ids = self._inputs_spec(x, sequence_length)
+        shape = ids["token_ids"].shape
+        return ids, keras.KerasTensor(shape, "int32"), keras.KerasTensor(shape, "float32")
+
+    def _inputs_spec(self, x: Any, sequence_length: int | None) -> dict[str, Any]:
+        first = keras.tree.flatten(x)[0]
+        if first.dtype != "string" or len(first.shape) > 1:
+            raise InputError(
+                f"the preprocessor got {first.dtype} with {len(first.shape)} axes in tf.data; give "
+                "strings, single or batched once"
+            )
+        shape = (*first.shape, sequence_length or self.sequence_length)
+        return {name: keras.KerasTensor(shape, "int32") for name in ("token_ids", "padding_mask")}
 
     def encode(self, records: Any, sequence_length: int | None = None) -> list[Example]:
         """Token ids of each record, not padded.
@@ -172,6 +228,11 @@ class GemmaCausalLMPreprocessor:
         Returns:
             {"token_ids", "padding_mask"}, each (B, length) int32, or (length,) for a single one.
         """
+        if in_graph(keras.tree.flatten(x)[0]):
+            from kmodels import preprocessing_tensorflow
+
+            settings = {"sequence_length": sequence_length}
+            return preprocessing_tensorflow.call(_Prompts(self), (x, None, None), settings)
         records, is_batch = _records(x)
         length = sequence_length or self.sequence_length
         written = [self._template(record, reply=False) for record in records]
@@ -211,66 +272,147 @@ class GemmaCausalLMPreprocessor:
 
     def to_dict(self) -> dict[str, Any]:
         """Arguments that make an equal one, as plain values; the tokenizer is in it."""
-        return {"tokenizer": self.tokenizer.to_dict(), **self._settings()}
+        tokenizer = self.tokenizer
+        is_layer = isinstance(tokenizer, keras.layers.Layer)
+        held = keras.saving.serialize_keras_object(tokenizer) if is_layer else tokenizer.to_dict()
+        return {"tokenizer": held, **self._settings()}
 
-    def save(self, directory: str | Path) -> None:
-        """Writes the tokenizer's files and the settings.
+    def save_to_preset(self, directory: str | Path) -> None:
+        """Writes the tokenizer's files and the settings, for `from_preset`.
 
         Args:
-            directory: where to.
+            directory: where to; not that of a model, which is saved with its preprocessor.
+
+        Raises:
+            InputError: for the directory of a model.
         """
-        self.tokenizer.save(directory)
-        text = json.dumps(self._settings(), indent=2) + "\n"
-        atomic_write(Path(directory) / SETTINGS_FILE, lambda at: at.write_text(text))
+        folder = Path(directory)
+        self._check_folder(folder)
+        self.tokenizer.save(folder)
+        held = {"class_name": type(self).__name__, "config": self._settings()}
+        text = json.dumps(held, indent=2) + "\n"
+        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
+
+    def save(self, directory: str | Path) -> None:
+        """Same as `save_to_preset`."""
+        self.save_to_preset(directory)
 
     @classmethod
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
         """The preprocessor of a directory or a file.
 
         Args:
-            preset: a directory that a model's `save_to_preset` wrote, or what
+            preset: a directory that `save_to_preset` of a model or a preprocessor wrote, or what
                 `Tokenizer.from_file` reads; the settings in it are taken over.
             **settings: arguments to change.
-
-        Returns:
-            A preprocessor with that tokenizer.
 
         Raises:
             InputError: for files that are missing, damaged, or no tokenizer.
         """
-        own = _json(Path(preset) / "config.json").get("preprocessor")
+        path = presets.locate(preset)
+        own = _json(path / "config.json").get("preprocessor")
         if isinstance(own, dict) and "tokenizer" in own:
-            native.verify_tokenizer(Path(preset), own)
-            return cls(**{**own, "tokenizer": Path(preset) / own["tokenizer"], **settings})
-        settings = {**_json(Path(preset) / SETTINGS_FILE), **settings}
-        return cls(Tokenizer.from_file(preset), **settings)
+            native.verify_tokenizer(path, own)
+            return cls(**{**own, "tokenizer": path / own["tokenizer"], **settings})
+        held = _json(path / SETTINGS_FILE)
+        if (kind := held.get("class_name", cls.__name__)) not in CLASSES:
+            raise InputError(f"{path / SETTINGS_FILE} holds a {kind}, not a {cls.__name__}")
+        # Files written before preprocessors were layers hold the settings alone.
+        settings = {**held.get("config", held), **settings}
+        return cls(cls.tokenizer_class.from_file(path), **settings)
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
-    """`GemmaCausalLMPreprocessor` by keras-hub's name for Gemma 3."""
+    """`GemmaCausalLMPreprocessor` with keras-hub's arguments and default for Gemma 3, text alone.
+
+    Args:
+        tokenizer: as there, like all that is not listed.
+        image_converter: None.
+        sequence_length: as there.
+        add_start_token: as there.
+        add_end_token: as there.
+        max_images_per_prompt: any number; there are no pictures.
+        num_vision_tokens_per_image: any number, likewise.
+        template: as there.
+        loss_on: "responses" by default: prompts weigh 0.
+        **kwargs: of `keras.layers.Layer`.
+
+    Raises:
+        InputError: for an image converter, or pictures among the texts.
+    """
+
+    tokenizer_class = Gemma3Tokenizer
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        image_converter: None = None,
+        sequence_length: int = 1024,
+        add_start_token: bool = True,
+        add_end_token: bool = True,
+        max_images_per_prompt: int = 2,
+        num_vision_tokens_per_image: int = 256,
+        template: str = "instruction",
+        loss_on: str = "responses",
+        **kwargs: Any,
+    ):
+        if image_converter is not None:
+            raise InputError(
+                f"image_converter is a {type(image_converter).__name__}; Gemma 3 takes text alone "
+                "here: leave it out"
+            )
+        super().__init__(
+            tokenizer, sequence_length, add_start_token, add_end_token, template, loss_on, **kwargs
+        )
+
+
+CLASSES = (GemmaCausalLMPreprocessor.__name__, Gemma3CausalLMPreprocessor.__name__)
+
+
+class _Prompts:
+    """`generate_preprocess` in the form in which tf.data calls a preprocessor."""
+
+    def __init__(self, preprocessor: GemmaCausalLMPreprocessor):
+        self.preprocessor = preprocessor
+
+    def call(self, x: Any, y: Any, sample_weight: Any, **settings: Any) -> dict[str, Any]:
+        return self.preprocessor.generate_preprocess(x, **settings)
+
+    def compute_output_spec(
+        self, x: Any, y: Any, sample_weight: Any, sequence_length: int | None
+    ) -> dict[str, Any]:
+        return self.preprocessor._inputs_spec(x, sequence_length)
 
 
 def _json(path: Path) -> dict[str, Any]:
     """What a file of settings holds; nothing where it is not there."""
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+    return read_json(path) if path.is_file() else {}
+
+
+def _per_row(sample_weight: Any, rows: int) -> np.ndarray:
+    """Weights of texts, to multiply those of their tokens with."""
+    found = np.asarray(sample_weight, "float32").reshape(-1, 1)
+    if len(found) != rows:
+        raise InputError(f"there are {len(found)} sample weights for {rows} texts; give one each")
+    return found
 
 
 def _records(x: Any) -> tuple[list[Any], bool]:
     """Texts or records one by one, and whether there was more than one to begin with."""
     if isinstance(x, str | bytes):
-        return [_text(x)], False
+        return [as_text(x)], False
     if isinstance(x, Mapping):
         if "messages" in x:
             return [dict(x)], False
         columns = {name: value for name, value in x.items() if value is not None}
+        if "images" in columns:
+            raise InputError("Gemma 3 takes text alone here; leave 'images' out")
         if all(isinstance(value, str | bytes) for value in columns.values()):
-            return [{name: _text(value) for name, value in columns.items()}], False
-        lists = {name: [_text(item) for item in _plain(value)] for name, value in columns.items()}
+            return [{name: as_text(value) for name, value in columns.items()}], False
+        lists = {
+            name: [as_text(item) for item in as_list(value)] for name, value in columns.items()
+        }
         if len(sizes := {len(column) for column in lists.values()}) > 1:
             raise InputError(
                 "the columns differ in length: "
@@ -278,20 +420,10 @@ def _records(x: Any) -> tuple[list[Any], bool]:
             )
         names, rows = list(lists), range(sizes.pop() if sizes else 0)
         return [{name: lists[name][row] for name in names} for row in rows], True
-    values = _plain(x)
+    values = as_list(x)
     if not isinstance(values, list):
-        return [_text(values)], False
-    return [_bare(v) if isinstance(v, Mapping) else _text(v) for v in values], True
-
-
-def _plain(x: Any) -> Any:
-    """Lists, arrays and tensors of text as lists."""
-    if isinstance(x, Sequence):
-        return list(x)
-    array = np.asarray(x)
-    if array.dtype.kind not in "OUS" or array.ndim > 1:
-        raise InputError(f"{type(x).__name__} of {array.dtype} where text belongs")
-    return array.tolist()
+        return [as_text(values)], False
+    return [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values], True
 
 
 def _bare(value: Any) -> Any:
@@ -301,16 +433,3 @@ def _bare(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _bare(part) for name, part in value.items()}
     return [_bare(part) for part in value] if isinstance(value, list) else value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(f"a text is not UTF-8 at byte {error.start + 1}") from error
-    if not isinstance(value, str):
-        raise InputError(f"{type(value).__name__} where text belongs")
-    return value

@@ -1,0 +1,70 @@
+"""Texts and token ids in whatever they come: strings, bytes, lists, arrays, tensors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kmodels.data.streams import to_numpy
+from kmodels.errors import InputError
+
+
+def as_text(value: Any) -> str:
+    """One text, from a string, UTF-8 bytes, or an array that holds one of them.
+
+    Raises:
+        InputError: for anything else.
+    """
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"a text is not UTF-8 at byte {error.start + 1}") from error
+    if not isinstance(value, str):
+        raise InputError(f"{type(value).__name__} where text belongs")
+    return value
+
+
+def as_list(x: Any) -> Any:
+    """Lists, arrays and tensors of text as a list; a single text in an array as itself.
+
+    Raises:
+        InputError: for an array of something else, or of several axes.
+    """
+    if isinstance(x, Sequence):
+        return list(x)
+    if type(x).__module__.startswith("pandas"):
+        return x.tolist()
+    array = np.asarray(x)
+    if array.dtype.kind not in "OUST" or array.ndim > 1:
+        raise InputError(f"{type(x).__name__} of {array.dtype} where text belongs")
+    return array.tolist()
+
+
+def as_texts(x: Any) -> tuple[list[str], bool]:
+    """Texts one by one, and whether there was more than one to begin with."""
+    if isinstance(x, str | bytes):
+        return [as_text(x)], False
+    values = as_list(x)
+    if not isinstance(values, list):
+        return [as_text(values)], False
+    return [as_text(value) for value in values], True
+
+
+def as_ids(ids: Any) -> Any:
+    """Ids as nested lists of ints, or one int."""
+    if hasattr(ids, "to_list"):  # ragged, of TensorFlow
+        return ids.to_list()
+    if isinstance(ids, Mapping | str | bytes):
+        raise InputError(f"{type(ids).__name__} where token ids belong")
+    if hasattr(ids, "__array__"):
+        return to_numpy(ids).tolist()
+    return [as_ids(part) for part in ids] if isinstance(ids, Sequence) else int(ids)
+
+
+def in_graph(x: Any) -> bool:
+    """Whether x stands for a value in a graph of TensorFlow, where Python code would see none."""
+    x = getattr(x, "flat_values", x)
+    return type(x).__module__.startswith("tensorflow") and not hasattr(x, "numpy")

@@ -1,0 +1,66 @@
+"""Tokenizers inside a graph of TensorFlow, such as that of `tf.data.Dataset.map`."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from kmodels.errors import InputError
+
+
+def tokenize(tokenizer: Any, x: Any) -> Any:
+    """Ids of symbolic texts.
+
+    Args:
+        tokenizer: a `Tokenizer`.
+        x: string tensor () or (B,).
+
+    Returns:
+        A tensor (T,), or a ragged one (B, None); dense (B, T) where the tokenizer gives rows of one
+        length.
+    """
+    x = tf.convert_to_tensor(x)
+    if x.shape.rank not in (0, 1) or x.dtype != tf.string:
+        raise InputError(
+            f"a tokenizer in tf.data got {x.dtype.name} with {x.shape.rank} axes; give strings, "
+            "single or batched once"
+        )
+    dtype, length = tokenizer.output_dtype, getattr(tokenizer, "sequence_length", None)
+    kind = object if dtype == "string" else dtype
+    if x.shape.rank == 0:
+        (ids,) = tf.numpy_function(
+            lambda text: [np.asarray(tokenizer.tokenize(text), kind)], [x], [tf.as_dtype(dtype)]
+        )
+        ids.set_shape((length,))
+        return ids
+
+    def rows(texts: np.ndarray) -> list[np.ndarray]:
+        found = tokenizer.tokenize(texts)
+        flat = [token for row in found for token in row]
+        return [np.asarray(flat, kind), np.asarray([len(row) for row in found], "int64")]
+
+    flat, lengths = tf.numpy_function(rows, [x], [tf.as_dtype(dtype), tf.int64])
+    flat.set_shape((None,))
+    lengths.set_shape(x.shape)
+    if length:
+        return tf.ensure_shape(tf.reshape(flat, (-1, length)), (x.shape[0], length))
+    ragged: Any = tf.RaggedTensor
+    return ragged.from_row_lengths(flat, lengths, validate=False)
+
+
+def detokenize(tokenizer: Any, ids: Any) -> Any:
+    """Texts of symbolic ids, which are (T,), (B, T) or ragged (B, None)."""
+    if isinstance(ids, tf.RaggedTensor):
+        given = [ids.flat_values, ids.row_lengths()]
+        shape = ids.shape[:1]
+    else:
+        ids = tf.convert_to_tensor(ids)
+        given, shape = [ids], ids.shape[:-1]
+
+    def texts(flat: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
+        rows = flat if lengths is None else np.split(flat, np.cumsum(lengths)[:-1])
+        return np.asarray(tokenizer.detokenize([*rows] if lengths is not None else rows), object)
+
+    found = tf.numpy_function(texts, given, tf.string)
+    found.set_shape(shape)
+    return found
