@@ -55,6 +55,7 @@ __all__ = [
     "symbolic_build",
     "unbuild",
     "unweighted_metrics",
+    "warn_of_inputs",
 ]
 
 
@@ -327,6 +328,11 @@ def set_epoch_of_fit(callback: Any, epoch: int) -> None:
 def side_by_side(batches: Iterator[Any], count: int) -> Iterator[Any]:
     """So many batches stacked, for Keras' steps of several batches on JAX since 3.16."""
     return data_adapter_utils.super_batch_iterator(batches, count, stack_fn=keras.ops.stack)
+
+
+def warn_of_inputs(model: Any, inputs: Any) -> None:
+    """Keras' warning that a functional model is given other inputs than its graph has."""
+    model._maybe_warn_inputs_struct_mismatch(inputs)
 
 
 def step_output(model: Any) -> Any:

@@ -45,8 +45,8 @@ class Generates:
         compiled step serves many prompts.
 
         Args:
-            inputs: what the preprocessor takes, such as a text or a list of texts; or
-                {"token_ids", "padding_mask"}, each (B, T), padded on the right.
+            inputs: what the preprocessor takes, such as a text or a list of texts; or token ids
+                (B, T), alone or in {"token_ids", "padding_mask"} with padding on either side.
             max_length: of prompt and continuation together; the preprocessor's `sequence_length`,
                 or T, by default.
             stop_token_ids: end a row; "auto" asks the tokenizer, None goes on to `max_length`.
@@ -65,9 +65,9 @@ class Generates:
         if max_length is not None:
             check_whole("max_length", max_length)
         gather.check_callable(self, "generate")
-        is_raw = isinstance(inputs, Mapping) and "token_ids" in inputs
+        is_raw = _is_raw(inputs)
         if is_raw:
-            taken = inputs
+            taken = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
         elif self.preprocessor is None:
             raise InputError(
                 'generate got no token ids and the model has no preprocessor; give {"token_ids", '
@@ -75,7 +75,9 @@ class Generates:
             )
         else:
             taken = self.preprocessor.generate_preprocess(inputs, sequence_length=max_length)
-        ids, mask = (_numpy(taken[name]) for name in ("token_ids", "padding_mask"))
+        ids = _numpy(taken["token_ids"])
+        mask = taken.get("padding_mask")
+        mask = np.ones(ids.shape, "bool") if mask is None else _numpy(mask)
         is_batch = ids.ndim > 1
         ids, mask = np.atleast_2d(ids), np.atleast_2d(mask).astype(bool)
         length = max_length or ids.shape[1]
@@ -134,6 +136,12 @@ class _Generator:
         self.sampler = sampler
         self.jit_compile = jit_compile
         self.loops: dict[Any, Any] = {}
+
+
+def _is_raw(inputs: Any) -> bool:
+    if isinstance(inputs, Mapping):
+        return "token_ids" in inputs
+    return "int" in str(getattr(inputs, "dtype", ""))  # of any package's arrays
 
 
 def _numpy(x: Any) -> np.ndarray:

@@ -11,7 +11,8 @@ from kmodels import compat, ops, presets
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.models.gemma import exports_gguf
-from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone, OptionalInputs
+from kmodels.models.gemma.inputs import OptionalInputs
+from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
 from kmodels.models.gemma.preprocessor import (
     Gemma3CausalLMPreprocessor,
     GemmaCausalLMPreprocessor,
@@ -142,9 +143,8 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Logits, or inside a step of `fit` or `evaluate` the hidden states."""
-        if self.head.active:
-            return self.backbone(inputs, training=training)
-        return super().call(inputs, training=training, mask=mask)
+        hidden = self.backbone(inputs, training=training)
+        return hidden if self.head.active else self.backbone.token_embedding(hidden, reverse=True)
 
     def compute_loss(
         self,

@@ -9,7 +9,7 @@ What differs from a plain decoder, generation by generation:
   rotary base in the global ones.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -20,31 +20,54 @@ from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
 from kmodels.models.gemma import weights_peft
 from kmodels.models.gemma.config import GemmaConfig
+from kmodels.models.gemma.inputs import (
+    OptionalInputs,
+    Reordered,
+    TokensFirst,
+    as_tensors,
+    complete,
+)
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
 from kmodels.models.gemma.sharding import LAYOUT
 from kmodels.task import Backbone
 
-OPTIONAL_INPUTS = ("positions", "segment_ids")
 
+class _Steps(NamedTuple):
+    """The way from token ids to hidden states, for symbols as for numbers."""
 
-class OptionalInputs:
-    """Lets a functional model be called without its optional inputs."""
+    embedding: Embedding
+    blocks: list[GemmaBlock]
+    final_norm: RMSNorm
+    order: TokensFirst
+    move: Reordered
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the class says, of the inputs that are given."""
-        return super().__call__(complete(inputs), *args, **kwargs)  # type: ignore[misc]
+    def run(
+        self,
+        token_ids: Any,
+        padding_mask: Any,
+        positions: Any = None,
+        segment_ids: Any = None,
+        training: Any = None,
+    ) -> tuple[dict[str, Any], Any]:
+        """Every named intermediate, tokens first in each row, and the order that undoes that."""
+        front, back = self.order(padding_mask)
+        if positions is not None and len(positions.shape) == 2:
+            positions = self.move(positions, front)
+        if segment_ids is not None:
+            segment_ids = self.move(segment_ids, front)
+        x = self.embedding(self.move(token_ids, front))
+        out = {"token_embedding": x}
+        for block in self.blocks:
+            x = block(x, segment_ids=segment_ids, positions=positions, training=training)
+            out[block.name] = x
+        out["final_norm"] = self.final_norm(x)
+        return out, back
 
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """As `__call__`; Keras' trainer on JAX comes in here."""
-        return super().call(complete(inputs), training=training, mask=mask)  # type: ignore[misc]
-
-
-def complete(inputs: Any) -> Any:
-    """The inputs with None for each optional one that is not there."""
-    if isinstance(inputs, dict):
-        return {**dict.fromkeys(OPTIONAL_INPUTS), **inputs}
-    return inputs
+    def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What `run` gives, in the order of the row."""
+        out, back = self.run(*args, **kwargs)
+        return {name: self.move(x, back) for name, x in out.items()}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -65,10 +88,11 @@ class GemmaBackbone(OptionalInputs, Backbone):
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D).
-        Rows are padded on the right: no token sees a later one, so padding needs no mask, and what
-        stands at padded positions has no meaning. For several texts in a row add "segment_ids"
-        (B, T) int, tokens of one text sharing a number, and "positions" (B, T) int, from 0 in each
-        text; rows padded on the left are such rows too.
+        Tokens where the mask is 0 are as if they were not there, wherever they stand: nothing sees
+        them, positions and windows do not count them, and their own hidden states have no meaning.
+        Without a mask, or for token ids (B, T) alone, all are there. For several texts in a row add
+        "segment_ids" (B, T) int, tokens of one text sharing a number, and "positions" (B, T) int,
+        from 0 in each text. Other names are left out with Keras' warning.
 
     Raises:
         InputError: for sizes that do not fit together, or names that `GemmaConfig` lacks.
@@ -122,31 +146,38 @@ class GemmaBackbone(OptionalInputs, Backbone):
 
         # === Graph ===
         inputs = {
-            key: keras.Input((None,), dtype="int32", name=key, optional=key in OPTIONAL_INPUTS)
-            for key in ("token_ids", "padding_mask", *OPTIONAL_INPUTS)
+            name: keras.Input((None,), dtype="int32", name=name, optional=name != "token_ids")
+            for name in ("token_ids", "padding_mask")
         }
-        x = embedding(inputs["token_ids"])
-        out = {"token_embedding": x}
-        for block in blocks:
-            x = out[block.name] = block(
-                x, segment_ids=inputs["segment_ids"], positions=inputs["positions"]
-            )
-        x = out["final_norm"] = final_norm(x)
-        super().__init__(config=config, intermediates=out, inputs=inputs, outputs=x, name=name)
+        steps = _Steps(embedding, blocks, final_norm, TokensFirst(), Reordered())
+        out = steps.all(**inputs)
+        super().__init__(
+            config=config,
+            intermediates=out,
+            inputs=inputs,
+            outputs=out["final_norm"],
+            name=name,
+        )
 
         # === Config ===
         self.token_embedding = embedding
         self.blocks = blocks
         self.final_norm = final_norm
         self.dtype_policy = policy
+        self._steps = steps
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """Hidden states (B, T, D); what the graph does, and with positions and segments too."""
+        out, back = self._steps.run(**as_tensors(self, inputs), training=training)
+        return self._steps.move(out["final_norm"], back)
 
     def intermediates(self, inputs: Any) -> dict[str, Any]:
         """Embeddings, the output of every block and of the final norm."""
-        return super().intermediates(complete(inputs))
+        return self._steps.all(**as_tensors(self, inputs), training=False)
 
     def compute_output_spec(self, inputs: Any, *_: Any, **__: Any) -> keras.KerasTensor:
         """(B, T, D) in the compute dtype."""
-        shape = (*inputs["token_ids"].shape, self.config.hidden_dim)
+        shape = (*complete(self, inputs)["token_ids"].shape, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.dtype_policy.compute_dtype)
 
     @property
