@@ -115,3 +115,129 @@ def reference_patch_embedding(
         for c in range(0, width, patch)
     ]
     return np.stack(tokens, axis=1)
+
+
+RNG = np.random.default_rng(1)
+LABELS = np.array([3, 0, 6, 1, 2])
+WEIGHTS = np.array([1.0, 0.0, 0.5, 2.0, 1.0], "float32")
+SCALE = np.array([[50.0, 60.0, 70.0]], "float32")
+TURNS = np.array([[0, 1, 2, 3, 4], [7, 8, 0, 1, 900]])
+ROTARY = {"positions": TURNS, "max_wavelength": 100.0, "scaling": 4.0}
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype("float32")
+
+
+OpCase = tuple[str, str, list[np.ndarray], dict[str, Any]]
+
+
+def cases() -> list[OpCase]:
+    """Calls of every op: (op, label, arrays to differentiate by, keyword arguments)."""
+    found = [
+        (
+            "attention",
+            case.name,
+            arrays(case),
+            case.keywords | ({"mask": mask(case)} if case.mask else {}),
+        )
+        for case in ATTENTION
+        if "soft_cap" not in case.keywords
+    ]
+    found += [
+        ("layer_norm", "with bias", [normal(2, 5, 12) + 3, normal(12), normal(12)], {}),
+        ("layer_norm", "no bias", [normal(3, 12), normal(12)], {"epsilon": 0.1}),
+        ("rms_norm", "three axes", [normal(2, 5, 12) * 3, normal(12)], {"epsilon": 0.01}),
+        ("gelu", "three axes", [normal(2, 5, 12) * 2], {}),
+        ("gated_gelu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
+        (
+            "mlp",
+            "three axes",
+            [normal(2, 5, 6), normal(6, 8), normal(8), normal(8, 4) / 3, normal(4)],
+            {},
+        ),
+        (
+            "mlp",
+            "large, tanh form",
+            [
+                normal(2, 64, 96),
+                normal(96, 192) / 10,
+                normal(192),
+                normal(192, 96) / 14,
+                normal(96),
+            ],
+            {"approximate": True},
+        ),
+        (
+            "mlp",
+            "quick GELU",
+            [normal(2, 5, 6), normal(6, 8), normal(8), normal(8, 4) / 3, normal(4)],
+            {"approximate": "sigmoid"},
+        ),
+        ("dense", "three axes", [normal(2, 5, 6), normal(6, 4), normal(4)], {}),
+        ("dense", "one row", [normal(1, 1, 6), normal(6, 4), normal(4)], {}),
+        ("dense", "large", [normal(2, 64, 96), normal(96, 192), normal(192)], {}),
+        ("dense", "four axes, no bias", [normal(2, 3, 5, 6), normal(6, 4)], {}),
+        ("rotary_embedding", "row of positions", [normal(2, 5, 3, 8)], {"positions": TURNS[0]}),
+        ("rotary_embedding", "two rows", [normal(2, 5, 3, 8)], ROTARY),
+        (
+            "patch_embedding",
+            "with bias",
+            [normal(2, 8, 12, 3) * 0.3, normal(48, 6), normal(6)],
+            {"patch_size": 4},
+        ),
+        (
+            "patch_embedding",
+            "no bias",
+            [normal(1, 6, 4, 1), normal(4, 6)],
+            {"patch_size": 2},
+        ),
+        (
+            "linear_cross_entropy",
+            "trainable table",
+            [normal(5, 6), normal(7, 6)],
+            {"labels": LABELS, "weights": WEIGHTS, "trainable_table": True},
+        ),
+        (
+            "linear_cross_entropy",
+            "soft cap",
+            [normal(5, 6), normal(7, 6)],
+            {"labels": LABELS, "weights": WEIGHTS, "trainable_table": True, "soft_cap": 2.0},
+        ),
+        (
+            "quantized_dense",
+            "8 bits",
+            [normal(2, 5, 4)],
+            {"kernel": RNG.integers(-127, 128, (4, 3)).astype("int8"), "scale": SCALE},
+        ),
+    ]
+    return found
+
+
+# Those that differ in more than a number from one named before.
+TELLING = (
+    *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
+    *("one query, mask of keys", "quick GELU", "soft cap", "two rows"),
+)
+
+
+def few_cases() -> list[OpCase]:
+    """The first case of each op, and those that take a path of their own."""
+    seen, found = set(), []
+    for case in cases():
+        if case[0] not in seen or case[1] in TELLING:
+            found.append(case)
+        seen.add(case[0])
+    return found
+
+
+def without_rows(case: OpCase) -> OpCase:
+    """The same call with a batch of 0."""
+    name, label, given, keywords = case
+    rows = {"attention": 3, "gated_gelu": 2}.get(name, 1)
+    given = [x[:0] if i < rows else x for i, x in enumerate(given)]
+    of_batch = ("labels", "weights") + (("mask",) if name == "attention" else ())
+    keywords = {key: x[:0] if key in of_batch else x for key, x in keywords.items()}
+    if name == "rotary_embedding" and keywords["positions"].ndim == 2:
+        keywords["positions"] = keywords["positions"][:0]
+    return name, label, given, keywords

@@ -16,7 +16,7 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 # Bottom to top. A unit is a module or folder of src/kmodels; it imports from its own row and below.
 ROWS = (
     (
-        *("archives", "compat", "dispatch", "errors", "files", "heap", "step"),
+        *("archives", "backward", "compat", "dispatch", "errors", "files", "heap", "step"),
         *("initializers", "precision", "processes", "replicas", "seeds", "tensors", "traced"),
         "units",
     ),

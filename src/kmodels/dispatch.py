@@ -76,6 +76,14 @@ def decline_all(reason: str | None) -> None:
     _off_for_all = reason
 
 
+def _transformed() -> str | None:
+    return None
+
+
+def _autocasts(args: tuple) -> bool:
+    return False
+
+
 def switched_off(name: str) -> str | None:
     """Returns what turned the op's override off (a clause), or `None` if nothing did."""
     if _off_for_all is not None:
@@ -85,7 +93,7 @@ def switched_off(name: str) -> str | None:
         return "turned off by generic_only()"
     if _environment_off and (name in _environment_off or "all" in _environment_off):
         return f"turned off by {ENVIRONMENT}"
-    return None
+    return _transformed()
 
 
 def _is_abstract(values: Any) -> bool:
@@ -94,6 +102,10 @@ def _is_abstract(values: Any) -> bool:
 
 if backend() == "torch":
     import torch
+
+    from kmodels.dispatch_torch import autocasts as _autocasts
+    from kmodels.dispatch_torch import transformed as _transformed
+    from kmodels.dispatch_torch import without_autocast
 
     # Both run while torch.compile traces and leave nothing in the graph. Traced themselves, the
     # counter would be guarded by value and recompile at each call; the ContextVar breaks the graph.
@@ -135,6 +147,8 @@ class Op(Generic[P, R]):
             raise InputError(_environment_error)
         if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
             return self.generic(*args, **kwargs)
+        if _autocasts(args):
+            return without_autocast(self, self.generic, args, kwargs)
         if self.override is None or switched_off(self.name) is not None:
             _count(self.name, GENERIC)
             return self.generic(*args, **kwargs)

@@ -1,5 +1,7 @@
 """What only torch's overrides promise; collects nothing on the other backends."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tolerances import tolerance
 if keras.backend.backend() == "torch":
     import torch
 
+    from kmodels import dispatch_torch
     from kmodels.overrides import attention_torch
 
     def _kernels(function) -> set[str]:
@@ -174,6 +177,43 @@ if keras.backend.backend() == "torch":
         seed = keras.random.SeedGenerator(0)
         assert "rounds to 0 or 1" in ops.dropout.declines(x, 1e-6, seed)
         assert "no SeedGenerator" in ops.dropout.declines(x, 0.5, 3)
+
+    @pytest.mark.parametrize("inside", [False, True])
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize(
+        ("name", "label", "arrays", "keywords"),
+        op_cases.few_cases(),
+        ids=lambda x: x if isinstance(x, str) else "",
+    )
+    def test_autocast(name, label, arrays, keywords, dtype, inside) -> None:
+        """What multiplies matrices does so in autocast's dtype, all else in that of its input."""
+        op = getattr(ops, name)
+        names = dispatch_torch.NARROW.get(name, ())
+
+        def run(function) -> list[np.ndarray]:
+            tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
+            value = function(tensors)
+            value = value[0] if isinstance(value, tuple) else value
+            with torch.autocast("cpu", enabled=inside, dtype=getattr(torch, dtype)):
+                gradients = torch.autograd.grad(value.float().square().sum(), tensors)
+            return [to_numpy(x.detach()) for x in (value, *gradients)]
+
+        def by_autocast(tensors):
+            with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+                return op(*tensors, **keywords)
+
+        def by_hand(tensors):
+            places = list(inspect.signature(op.generic).parameters)[: len(tensors)]
+            cast = getattr(torch, dtype)
+            given = [
+                x.to(cast) if place in names else x
+                for x, place in zip(tensors, places, strict=True)
+            ]
+            return op.generic(*given, **keywords)
+
+        allowed = tolerance(name, dtype)
+        for found, right in zip(run(by_autocast), run(by_hand), strict=True):
+            assert np.abs(found - right).max() <= allowed * max(1.0, np.abs(right).max())
 
     def test_patch_embedding_takes_the_product_in_half_precision() -> None:
         images, kernel = torch.ones(1, 4, 4, 1).bfloat16(), torch.ones(4, 2).bfloat16()

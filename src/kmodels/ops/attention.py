@@ -6,6 +6,7 @@ from keras import ops
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
 from kmodels.ops.dropout import dropout as dropout_op
+from kmodels.ops.wide import wide
 
 # Far below any score, yet finite: softmax over -inf alone is NaN, and so is its gradient.
 MASKED = -1e30
@@ -61,11 +62,16 @@ def attention(
     grouped = heads != groups
     if grouped:
         query = ops.reshape(query, (batch, length, groups, heads // groups, head_dim))
+    dtype, factor = wide(query), head_dim**-0.5 if scale is None else scale
+    narrow = ops.dtype(query) == "float16"
+    if narrow:  # whose range products leave before they are scaled
+        query = ops.cast(ops.cast(query, dtype) * factor, "float16")
     scores = ops.einsum("btkgh,bskh->bkgts" if grouped else "btkh,bskh->bkts", query, key)
-    dtype = "float64" if ops.dtype(query) == "float64" else "float32"
-    scores = ops.multiply(ops.cast(scores, dtype), head_dim**-0.5 if scale is None else scale)
+    scores = ops.cast(scores, dtype)
+    if not narrow:
+        scores = scores * factor
     if soft_cap is not None:
-        scores = ops.multiply(ops.tanh(ops.divide(scores, soft_cap)), soft_cap)
+        scores = ops.tanh(scores / soft_cap) * soft_cap
     allowed = allowed_pairs(query, key, mask, causal, window)
     if allowed is not None:
         if grouped:

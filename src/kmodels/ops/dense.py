@@ -4,6 +4,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
+from kmodels.ops.wide import matmul
 
 
 @op
@@ -25,7 +26,7 @@ def dense(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     Source: textbook.
     """
     check_width(x, kernel)
-    y = ops.matmul(x, kernel)
+    y = matmul(x, kernel)
     return y if bias is None else ops.add(y, bias)
 
 

@@ -3,6 +3,7 @@
 from keras import ops
 
 from kmodels.dispatch import Tensor, op
+from kmodels.ops.gelu import gelu
 
 
 @op
@@ -19,4 +20,4 @@ def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
     Parity: the gate of Transformers' `Gemma3MLP`.
     Source: https://arxiv.org/abs/2002.05202
     """
-    return ops.multiply(ops.gelu(gate, approximate=True), up)
+    return ops.multiply(gelu.generic(gate, approximate=True), up)

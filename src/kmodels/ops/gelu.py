@@ -1,5 +1,7 @@
 """Gaussian error linear unit."""
 
+import math
+
 from keras import ops
 
 from kmodels.dispatch import Tensor, op
@@ -26,4 +28,8 @@ def gelu(x: Tensor, *, approximate: bool | str = False) -> Tensor:
     """
     if approximate == "sigmoid":
         return x * ops.sigmoid(QUICK * x)
+    if ops.dtype(x) == "float64":  # for which TensorFlow's own rounds its constants
+        if approximate:
+            return x * (0.5 + 0.5 * ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return x * (0.5 + 0.5 * ops.erf(x * math.sqrt(0.5)))
     return ops.gelu(x, approximate=bool(approximate))

@@ -3,6 +3,7 @@
 from keras import ops
 
 from kmodels.dispatch import Tensor, op
+from kmodels.ops.wide import mean, wide
 
 
 @op
@@ -24,10 +25,10 @@ def layer_norm(
     Parity: `torch.nn.functional.layer_norm`, `flax.linen.LayerNorm(use_fast_variance=False)`.
     Source: https://arxiv.org/abs/1607.06450
     """
-    dtype = "float64" if ops.dtype(x) == "float64" else "float32"
+    dtype = wide(x)
     y = ops.cast(x, dtype)
-    y = ops.subtract(y, ops.mean(y, axis=-1, keepdims=True))
-    variance = ops.mean(ops.square(y), axis=-1, keepdims=True)
+    y = ops.subtract(y, mean(y))
+    variance = mean(ops.square(y))
     y = ops.multiply(ops.multiply(y, ops.rsqrt(variance + epsilon)), ops.cast(scale, dtype))
     if bias is not None:
         y = ops.add(y, ops.cast(bias, dtype))

@@ -1,9 +1,12 @@
 """Cross-entropy of a linear classifier over a large vocabulary."""
 
+import math
+
 from keras import ops
 
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
+from kmodels.ops.wide import matmul, wide
 
 
 @op
@@ -46,7 +49,7 @@ def linear_cross_entropy(
         (running maximum and sum)
     """
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
-    dtype = "float64" if ops.dtype(hidden) == "float64" else "float32"
+    dtype = wide(hidden)
     weights = ops.stop_gradient(ops.cast(weights, dtype))
     counted = ops.not_equal(weights, 0)
     labels = ops.where(counted, ops.cast(labels, "int32"), 0)
@@ -54,12 +57,13 @@ def linear_cross_entropy(
     table = ops.cast(table, ops.dtype(hidden))
     if not trainable_table:
         table = ops.stop_gradient(table)
-    logits = ops.cast(ops.matmul(hidden, ops.transpose(table)), dtype)
+    logits = ops.cast(matmul(hidden, ops.transpose(table)), dtype)
     if soft_cap is not None:
-        logits = ops.multiply(ops.tanh(ops.divide(logits, soft_cap)), soft_cap)
+        logits = ops.tanh(logits / soft_cap) * soft_cap
     right = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, 1), axis=1), 1)
     losses = ops.subtract(ops.logsumexp(logits, axis=1), right)
-    best = ops.cast(ops.greater_equal(right, ops.max(logits, axis=1)), dtype)
+    highest = ops.max(logits, axis=1, initial=-math.inf)  # of no rows it needs a first value
+    best = ops.cast(ops.greater_equal(right, highest), dtype)
     return ops.sum(ops.multiply(weights, losses)), ops.stop_gradient(
         ops.sum(ops.multiply(weights, best))
     )

@@ -3,6 +3,7 @@
 from keras import ops
 
 from kmodels.dispatch import Tensor, op
+from kmodels.ops.wide import mean, wide
 
 
 @op
@@ -21,7 +22,7 @@ def rms_norm(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     Parity: Transformers' `Gemma3RMSNorm`, keras-hub's `RMSNormalization` of Gemma.
     Source: https://arxiv.org/abs/1910.07467
     """
-    dtype = "float64" if ops.dtype(x) == "float64" else "float32"
+    dtype = wide(x)
     y = ops.cast(x, dtype)
-    y = ops.multiply(y, ops.rsqrt(ops.mean(ops.square(y), axis=-1, keepdims=True) + epsilon))
+    y = ops.multiply(y, ops.rsqrt(mean(ops.square(y)) + epsilon))
     return ops.cast(ops.multiply(y, 1.0 + ops.cast(scale, dtype)), ops.dtype(x))

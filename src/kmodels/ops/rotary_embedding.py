@@ -5,6 +5,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
+from kmodels.ops.wide import wide
 
 
 @op
@@ -33,7 +34,7 @@ def rotary_embedding(
     Source: https://arxiv.org/abs/2104.09864, https://arxiv.org/abs/2306.15595 (scaling)
     """
     check_rotary_embedding(x)
-    dtype = "float64" if ops.dtype(x) == "float64" else "float32"
+    dtype = wide(x)
     frequencies = ops.convert_to_tensor(_frequencies(x.shape[-1], max_wavelength, scaling), dtype)
     angles = ops.multiply(ops.expand_dims(ops.cast(positions, dtype), -1), frequencies)
     angles = ops.expand_dims(angles, -2)  # (T, 1, H/2) or (B, T, 1, H/2)

@@ -107,8 +107,9 @@ def attention_jax(
     rows = query.reshape(batch, length, groups, shared, head_dim).transpose(0, 2, 1, 3, 4)
     rows = rows.reshape(batch, groups, length * shared, head_dim)
     output: Any = _products(rows, key.swapaxes(1, 2), value.swapaxes(1, 2), pairs, kept, plan)
-    output = output.reshape(batch, groups, length, shared, -1).transpose(0, 2, 1, 3, 4)
-    return output.reshape(batch, length, heads, -1)
+    width = value.shape[3]
+    output = output.reshape(batch, groups, length, shared, width).transpose(0, 2, 1, 3, 4)
+    return output.reshape(batch, length, heads, width)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))

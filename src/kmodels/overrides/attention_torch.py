@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
+from kmodels.errors import InputError
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides.blocks import blocks, near
 from kmodels.overrides.dropout_torch import keep
@@ -42,6 +44,8 @@ def supports(
         return "scaled_dot_product_attention has no soft cap"
     if dropout and seed is not None and not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
+    if dropout and seed is not None and query.dtype == torch.float16 and query.device.type == "cpu":
+        return "products would have their scores in float16"
     if torch.compiler.is_compiling() and by_products(query, key, causal, dropout):
         return "on CPU, the compiler makes products of the op itself"
     return None
@@ -49,7 +53,7 @@ def supports(
 
 def by_products(query: Tensor, key: Tensor, causal: bool, rate: float) -> bool:
     """Whether products beat SDPA, by `benchmarks/results/ops_torch_attention-cpu_*.json`."""
-    if query.device.type != "cpu":
+    if query.device.type != "cpu" or query.dtype == torch.float16:  # whose range scores may leave
         return False
     if rate:
         return True
@@ -73,9 +77,11 @@ def attention_torch(
     """Scales inside the kernel only; masks that leave a query nothing give zeros, as in the op."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     query, key, value = (as_tensor(x) for x in (query, key, value))
+    mask = None if mask is None else as_tensor(mask)
     length, keys = query.shape[1], key.shape[1]
     if length == 1 and window is None and (not dropout or seed is None):
-        return _one_query(query, key, value, mask, scale)
+        output = _one_query(query, key, value, mask, scale)
+        return _fused(output, query, key, value, mask, False, None, scale, 0.0)
     if by_products(query, key, causal, dropout if seed is not None else 0.0):
         kept, share = None, 1.0
         if dropout and seed is not None:
@@ -106,7 +112,8 @@ def attention_torch(
         output = _kernel(query, key, value, allowed, rate, aligned, scale)
     if some is not None:
         output = torch.where(some, output, output.new_zeros(()))
-    return output.transpose(1, 2)
+    output = output.transpose(1, 2)
+    return _fused(output, query, key, value, mask, causal, window, scale, rate)
 
 
 def _kernel(
@@ -161,6 +168,88 @@ def _one_query(
     return torch.where(some.transpose(1, 2), output, output.new_zeros(()))
 
 
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kept: Tensor | None = None,
+    share: float = 1.0,
+) -> Tensor:
+    """The definition, which autograd differentiates as often as asked."""
+    batch, length, heads, width = query.shape
+    keys, groups = key.shape[1:3]
+    split = (groups, heads // groups)
+    scores = torch.einsum("btkgh,bskh->bktgs", query.unflatten(2, split), key)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = scores * (width**-0.5 if scale is None else scale)
+    allowed = allowed_pairs(query, key, mask, causal, window)
+    if allowed is not None:
+        allowed = as_tensor(allowed).expand(batch, heads, length, keys)
+        allowed = allowed.unflatten(1, split).transpose(2, 3)
+        scores = scores.masked_fill(~allowed, MASKED)
+    weights = torch.softmax(scores, -1).to(value.dtype)
+    if mask is not None and allowed is not None:
+        weights = weights * allowed.any(-1, keepdim=True)
+    if kept is not None:
+        weights = weights * (kept.view_as(weights).to(weights.dtype) * share)
+    return torch.einsum("bktgs,bskh->btkgh", weights, value).flatten(2, 3)
+
+
+def _fused(output: Tensor, *arguments: Any) -> Tensor:
+    """The result of SDPA, with second derivatives, which its kernels lack."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return output
+    return _Fused.apply(output, *arguments)
+
+
+def _fused_again(ctx: Any) -> Any:
+    query, key, value, mask = ctx.saved_tensors
+    *options, rate = ctx.options
+    if rate:
+        raise InputError(
+            "attention: a fused kernel does not tell what it dropped, so there is no second "
+            "derivative; compute it without dropout, or in kmodels.generic_only('attention')"
+        )
+
+    def function(_: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _plain(query, key, value, mask, *options)
+
+    return (None, query, key, value), function
+
+
+class _Fused(torch.autograd.Function):
+    """Lets gradients through to SDPA, or where a graph of them is asked for goes around it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *options: Any,
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, mask)
+        ctx.options = options
+        return output.view_as(output)
+
+    @staticmethod
+    @backward(_fused_again)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0], *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def _products_again(ctx: Any) -> Any:
+    query, key, value, mask, kept, *_ = ctx.saved_tensors
+    options = mask, ctx.causal, ctx.window, ctx.scale, kept, ctx.share
+    return (query, key, value), lambda q, k, v: _plain(q, k, v, *options)
+
+
 class _Products(torch.autograd.Function):
     """softmax(query @ key.T) @ value, block by block; keeps the weights, and a byte of dropout.
 
@@ -206,12 +295,14 @@ class _Products(torch.autograd.Function):
                     weights = weights * kept[part, :, rows, seen].flatten(0, 1)
                 blocks_of_part.append(_scaled_product(weights, v[:, seen], share))
             output[part] = _back(_joined(blocks_of_part), groups, shared)
-        ctx.save_for_backward(query, key, value, kept, *saved)
+        ctx.causal, ctx.window = causal, window
+        ctx.save_for_backward(query, key, value, mask, kept, *saved)
         return output
 
     @staticmethod
+    @backward(_products_again)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, kept, *saved = ctx.saved_tensors
+        query, key, value, _, kept, *saved = ctx.saved_tensors
         found = tuple(
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )

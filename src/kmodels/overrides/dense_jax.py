@@ -50,9 +50,11 @@ def _single(x: Tensor, kernel: Tensor) -> Tensor:
     return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
-@jax.custom_vjp
-def _product(x: Tensor, kernel: Tensor) -> Tensor:
+def _narrow_product(x: Tensor, kernel: Tensor) -> Tensor:
     return _wide(x, (x.ndim - 1,), kernel, (0,)).astype(x.dtype)
+
+
+_product = jax.custom_vjp(_narrow_product)
 
 
 def _wide(a: Tensor, a_axes: tuple[int, ...], b: Tensor, b_axes: tuple[int, ...]) -> Tensor:
@@ -62,7 +64,7 @@ def _wide(a: Tensor, a_axes: tuple[int, ...], b: Tensor, b_axes: tuple[int, ...]
 
 
 def _forward(x: Tensor, kernel: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    return _product(x, kernel), (x, kernel)
+    return _narrow_product(x, kernel), (x, kernel)
 
 
 def _backward(kept: tuple[Tensor, Tensor], upstream: Tensor) -> tuple[Tensor, Tensor]:

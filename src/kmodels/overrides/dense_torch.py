@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width, dense
 from kmodels.tensors_torch import as_tensor, stored
@@ -67,17 +68,25 @@ def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor
     return functional.linear(x, kernel.to(x.dtype).T, bias)
 
 
+def _again(ctx: Any) -> Any:
+    def function(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, kernel.to(x.dtype).T, bias)
+
+    return ctx.saved_tensors, function
+
+
 class _Affine(torch.autograd.Function):
     """A kernel that is narrower than its variable is cast again, and not kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, kernel)
+        ctx.save_for_backward(x, kernel, bias)
         return product(x, kernel.to(x.dtype), bias)
 
     @staticmethod
+    @backward(_again)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, kernel = ctx.saved_tensors
+        x, kernel, _ = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         for_x = for_kernel = for_bias = None
         if ctx.needs_input_grad[0]:

@@ -6,7 +6,6 @@ by, fuse with the product, and are computed again on the way back, so that nothi
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import keras
@@ -41,18 +40,20 @@ def kept(seed: keras.random.SeedGenerator, shape: Sequence[int], rate: float) ->
     return _kept(_keys(seed), shape, rate)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dropped(x: Tensor, keys: Tensor, rate: float) -> Tensor:
+def _scaled(x: Tensor, keys: Tensor, rate: float) -> Tensor:
     share = jnp.asarray(1.0 / (1.0 - rate), jnp.promote_types(x.dtype, "float32"))
     return jnp.where(_kept(keys, x.shape, rate), x * share, 0).astype(x.dtype)
 
 
+_dropped = jax.custom_vjp(_scaled, nondiff_argnums=(2,))
+
+
 def _forward(x: Tensor, keys: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-    return _dropped(x, keys, rate), keys
+    return _scaled(x, keys, rate), keys
 
 
 def _backward(rate: float, keys: Tensor, gradient: Tensor) -> tuple[Tensor, None]:
-    return _dropped(gradient, keys, rate), None
+    return _scaled(gradient, keys, rate), None
 
 
 _dropped.defvjp(_forward, _backward)

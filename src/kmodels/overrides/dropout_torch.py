@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kmodels import seeds_torch
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
 
@@ -87,9 +88,10 @@ class _Dropout(torch.autograd.Function):
         return scaled(x, kept, scale)
 
     @staticmethod
+    @backward()
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (kept,) = ctx.saved_tensors
-        return scaled(gradients[0], kept, ctx.scale), None, None
+        return _Dropout.apply(gradients[0], kept, ctx.scale), None, None
 
 
 def scaled(x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:

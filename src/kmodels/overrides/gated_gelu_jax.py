@@ -27,10 +27,12 @@ def gated_gelu_jax(gate: Tensor, up: Tensor) -> Tensor:
     return _gated(jnp.asarray(gate), jnp.asarray(up))
 
 
-@jax.custom_vjp
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
+def _product(gate: Tensor, up: Tensor) -> Tensor:
     x, y = _wide(gate), _wide(up)
     return (x * _share(x) * y).astype(gate.dtype)
+
+
+_gated = jax.custom_vjp(_product)
 
 
 def _share(x: Tensor) -> Tensor:
@@ -43,7 +45,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _forward(gate: Tensor, up: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    return _gated(gate, up), (gate, up)
+    return _product(gate, up), (gate, up)
 
 
 def _backward(kept: tuple[Tensor, Tensor], gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.gated_gelu import gated_gelu
 from kmodels.tensors_torch import as_tensor
+
+
+def _again(ctx: Any) -> Any:
+    return ctx.saved_tensors, gated_gelu.generic
 
 
 class _GatedGelu(torch.autograd.Function):
@@ -19,6 +24,7 @@ class _GatedGelu(torch.autograd.Function):
         return functional.gelu(gate, approximate="tanh").mul_(up)
 
     @staticmethod
+    @backward(_again)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         gate, up = ctx.saved_tensors
         for_up = functional.gelu(gate, approximate="tanh").mul_(gradients[0])

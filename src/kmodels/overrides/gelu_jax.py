@@ -21,10 +21,12 @@ def gelu_jax(x: Tensor, *, approximate: bool | str = False) -> Tensor:
     return _gelu(jnp.asarray(x))
 
 
-@jax.custom_vjp
-def _gelu(x: Tensor) -> Tensor:
+def _exact(x: Tensor) -> Tensor:
     wide = _wide(x)
     return (wide * _share(wide)).astype(x.dtype)
+
+
+_gelu = jax.custom_vjp(_exact)
 
 
 def _share(x: Tensor) -> Tensor:
@@ -37,7 +39,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _gelu(x), x
+    return _exact(x), x
 
 
 def _backward(kept: Tensor, gradient: Tensor) -> tuple[Tensor]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
@@ -44,6 +45,22 @@ def linear_cross_entropy_torch(
     return losses, best
 
 
+def _again(ctx: Any) -> Any:
+    hidden, table, labels, weights, _ = ctx.saved_tensors
+
+    def function(hidden: Tensor, table: Tensor) -> Tensor:
+        return linear_cross_entropy.generic(
+            hidden,
+            table,
+            labels,
+            weights,
+            soft_cap=ctx.soft_cap,
+            trainable_table=not ctx.frozen,
+        )[0]
+
+    return (hidden, table), function
+
+
 class _Losses(torch.autograd.Function):
     """The two sums. With a frozen table the gradient of `hidden` comes out of the forward pass."""
 
@@ -60,21 +77,22 @@ class _Losses(torch.autograd.Function):
         frozen = not ctx.needs_input_grad[1]
         total, right, top, slope = _walk(hidden, table, labels, soft_cap, gradient and frozen)
         ctx.soft_cap, ctx.frozen = soft_cap, frozen
-        if not frozen:
-            ctx.save_for_backward(hidden, table, labels, weights, total)
-        elif slope is not None:
-            ctx.save_for_backward(slope.mul_(weights[:, None]).to(hidden.dtype))
+        if slope is not None:
+            slope = slope.mul_(weights[:, None]).to(hidden.dtype)
+        if gradient or not frozen:
+            ctx.save_for_backward(hidden, table, labels, weights, slope if frozen else total)
         best = (weights * (right >= top)).sum()
         ctx.mark_non_differentiable(best)
         return (weights * (total - right)).sum(), best
 
     @staticmethod
+    @backward(_again)
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale = upstream[0]
+        hidden, table, labels, weights, kept = ctx.saved_tensors
         if ctx.frozen:
-            (slope,) = ctx.saved_tensors
-            return slope * scale.to(slope.dtype), None, None, None, None, None
-        hidden, table, labels, weights, total = ctx.saved_tensors
+            return kept * scale.to(kept.dtype), None, None, None, None, None
+        total = kept
         found = _gradients(hidden, table, labels, weights * scale, total, ctx.soft_cap)
         return *found, None, None, None, None
 

@@ -11,6 +11,7 @@ import keras
 import torch
 from torch.nn import functional
 
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.gelu import QUICK
@@ -68,6 +69,24 @@ def mlp_torch(
     return _MLP.apply(x, up, down, *biases, _FORMS[approximate], kept, share)
 
 
+def _again(ctx: Any) -> Any:
+    x, up, down, _, kept, *biases = ctx.saved_tensors
+
+    def function(
+        x: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> Tensor:
+        hidden = functional.linear(x, up.to(x.dtype).T, up_bias)
+        if ctx.form == "sigmoid":
+            hidden = torch.sigmoid(QUICK * hidden) * hidden
+        else:
+            hidden = functional.gelu(hidden, approximate=ctx.form)
+        if kept is not None:
+            hidden = hidden * (kept.to(hidden.dtype) * ctx.share)
+        return functional.linear(hidden, down.to(x.dtype).T, down_bias)
+
+    return (x, up, down, *biases), function
+
+
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -82,13 +101,14 @@ class _MLP(torch.autograd.Function):
         share: float,
     ) -> Tensor:
         hidden = affine(x, up.to(x.dtype), up_bias)
-        ctx.save_for_backward(x, up, down, hidden, kept)
+        ctx.save_for_backward(x, up, down, hidden, kept, up_bias, down_bias)
         ctx.form, ctx.share = form, share
         return affine(_active(hidden, form, kept, share), down.to(x.dtype), down_bias)
 
     @staticmethod
+    @backward(_again)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, down, hidden, kept = ctx.saved_tensors
+        x, up, down, hidden, kept, *_ = ctx.saved_tensors
         for_x, for_up, for_down, for_up_bias, for_down_bias, *_ = ctx.needs_input_grad
         found: list[Tensor | None] = [None] * 8
         gradient = gradients[0].contiguous()

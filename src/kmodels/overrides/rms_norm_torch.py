@@ -4,9 +4,15 @@ from typing import Any
 
 import torch
 
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.rms_norm import rms_norm
 from kmodels.tensors_torch import as_tensor
+
+
+def _again(ctx: Any) -> Any:
+    x, scale, _ = ctx.saved_tensors
+    return (x, scale), lambda x, scale: rms_norm.generic(x, scale, epsilon=ctx.epsilon)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -16,9 +22,11 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
         y, inverse = _normalise(x, scale, epsilon)
         ctx.save_for_backward(x, scale, inverse)
+        ctx.epsilon = epsilon
         return y
 
     @staticmethod
+    @backward(_again)
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, scale, inverse = ctx.saved_tensors
         wide = inverse.dtype

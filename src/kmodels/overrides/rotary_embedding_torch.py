@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
@@ -30,9 +31,10 @@ class _Rotation(torch.autograd.Function):
         return _rotate(x, cosine, sine)
 
     @staticmethod
+    @backward()
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
-        return _rotate(gradients[0], cosine, -sine), None, None
+        return _Rotation.apply(gradients[0], cosine, -sine), None, None
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""What every `torch.autograd.Function` of kmodels does around its backward pass."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeAlias
+
+import torch
+
+# Inputs of the forward pass, in its order, and a function of them that autograd can differentiate.
+Again: TypeAlias = Callable[[Any], tuple[Sequence[Any], Callable[..., torch.Tensor]]]
+
+
+def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a backward pass derivatives of its own, and keeps autocast out of it.
+
+    A backward pass that is fast writes in place and uses what the forward pass kept, which autograd
+    cannot follow: under `create_graph=True` its derivatives would be wrong. There the function is
+    computed once more from its inputs, in a form that autograd differentiates as often as asked.
+
+    Args:
+        again: takes the context; returns the first inputs of the forward pass and a function that
+            gives its (first) output for them. `None` for a backward pass that autograd can follow.
+
+    Returns:
+        A decorator of `backward(ctx, *gradients)`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(ctx: Any, *gradients: torch.Tensor) -> Any:
+            if torch.compiler.is_compiling():  # which traces no backward pass of a backward pass
+                return function(ctx, *gradients)
+            device = gradients[0].device.type
+            if torch.is_autocast_enabled(device):
+                with torch.autocast(device, enabled=False):
+                    return run(ctx, *gradients)
+            # True in a backward pass if, and only if, a graph of it is asked for.
+            if again is not None and torch.is_grad_enabled():
+                return _recorded(ctx, *again(ctx), gradients[0])
+            return function(ctx, *gradients)
+
+        return run
+
+    return decorate
+
+
+def _recorded(
+    ctx: Any, inputs: Sequence[Any], function: Callable[..., torch.Tensor], gradient: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the inputs, as results of operations that autograd records."""
+    wanted = [i for i, x in enumerate(inputs) if x is not None and ctx.needs_input_grad[i]]
+    held = list(inputs)
+    for i in wanted:
+        # The same tensor may be passed twice, and each place has a gradient of its own.
+        held[i] = held[i].view_as(held[i])
+    found: list[torch.Tensor | None] = [None] * len(ctx.needs_input_grad)
+    gradients = torch.autograd.grad(
+        function(*held), [held[i] for i in wanted], gradient, create_graph=True, allow_unused=True
+    )
+    for i, of_input in zip(wanted, gradients, strict=True):
+        found[i] = of_input
+    return tuple(found)

@@ -1,0 +1,52 @@
+"""What torch may be doing around the call of an op: autocast, a transform, a trace."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import torch
+from torch._C._functorch import peek_interpreter_stack
+
+# What `torch.autocast` casts: arguments of the ops that multiply matrices. All else stays as it is.
+NARROW = {
+    "attention": ("query", "key", "value"),
+    "dense": ("x", "kernel", "bias"),
+    "linear_cross_entropy": ("hidden",),
+    "mlp": ("x", "up", "up_bias", "down", "down_bias"),
+    "patch_embedding": ("images", "kernel", "bias"),
+    "quantized_dense": ("x", "bias"),
+}
+
+
+def transformed() -> str | None:
+    """Why no body may hold what autograd or a tracer cannot look into (a clause), or `None`."""
+    if peek_interpreter_stack() is not None:
+        return "inside a transform of torch.func"
+    if torch.jit.is_tracing():
+        return "inside torch.jit.trace"
+    return None
+
+
+def autocasts(args: tuple) -> bool:
+    """Whether `torch.autocast` is on for the device of an op's first argument."""
+    first = args[0] if args else None
+    return isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)
+
+
+def without_autocast(op: Any, generic: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """The op's result where autocast is off, for arguments in the dtypes that it wants.
+
+    Inside of an op it would cast again, against what the op promises of its dtypes.
+    """
+    device = args[0].device.type
+    dtype = torch.get_autocast_dtype(device)
+    bound = inspect.signature(generic).bind(*args, **kwargs)
+    for name in NARROW.get(op.name, ()):
+        value: Any = bound.arguments.get(name)
+        if isinstance(value, keras.Variable):
+            value = value.value
+        if isinstance(value, torch.Tensor) and value.dtype != torch.float64:
+            bound.arguments[name] = value.to(dtype)
+    with torch.autocast(device, enabled=False):
+        return op(*bound.args, **bound.kwargs)

@@ -1,0 +1,31 @@
+"""Arithmetic in float32 at least, and in float64 for float64.
+
+On torch and JAX `keras.ops` takes float64 for float32 wherever two dtypes meet: `matmul` and `mean`
+return or round to float32, `multiply` rounds a Python number. TensorFlow's GELU rounds its
+constants. Operators between a tensor and a number do not.
+"""
+
+from typing import Any
+
+from keras import ops
+
+from kmodels.dispatch import Tensor
+
+
+def wide(x: Tensor) -> str:
+    """The dtype in which an op computes what is not to be rounded: float32, or x's own float64."""
+    return "float64" if ops.dtype(x) == "float64" else "float32"
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """(..., in) @ (in, out)."""
+    if ops.dtype(x) == "float64":
+        return ops.einsum("...i,io->...o", x, y)
+    return ops.matmul(x, y)
+
+
+def mean(x: Tensor) -> Any:
+    """The mean over the last axis, which stays with length 1."""
+    if ops.dtype(x) == "float64":
+        return ops.sum(x, axis=-1, keepdims=True) / x.shape[-1]
+    return ops.mean(x, axis=-1, keepdims=True)

@@ -1,0 +1,122 @@
+"""Each `torch.autograd.Function` of kmodels: first and second derivatives; no other backend's."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import keras
+import pytest
+
+import kmodels
+from kmodels import ops
+
+if keras.backend.backend() == "torch":
+    import torch
+
+    from kmodels.overrides import dense_torch
+
+    SOURCE = Path(kmodels.__file__).parent
+    MASK = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
+    MASK[1, 0, 2] = False
+    LABELS, WEIGHTS = torch.tensor([3, 0, 6, 1]), torch.tensor([1.0, 0.0, 0.5, 2.0]).double()
+
+    def functions() -> dict[str, type]:
+        """All of them by name, in whichever module."""
+        found = {}
+        for path in sorted(SOURCE.rglob("*_torch.py")):
+            if "autograd.Function" not in path.read_text():
+                continue
+            module = importlib.import_module(
+                ".".join(["kmodels", *path.relative_to(SOURCE).with_suffix("").parts])
+            )
+            for name, value in vars(module).items():
+                if inspect.isclass(value) and issubclass(value, torch.autograd.Function):
+                    found[f"{path.stem}.{name}"] = value
+        return found
+
+    def seed():
+        return keras.random.SeedGenerator(3)
+
+    HEADS = [(2, 4, 4, 3), (2, 4, 2, 3), (2, 4, 2, 3)]
+    MLP = [(2, 3, 4), (4, 5), (5,), (5, 2), (2,)]
+    # Function: cases of (call, shapes of what it is differentiated by).
+    CASES = {
+        "attention_torch._Products": [
+            (lambda q, k, v: ops.attention(q, k, v, causal=True), HEADS),
+            (lambda q, k, v: ops.attention(q, k, v, MASK, causal=True, window=2), HEADS),
+            (lambda q, k, v: ops.attention(q, k, v, MASK, dropout=0.4, seed=seed()), HEADS),
+            (lambda x: ops.attention(x, x, x, causal=True, scale=0.7), HEADS[1:2]),
+        ],
+        "attention_torch._Fused": [
+            (lambda q, k, v: ops.attention(q, k, v), HEADS),
+            (lambda q, k, v: ops.attention(q, k, v, MASK, scale=0.7), HEADS),
+            (lambda q, k, v: ops.attention(q, k, v, MASK[:, :, :1]), [(2, 1, 4, 3), *HEADS[1:]]),
+            (lambda x: ops.attention(x, x, x, window=2), HEADS[1:2]),
+        ],
+        "dense_torch._Affine": [
+            (lambda x, k, b: ops.dense(x, k, b), [(2, 3, 4), (4, 5), (5,)]),
+            (lambda x, k: ops.dense(x, k), [(3, 4), (4, 5)]),
+        ],
+        "dropout_torch._Dropout": [(lambda x: ops.dropout(x, 0.4, seed()) ** 2, [(3, 4)])],
+        "gated_gelu_torch._GatedGelu": [(lambda g, u: ops.gated_gelu(g, u), [(3, 4), (3, 4)])],
+        "linear_cross_entropy_torch._Losses": [
+            (
+                lambda h, t: ops.linear_cross_entropy(
+                    h, t, LABELS, WEIGHTS, soft_cap=2.0, trainable_table=True
+                )[0],
+                [(4, 3), (7, 3)],
+            ),
+            (
+                lambda h: ops.linear_cross_entropy(h, torch.eye(7, 3).double(), LABELS, WEIGHTS)[0],
+                [(4, 3)],
+            ),
+        ],
+        "mlp_torch._MLP": [
+            (lambda *x: ops.mlp(*x), MLP),
+            (lambda *x: ops.mlp(*x, approximate=True, dropout=0.4, seed=seed()), MLP),
+            (
+                lambda x, u, d: ops.mlp(x, u, None, d, None, approximate="sigmoid"),
+                [(2, 3, 4), (4, 5), (5, 2)],
+            ),
+        ],
+        "rms_norm_torch._RMSNorm": [(lambda x, s: ops.rms_norm(x, s), [(3, 4), (4,)])],
+        "rotary_embedding_torch._Rotation": [
+            (lambda x: ops.rotary_embedding(x, torch.arange(3)) ** 2, [(2, 3, 2, 4)])
+        ],
+    }
+
+    def test_each_function_has_a_case() -> None:
+        assert set(functions()) == set(CASES)
+
+    @pytest.fixture(autouse=True)
+    def small_products_too(monkeypatch) -> None:
+        """Functions that only large tensors are worth take the small ones of the cases."""
+        monkeypatch.setattr(dense_torch, "by_onednn", lambda x, *_: x.dtype == torch.float32)
+
+    def _nodes(tensor) -> set[str]:
+        seen, waiting = set(), [tensor.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting += [above for above, _ in node.next_functions]
+        return {node.name() for node in seen}
+
+    @pytest.mark.parametrize(
+        ("name", "number"), [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
+    )
+    def test_derivatives(name, number, monkeypatch) -> None:
+        if name == "dense_torch._Affine":  # oneDNN has no float64
+            monkeypatch.setattr(dense_torch, "by_onednn", lambda *_: True)
+            monkeypatch.setattr(
+                dense_torch, "product", lambda x, k, b=None: torch.nn.functional.linear(x, k.T, b)
+            )
+        call, shapes = CASES[name][number]
+        generator = torch.Generator().manual_seed(number)
+        tensors = [
+            torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+            for shape in shapes
+        ]
+        assert f"{functions()[name].__name__}Backward" in _nodes(call(*tensors))
+        assert torch.autograd.gradcheck(call, tensors)
+        assert torch.autograd.gradgradcheck(call, tensors)

@@ -1,0 +1,36 @@
+"""Second derivatives through every override, against those of its op's generic body."""
+
+import keras
+import numpy as np
+import pytest
+
+from gradients import second_derivative
+from kmodels import ops
+from op_cases import few_cases
+from tolerances import tolerance
+
+MODES = {
+    "torch": ["reverse"],
+    "jax": ["reverse", "forward"],
+    "tensorflow": ["reverse", "forward", "graph"],
+}[keras.backend.backend()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("name", "label", "arrays", "keywords"),
+    few_cases(),
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_second_derivatives(name, label, arrays, keywords, mode) -> None:
+    """As a gradient penalty has them: the gradients of the squared gradients' sum."""
+    op = getattr(ops, name)
+
+    def first(found):
+        return found[0] if isinstance(found, tuple) else found
+
+    found = second_derivative(lambda *x: first(op(*x, **keywords)), arrays, mode)
+    expected = second_derivative(lambda *x: first(op.generic(*x, **keywords)), arrays, mode)
+    for ours, right in zip(found, expected, strict=True):
+        assert np.abs(right).max() > 0
+        assert np.abs(ours - right).max() <= 10 * tolerance(name) * max(1.0, np.abs(right).max())
