@@ -31,6 +31,7 @@ __all__ = [
     "built_for",
     "callbacks_beside",
     "changing",
+    "children",
     "count_since_seed",
     "data_adapter",
     "detach",
@@ -42,12 +43,14 @@ __all__ = [
     "global_seed",
     "has_value",
     "keep_watching",
+    "made_trainable",
     "metrics_built",
     "part_of_loss",
     "random_seed",
-    "saved_names",
+    "saved_arrays",
     "set_epoch",
     "set_epoch_of_fit",
+    "set_trainable",
     "side_by_side",
     "start_at",
     "step_output",
@@ -95,8 +98,8 @@ def count_since_seed(what: str) -> int:
     return counts[what] - 1
 
 
-def saved_names(model: Any) -> set[str]:
-    """Paths of the arrays in the .weights.h5 file that Keras would write of a model."""
+def saved_arrays(model: Any) -> dict[str, Any]:
+    """What Keras would write of a model to a .weights.h5 file, by path there; mostly variables."""
     names = _Names()
     saving_lib._save_state(model, names, None, "", set())
     return names.found
@@ -106,7 +109,7 @@ class _Names(saving_lib.H5IOStore):
     """Keras' file of weights without a file: it notes what it is asked to write."""
 
     def __init__(self) -> None:
-        self.found: set[str] = set()
+        self.found: dict[str, Any] = {}
 
     def __bool__(self) -> bool:
         return True
@@ -116,12 +119,27 @@ class _Names(saving_lib.H5IOStore):
 
 
 class _Entry(dict):
-    def __init__(self, path: str, found: set[str]):
+    def __init__(self, path: str, found: dict[str, Any]):
         super().__init__()
         self._path, self._found = path, found
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._found.add(f"{self._path}/{name}")
+        self._found[f"{self._path}/{name}"] = value
+
+
+def children(layer: Any) -> list[Any]:
+    """The layers that are parts of a layer, without theirs."""
+    return list(layer._layers)
+
+
+def made_trainable(layer: Any) -> list[Any]:
+    """A layer's own variables that were made to be trained, frozen or not."""
+    return list(layer._trainable_variables)
+
+
+def set_trainable(layer: Any, trainable: bool) -> None:
+    """Sets a layer's own flag; its variables, and the layers below it, stay as they are."""
+    layer._trainable = trainable
 
 
 def sublayers(layer: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from kmodels.distribution import processes
 from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory
-from kmodels.layers import quantized
+from kmodels.lora import changes
 from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.precision import check_policy
@@ -122,8 +122,7 @@ def load(
     empty = fills or deferred.active()
     with compat.without_values() if empty else nullcontext([]) as body:
         backbone = owner(**backbone_fields, dtype=dtype, **({} if cls is not owner else settings))
-        quantized.restore(backbone, checkpoint.changes.get("quantization", {}))
-        lora.restore(backbone, checkpoint.changes.get("lora", {}))
+        changes.restore(backbone, checkpoint.changes)
     backbone.left_out = checkpoint.left_out
     model = backbone
     if cls is not owner:
@@ -137,6 +136,8 @@ def load(
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
         with compat.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
+            if not skip:  # a head with other weights begins anew
+                changes.restore(model, checkpoint.changes.get("head", {}), without=backbone)
         body += head
     steps: list[Callable[[], Any]] = [lambda: compat.draw_values(body)]
     if fills:
@@ -298,6 +299,10 @@ def _describe(model: Any) -> dict[str, Any]:
 
     backbone = getattr(model, "backbone", model)
     preprocessor = getattr(model, "preprocessor", None)
+    changed = changes.describe(backbone)
+    if lora.is_merged(backbone):
+        # What LoRA froze is a model of its own now, which others may train.
+        changed.pop("frozen", None)
     return {
         "kmodels": {"version": __version__, "format": native.FORMAT},
         "family": backbone.family,
@@ -305,8 +310,8 @@ def _describe(model: Any) -> dict[str, Any]:
         "backbone": backbone.config.to_dict(),
         "task": getattr(model, "settings", None),
         "preprocessor": _settings(preprocessor),
-        "quantization": quantized.describe(model),
-        "lora": lora.describe(model),
+        **changed,
+        "head": {} if model is backbone else changes.describe(model, without=backbone),
         "left_out": list(backbone.left_out),
     }
 

@@ -12,6 +12,7 @@ from kmodels.distribution.by_main import alone, by_main
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
+from kmodels.lora import changes, stored
 from kmodels.training.other_variables import follow_variables
 from kmodels.weights import deferred, gather
 
@@ -117,6 +118,19 @@ class Adapters:
         gather.check_whole(self, "quantize")
         quantized.quantize(backbone, mode)
 
+    def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
+        """Keras' `load_weights`; first all kernels and adapters are compared.
+
+        Adapters in the file of a model without them are added to its kernels, as Keras' own layers
+        do; a file without adapters turns those of the model off.
+
+        Raises:
+            InputError: lists all that does not fit in one line; the model is unchanged then.
+        """
+        if not skip_mismatch:
+            stored.check(self, filepath)
+        super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)  # type: ignore[misc]
+
     def merge_lora(self) -> None:
         """Adds the adapters to their kernels: same results, and the variables of the model without.
 
@@ -197,12 +211,13 @@ class Backbone(Presets, Adapters, keras.Model):
         return {name: found[name] for name in self._named}
 
     def get_config(self) -> dict[str, Any]:
-        """The config's fields, the policy and the name."""
+        """The config's fields, the policy, the name, and what was done to the model since."""
         return {
             **self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
             **({"left_out": list(self.left_out)} if self.left_out else {}),
+            **changes.describe(self),
         }
 
     @classmethod
@@ -212,8 +227,10 @@ class Backbone(Presets, Adapters, keras.Model):
         if isinstance(config.get("dtype"), dict):
             config["dtype"] = keras.dtype_policies.deserialize(config["dtype"])
         left_out = config.pop("left_out", ())
+        changed = {key: config.pop(key) for key in changes.KEYS if key in config}
         model = cls(**config)
         model.left_out = left_out
+        changes.restore(model, changed)
         return model
 
 
@@ -362,13 +379,14 @@ class Task(Presets, Adapters, traced.Follows, Model):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The serialised backbone and the head's settings."""
+        """The serialised backbone, the head's settings, and what was done to the head since."""
         return {
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "preprocessor": _serialized(self.preprocessor),
             "head_dtype": keras.dtype_policies.serialize(self.head_dtype),
             "name": self.name,
             **self.settings,
+            **changes.describe(self, without=self.backbone),
         }
 
     @classmethod
@@ -386,7 +404,10 @@ class Task(Presets, Adapters, traced.Follows, Model):
             )
         if isinstance(config.get("head_dtype"), dict):
             config["head_dtype"] = keras.dtype_policies.deserialize(config["head_dtype"])
-        return cls(**config)
+        changed = {key: config.pop(key) for key in changes.KEYS if key in config}
+        task = cls(**config)
+        changes.restore(task, changed, without=task.backbone)
+        return task
 
 
 def _serialized(preprocessor: Any) -> Any:

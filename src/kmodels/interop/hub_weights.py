@@ -65,7 +65,7 @@ def check_file(file: Path, model: Any) -> None:
 
     with h5py.File(file) as opened:
         opened.visititems(note)
-    known = compat.saved_names(model)
+    known = compat.saved_arrays(model)
     if surplus := _listed("", [name for name in held if name not in known]):
         raise InputError(f"{file} holds weights that {type(model).__name__} has not{surplus[0]}")
 

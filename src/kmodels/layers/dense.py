@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels import compat, ops, traced
 from kmodels.errors import InputError, check_whole
+from kmodels.layers import kernels
 from kmodels.layers import quantized as quantizing
 from kmodels.layers.base import Layer, Shape, arguments
 from kmodels.layers.parts import Parts
@@ -221,6 +223,26 @@ class Dense(WithKernel):
             self.kernel = None
             self.quantized = quantizing.make(self, mode, self.input_dim, self.units)
         return self.quantized
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes kernel and bias as Keras' Dense does, and what stands beside them by name."""
+        for name, variable in {**kernels.base(self), **kernels.adapter(self)}.items():
+            store[name] = variable
+        if self.adapter is not None:
+            store[kernels.SCALING] = np.float32(self.adapter.settings.scaling)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` wrote.
+
+        A layer without an adapter adds that of the file to its kernel; one with an adapter starts
+        anew where the file has none. So does Keras' Dense.
+
+        Raises:
+            InputError: for a kernel or adapter of another kind or size.
+        """
+        if problem := kernels.misfit(self, store):
+            raise InputError(f"{self.path}: {problem}")
+        kernels.load(self, store)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """The input's shape with the last axis replaced by `units`."""

@@ -34,6 +34,11 @@ class QuantizedKernel:
     scale: Any
     zero: Any = None
 
+    @property
+    def variables(self) -> list[Any]:
+        """numbers, scale and, with "int4", zero."""
+        return [self.numbers, self.scale, *([] if self.zero is None else [self.zero])]
+
     def dense(self, x: Any, bias: Any) -> Any:
         """X @ kernel + bias."""
         return ops.quantized_dense(x, self.numbers, self.scale, self.zero, bias)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
@@ -10,6 +10,7 @@ import numpy as np
 
 from kmodels import compat, initializers, ops
 from kmodels.errors import InputError
+from kmodels.layers import kernels
 from kmodels.layers.parts import add_weight
 
 
@@ -47,6 +48,11 @@ class LoraSettings:
             raise InputError(f"LoRA dropout is {self.dropout!r}; give a rate in [0, 1)")
         if not self.targets:
             raise InputError('LoRA got no targets; name layers, such as ("query", "value")')
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        return {**asdict(self), "targets": targets}
 
     @property
     def scaling(self) -> float:
@@ -120,6 +126,12 @@ class Adapter:
         if self.magnitude is not None:
             self.magnitude.assign(self.lengths())
 
+    def start(self) -> None:
+        """Makes the adapted layer give what it gives without the adapter."""
+        self.b.assign(keras.ops.zeros(self.b.shape))
+        if self.magnitude is not None:
+            self.magnitude.assign(self.lengths())
+
     @property
     def variables(self) -> list[Any]:
         """lora_a, lora_b and, with DoRA, lora_magnitude."""
@@ -151,12 +163,9 @@ class Adapter:
         """Adds the product to the kernel, rounded once, and leaves the layer."""
         layer = self.layer
         kernel = keras.ops.convert_to_numpy(layer.kernel.value)
-        wide, a, b = (_wide(v) for v in (kernel, *(_numpy(v) for v in (self.a, self.b))))
-        total = wide + a @ b * self.settings.scaling
-        if self.magnitude is not None:
-            total *= _wide(_numpy(self.magnitude)) / np.sqrt(np.square(total).sum(0))
+        a, b, *magnitude = (keras.ops.convert_to_numpy(v.value) for v in self.variables)
         self.base_kernel = np.array(kernel)
-        layer.kernel.assign(total.astype(kernel.dtype))
+        layer.kernel.assign(kernels.merged(kernel, a, b, self.settings.scaling, *magnitude))
         compat.detach(layer, self.variables)
         layer.adapter, layer.merged = None, self
 
@@ -172,11 +181,3 @@ class Adapter:
         """Takes the adapter away."""
         compat.detach(self.layer, self.variables)
         self.layer.adapter = None
-
-
-def _numpy(variable: Any) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable.value)
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    return np.asarray(array, "float64")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -37,11 +36,11 @@ def enable(model: Any, settings: LoraSettings) -> None:
     put(model, {path: (layer, settings) for path, layer in choose(model, settings.targets).items()})
 
 
-def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]]) -> None:
+def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bool = True) -> None:
     """Freezes a model and gives each chosen layer an adapter of its own settings."""
     for path, (layer, settings) in chosen.items():
         check_rank(path, layer, settings.rank)
-    for variable in model.weights:
+    for variable in model.weights if freeze else ():
         variable.trainable = False
     for layer, settings in chosen.values():
         layer.adapter = Adapter(layer, settings)
@@ -113,16 +112,23 @@ def unmerge(model: Any) -> None:
         adapter.unmerge()
 
 
+def is_merged(model: Any) -> bool:
+    """Whether adapters were added to the kernels of a model."""
+    return bool(adapters(model, merged=True))
+
+
 def describe(model: Any) -> dict[str, dict[str, Any]]:
     """The settings of each adapter by path of its layer; empty without LoRA."""
-    return {path: asdict(adapter.settings) for path, adapter in adapters(model).items()}
+    return {path: adapter.settings.to_dict() for path, adapter in adapters(model).items()}
 
 
-def restore(model: Any, description: Mapping[str, Mapping[str, Any]]) -> None:
+def restore(model: Any, description: Mapping[str, Mapping[str, Any]], freeze: bool = True) -> None:
     """Gives a new model the adapters of `describe`, to be filled from a file."""
     if description:
         layers = linear_layers(model)
-        put(model, {path: (layers[path], LoraSettings(**s)) for path, s in description.items()})
+        held = {path: settings for path, settings in description.items() if path in layers}
+        chosen = {path: (layers[path], LoraSettings(**s)) for path, s in held.items()}
+        put(model, chosen, freeze)
 
 
 def values(variable: Any) -> np.ndarray:

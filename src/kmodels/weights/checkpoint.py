@@ -25,7 +25,7 @@ class Checkpoint:
         rules: what each tensor is in the model of this config.
         fit: changes the tensors to suit another config, such as another image size.
         verify_preprocessor: raises `InputError` where files of the preprocessor are damaged.
-        changes: what was done to the model before it was saved: `quantization` and `lora`.
+        changes: what was done to the model before it was saved, see `kmodels.lora.changes`.
         left_out: parts of the model in the file that have no counterpart here.
     """
 

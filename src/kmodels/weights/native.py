@@ -19,8 +19,8 @@ from kmodels.weights.writer import write_safetensors
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-# Of the description: what gives a model other variables than its config says.
-CHANGES = ("quantization", "lora")
+# Of the description: what was done to a model since it was made, and "head" what to its head.
+CHANGES = ("quantization", "lora", "frozen", "head")
 WriteBy = Callable[[Tensors, Callable[[Tensors], Path]], Path]
 
 

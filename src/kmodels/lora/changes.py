@@ -1,0 +1,85 @@
+"""What a model has become since it was made: kernels in few bits, adapters, frozen weights.
+
+It stands in the config beside what the model was made with, so that `.keras` files, `clone_model`,
+`deepcopy` and `pickle` give the same model. Merged adapters leave nothing to carry: the kernels are
+what they are.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kmodels import compat
+from kmodels.layers import quantized
+from kmodels.lora.enable import describe as describe_adapters
+from kmodels.lora.enable import restore as restore_adapters
+
+KEYS = ("quantization", "lora", "frozen")
+
+
+def describe(model: Any, without: Any = None) -> dict[str, Any]:
+    """What `restore` makes a new model the same with; empty for one that nothing was done to.
+
+    Args:
+        model: a built model.
+        without: a model in it that is described on its own.
+    """
+    aside = set() if without is None else {layer.path for layer in compat.sublayers(without)}
+
+    def here(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {path: value for path, value in found.items() if path not in aside}
+
+    found = {
+        "quantization": here(quantized.describe(model)),
+        "lora": here(describe_adapters(model)),
+        "frozen": frozen(model, without),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def restore(model: Any, description: Mapping[str, Any], without: Any = None) -> None:
+    """Does to a new model what was done to the described one; values come from a file."""
+    quantized.restore(model, description.get("quantization", {}))
+    restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
+    if "frozen" in description:
+        freeze(model, description["frozen"], without)
+
+
+def frozen(model: Any, without: Any = None) -> dict[str, dict[str, bool]]:
+    """Which layers and variables are not as trainable as what they are part of; often empty.
+
+    Args:
+        model: a built model; it is the layer "" in what is returned.
+        without: a model in it that is left out.
+    """
+    layers, variables = {}, {}
+    for layer, path, parent in _walk(model, without):
+        if layer.trainable != (parent is None or parent.trainable):
+            layers[path] = layer.trainable
+        made = compat.made_trainable(layer)
+        variables |= {v.path: v.trainable for v in made if v.trainable != layer.trainable}
+    found = {"layers": layers, "variables": variables}
+    return {key: value for key, value in found.items() if value}
+
+
+def freeze(model: Any, description: Mapping[str, Mapping[str, bool]], without: Any = None) -> None:
+    """Makes a model as trainable as `frozen` describes; what is not there is passed over."""
+    layers, variables = description.get("layers", {}), description.get("variables", {})
+    for layer, path, parent in _walk(model, without):
+        own = layers.get(path, parent is None or parent.trainable)
+        compat.set_trainable(layer, own)
+        for variable in compat.made_trainable(layer):
+            variable.trainable = variables.get(variable.path, own)
+
+
+def _walk(model: Any, without: Any) -> Iterator[tuple[Any, str, Any]]:
+    """A model and all below it with path and owner, each behind its owner."""
+    seen = set() if without is None else {id(layer) for layer in compat.sublayers(without)}
+    waiting: list[tuple[Any, str, Any]] = [(model, "", None)]
+    while waiting:
+        layer, path, parent = waiting.pop()
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer, path, parent
+            below = reversed(compat.children(layer))
+            # An input has no path: it was never built, and has nothing to train.
+            waiting += [(child, child.path, layer) for child in below if child.path is not None]

@@ -1,0 +1,227 @@
+"""Frozen weights, adapters and kernels in few bits travel wherever Keras carries a model."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels import InputError
+from kmodels.lora import changes
+from kmodels.lora.enable import adapters
+from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageClassifier
+from tolerances import tolerance
+
+VIT = {
+    "image_shape": (8, 8, 1),
+    "patch_size": 4,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "mlp_dim": 24,
+}
+GEMMA = {
+    "vocabulary_size": 50,
+    "num_layers": 2,
+    "num_query_heads": 2,
+    "num_key_value_heads": 1,
+    "hidden_dim": 16,
+    "intermediate_dim": 32,
+    "head_dim": 8,
+}
+IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype("float32")
+TOKENS = {
+    "token_ids": np.arange(10, dtype="int32").reshape(2, 5),
+    "padding_mask": np.ones((2, 5), "int32"),
+}
+
+
+def classifier(dtype=None):
+    return ViTImageClassifier(ViTBackbone(**VIT, dtype=dtype), num_classes=3)
+
+
+def causal_lm():
+    return GemmaCausalLM(GemmaBackbone(**GEMMA))
+
+
+def frozen(model):
+    model.backbone.trainable = False
+
+
+def frozen_in_parts(model):
+    first, second = model.backbone.blocks
+    first.trainable = False
+    second.mlp.trainable = False
+    second.mlp.down.trainable = True
+    second.attention.query_dense.kernel.trainable = False
+
+
+def with_lora(model, **settings):
+    model.enable_lora(2, alpha=3.0, targets=("query", "down"), **settings)
+    for adapter in adapters(model).values():
+        for variable in (adapter.a, adapter.b):
+            rng = np.random.default_rng(len(variable.path))
+            variable.assign(rng.normal(size=variable.shape).astype("float32") * 0.3)
+
+
+def with_dora(model):
+    with_lora(model, dora=True, dropout=0.1)
+
+
+def in_few_bits(model):
+    model.quantize("int8")
+    with_lora(model)
+
+
+def in_four_bits(model):
+    model.quantize("int4")
+
+
+def merged(model):
+    with_lora(model)
+    model.merge_lora()
+
+
+CHANGES = [frozen, frozen_in_parts, with_lora, with_dora, in_few_bits, in_four_bits, merged]
+
+
+def names(variables):
+    return [variable.path for variable in variables]
+
+
+def check_outputs(again, model, x):
+    atol = tolerance("logits_across")
+    np.testing.assert_allclose(to_numpy(again(x)), to_numpy(model(x)), rtol=0, atol=atol)
+
+
+def check_same(again, model, x):
+    check_outputs(again, model, x)
+    for ours, theirs in zip(again.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(ours.value), to_numpy(theirs.value))
+    assert names(again.trainable_weights) == names(model.trainable_weights)
+    assert names(again.weights) == names(model.weights)
+    parts = [(x.backbone, changes.describe(x, without=x.backbone)) for x in (again, model)]
+    assert parts[0][1] == parts[1][1]
+    assert changes.describe(parts[0][0]) == changes.describe(parts[1][0])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_done_to_a_model_is_in_its_file(change, tmp_path):
+    for make, x in ((classifier, IMAGES), (causal_lm, TOKENS)):
+        model = make()
+        change(model)
+        model.save(tmp_path / "model.keras")
+        check_same(keras.saving.load_model(tmp_path / "model.keras"), model, x)
+        model.save_to_preset(tmp_path / make.__name__)
+        again = type(model).from_preset(tmp_path / make.__name__)
+        check_outputs(again, model, x)
+        if change is not merged:
+            check_same(again, model, x)
+        else:  # a model of its own, which others may train
+            assert len(again.trainable_weights) == len(make().trainable_weights)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_the_same_and_are_not_tied(copied):
+    model = classifier("mixed_bfloat16")
+    in_few_bits(model)
+    again = copied(model)
+    check_same(again, model, IMAGES)
+    before = to_numpy(model(IMAGES))
+    for variable in again.trainable_weights:
+        variable.assign(np.ones(variable.shape))
+    np.testing.assert_array_equal(to_numpy(model(IMAGES)), before)
+
+
+def test_training_goes_on_where_it_stopped(tmp_path):
+    labels = np.array([0, 1, 2, 0])
+    model = classifier()
+    model.backbone.blocks[0].trainable = False
+    with_lora(model)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-2), loss)
+    model.fit(IMAGES, labels, epochs=2, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    for each in (model, again):
+        each.fit(IMAGES, labels, epochs=2, shuffle=False, verbose=0)
+    check_outputs(again, model, IMAGES)
+
+
+def test_a_backbone_in_a_model_of_the_users(tmp_path):
+    backbone = ViTBackbone(**VIT)
+    backbone.quantize("int8")
+    with_lora(backbone)
+    inputs = keras.Input((8, 8, 1))
+    outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(backbone(inputs)))
+    model = keras.Model(inputs, outputs)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    check_outputs(again, model, IMAGES)
+    assert names(again.trainable_weights) == names(model.trainable_weights)
+    assert len(again.trainable_weights) == 2 * 4 + 2
+    copied = keras.models.clone_model(model)
+    copied.set_weights(model.get_weights())
+    check_outputs(copied, model, IMAGES)
+    assert names(copied.trainable_weights) == names(model.trainable_weights)
+
+
+def test_weights_with_adapters_fill_a_model_without(tmp_path):
+    file = tmp_path / "model.weights.h5"
+    for change in (with_lora, with_dora):
+        model = classifier()
+        change(model)
+        model.save_weights(file)
+        plain = classifier()
+        plain.load_weights(file)
+        check_outputs(plain, model, IMAGES)
+        # The other way: adapters of which the file says nothing start anew.
+        plain.save_weights(file)
+        model.load_weights(file)
+        check_outputs(model, plain, IMAGES)
+        assert adapters(model)
+
+
+def lora_of_rank_3(model):
+    model.enable_lora(3, targets=("query", "down"))
+
+
+def lora_of_other_alpha(model):
+    model.enable_lora(2, targets=("query", "down"))
+
+
+def in_eight_bits(model):
+    model.quantize("int8")
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "message"),
+    [
+        (with_lora, lora_of_rank_3, "query: its adapter has rank 3, the file's 2"),
+        (with_lora, lora_of_other_alpha, "counts 1 times, the file's 1.5: give that alpha"),
+        (with_dora, with_lora, "has lora_a, lora_b, the file's lora_a, lora_b, lora_magnitude"),
+        (in_four_bits, in_eight_bits, "its kernel is int8, the file's int4"),
+        (frozen, in_eight_bits, "its kernel is int8, the file's not"),
+        (in_few_bits, in_eight_bits, "which a quantized kernel cannot take in; call enable_lora"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_in_a_line(saved, loaded, message, tmp_path):
+    model, other = classifier(), classifier()
+    saved(model)
+    loaded(other)
+    model.save_weights(tmp_path / "model.weights.h5")
+    before = other.get_weights()
+    with pytest.raises(InputError, match=message) as caught:
+        other.load_weights(tmp_path / "model.weights.h5")
+    assert "\n" not in str(caught.value)
+    for old, new in zip(before, other.get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_weights_of_other_sizes_are_refused_in_a_line(tmp_path):
+    classifier().save_weights(tmp_path / "model.weights.h5")
+    wider = ViTImageClassifier(ViTBackbone(**{**VIT, "hidden_dim": 32}), num_classes=3)
+    with pytest.raises(InputError, match=r"does not fit the model: .*kernel is \(.*, in the file"):
+        wider.load_weights(tmp_path / "model.weights.h5")
