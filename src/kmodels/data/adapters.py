@@ -69,6 +69,7 @@ def as_dataset(
     Raises:
         InputError: for something that is none of these, or labels given twice.
     """
+    x = arrays.columns(x, preprocess)
     if (prepared_by := getattr(x, "prepared_by", None)) is not None:
         return prepared_by(preprocess)  # one process's rows, of `kmodels.distribution`
     if isinstance(x, ImageLoader | IndexedBatches | Fed):

@@ -23,6 +23,13 @@ def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
     return _is_leaf(x) and np.ndim(x) > 0
 
 
+def columns(x: Any, preprocess: Preprocess | None) -> Any:
+    """A table of pandas to preprocess as its columns, a column of Hugging Face's as a list."""
+    if preprocess is not None and package(x) == "pandas" and hasattr(x, "columns"):
+        return {name: x[name].to_numpy(dtype=object) for name in x.columns}
+    return x[:] if package(x) == "datasets" and type(x).__name__ == "Column" else x
+
+
 def _is_nested(part: Any) -> bool:
     return _is_leaf(part) or is_arrays(part, None)
 

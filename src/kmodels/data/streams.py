@@ -34,7 +34,7 @@ def as_tuple(batch: Any) -> tuple:
     """(x,), (x, y) or (x, y, sample_weight) from what a loader gave.
 
     Of named columns the label is y, and x the picture where there is one, else all other columns,
-    a model's named inputs.
+    a model's named inputs. A list of texts is x, since loaders collate texts so.
     """
     if isinstance(batch, dict):
         image = next((key for key in IMAGE_KEYS if key in batch), None)
@@ -45,7 +45,7 @@ def as_tuple(batch: Any) -> tuple:
             return (batch,)
         weight = (batch["sample_weight"],) if "sample_weight" in batch else ()
         return (inputs if image is None else batch[image], batch[label], *weight)
-    if not isinstance(batch, tuple | list):
+    if not isinstance(batch, tuple | list) or (batch and all(map(_is_text, batch))):
         return (batch,)
     if not 1 <= len(batch) <= 3:
         raise InputError(
@@ -53,6 +53,10 @@ def as_tuple(batch: Any) -> tuple:
             "(x, y, sample_weight)"
         )
     return tuple(batch)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str | bytes)
 
 
 def to_numpy(thing: Any) -> Any:
@@ -81,7 +85,7 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
         # Pictures of one batch may differ in size here; resizing is what preprocessing does.
         x = batch[0]
         x = [to_numpy(picture) for picture in x] if isinstance(x, list) else to_numpy(x)
-        done = preprocess(x, *map(to_numpy, batch[1:]))
+        done = preprocess(x, *(None if part is None else to_numpy(part) for part in batch[1:]))
         batch = done if isinstance(done, tuple) else (done,)
     return tuple(map(_kept, batch))
 
