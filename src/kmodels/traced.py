@@ -6,7 +6,7 @@ compiled code keeps the `State` that it was traced in beside it, and compares be
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import keras
@@ -87,23 +87,23 @@ class Watch:
         return self._state
 
 
-class Follows:
+class Follows(keras.Model if TYPE_CHECKING else object):
     """First base of a model whose compiled steps follow what is changed in it."""
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step; a new one where the model is not as it was when the last was made."""
         _follow(self, "train_function")
-        return super().make_train_function(force)  # type: ignore[misc]
+        return super().make_train_function(force)
 
     def make_test_function(self, force: bool = False) -> Any:
         """As `make_train_function`."""
         _follow(self, "test_function")
-        return super().make_test_function(force)  # type: ignore[misc]
+        return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
         """As `make_train_function`."""
         _follow(self, "predict_function")
-        return super().make_predict_function(force)  # type: ignore[misc]
+        return super().make_predict_function(force)
 
     def _warn_if_trainable_state_changed(self) -> None:
         """Nothing: Keras would say that the change waits for `compile`."""

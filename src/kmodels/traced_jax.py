@@ -1,8 +1,9 @@
 """Steps on JAX, which runs them without Python once they are traced."""
 
 import jax
+from jax.core import Tracer
 
 
 def tracing() -> bool:
     """Whether JAX is tracing a function just now."""
-    return isinstance(jax.numpy.zeros(()), jax.core.Tracer)
+    return isinstance(jax.numpy.zeros(()), Tracer)
