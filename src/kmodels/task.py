@@ -14,6 +14,8 @@ from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
 from kmodels.lora import changes, stored
 from kmodels.training.other_variables import follow_variables
+from kmodels.training.probability_loss import warn_of_logits
+from kmodels.training.signatures import like
 from kmodels.weights import deferred, gather
 
 if (_heap := backend_module("kmodels.heap")) is not None:
@@ -249,6 +251,8 @@ class Task(Presets, Adapters, traced.Follows, Model):
 
     def __init__(self, *, backbone: Backbone, preprocessor: Any, **kwargs: Any):
         super().__init__(**kwargs)
+        # That of the head is its own; by this one Keras scales the loss, and others are told.
+        self.dtype_policy = backbone.dtype_policy
         self.backbone = backbone
         self.preprocessor = preprocessor
 
@@ -285,11 +289,17 @@ class Task(Presets, Adapters, traced.Follows, Model):
                 does so where it was measured to pay, see `kmodels.layers.compile`. On JAX and
                 TensorFlow as in Keras: whether XLA compiles the step, "auto" for yes on JAX and, on
                 TensorFlow, yes where there is an accelerator.
-            auto_scale_loss: under "mixed_float16".
+            auto_scale_loss: wraps the optimizer under "mixed_float16", as in Keras.
 
         Raises:
             InputError: on torch, where compiled blocks cannot work.
         """
+        if self.gives_logits:
+            warn_of_logits(self, loss)
+        # What Keras makes of "auto" holds for one backend alone, and a file may go to another.
+        given = {"jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss}
+        # Around Keras' __setattr__, which would watch it for layers.
+        object.__setattr__(self, "_as_given", given)
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -302,10 +312,16 @@ class Task(Presets, Adapters, traced.Follows, Model):
             auto_scale_loss=auto_scale_loss,
         )
 
+    @property
+    def gives_logits(self) -> bool:
+        """Whether nothing comes between the head and the outputs."""
+        activation = keras.activations.get(self.settings.get("activation"))
+        return activation is keras.activations.linear
+
     def get_compile_config(self) -> dict[str, Any]:
         """The arguments of `compile`, for a `.keras` file."""
         config = super().get_compile_config()
-        return {**config, "jit_compile": True} if compiling.compiled(self) else config
+        return config and {**config, **self._as_given}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Calls `compile` with what `get_compile_config` gave, and makes the optimizer's slots."""
@@ -327,6 +343,7 @@ class Task(Presets, Adapters, traced.Follows, Model):
             follow_variables(self.optimizer, self.trainable_variables)
         return super().make_train_function(force)
 
+    @like(keras.Model.fit)
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `fit` on anything that yields batches.
 
@@ -335,7 +352,8 @@ class Task(Presets, Adapters, traced.Follows, Model):
                 any iterable of (x, y) or (x, y, sample_weight) batches, or a function that gives
                 one for each epoch, on every backend.
             y: labels, where x is arrays.
-            **kwargs: as in `keras.Model.fit`; `validation_data` may be any of the above too.
+            **kwargs: as in `keras.Model.fit`, by place or by name; `validation_data` may be any of
+                the above too.
         """
         # Keras' default; evaluate and predict have none, which is how the data knows fit.
         kwargs.setdefault("shuffle", True)
@@ -343,25 +361,54 @@ class Task(Presets, Adapters, traced.Follows, Model):
             kwargs["validation_data"] = self._held_out(held_out, kwargs)
         return self._run(super().fit, x, y, kwargs)
 
+    @like(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `evaluate` on anything that `fit` takes."""
         return self._run(super().evaluate, x, y, kwargs)
 
+    @like(keras.Model.predict)
     def predict(self, x: Any, **kwargs: Any) -> Any:
         """Keras' `predict` on anything that `fit` takes."""
         return self._run(super().predict, x, None, kwargs)
 
-    def save(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
+    @like(keras.Model.train_on_batch)
+    def train_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any
+    ) -> Any:
+        """Keras' `train_on_batch` on one batch of what `fit` takes, preprocessed as there."""
+        batch = self._one_batch("train_on_batch", x, y, sample_weight)
+        return super().train_on_batch(*batch, **kwargs)
+
+    @like(keras.Model.test_on_batch)
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
+        """Keras' `test_on_batch`; as `train_on_batch`."""
+        batch = self._one_batch("test_on_batch", x, y, sample_weight)
+        return super().test_on_batch(*batch, **kwargs)
+
+    @like(keras.Model.predict_on_batch)
+    def predict_on_batch(self, x: Any) -> Any:
+        """Keras' `predict_on_batch`; as `train_on_batch`."""
+        return super().predict_on_batch(self._one_batch("predict_on_batch", x)[0])
+
+    @like(keras.Model.save)
+    def save(self, filepath: Any, **kwargs: Any) -> None:
         """Keras' `save`; of several processes that hold all weights one may call it alone."""
         gather.check_whole(self, "save")
         with alone():
-            super().save(filepath, overwrite=overwrite, **kwargs)
+            super().save(filepath, **kwargs)
 
-    def save_weights(self, filepath: Any, overwrite: bool = True, **kwargs: Any) -> None:
+    @like(keras.Model.save_weights)
+    def save_weights(self, filepath: Any, **kwargs: Any) -> None:
         """Keras' `save_weights`; as `save`."""
         gather.check_whole(self, "save_weights")
         with alone():
-            super().save_weights(filepath, overwrite=overwrite, **kwargs)
+            super().save_weights(filepath, **kwargs)
+
+    def _one_batch(self, method: str, *parts: Any) -> tuple[Any, ...]:
+        from kmodels.data import adapters
+
+        deferred.check(self, method)
+        return adapters.one_batch(parts, self.preprocessor)
 
     def _run(self, method: Any, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
         from kmodels.distribution import feeding

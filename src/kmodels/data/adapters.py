@@ -105,6 +105,20 @@ def as_dataset(
     raise InputError(f"cannot train on {type(x).__name__}; give {_ACCEPTED}")
 
 
+def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[Any, ...]:
+    """One batch as `train_on_batch` and its like take it.
+
+    Args:
+        parts: (x,), (x, y, ...) or (x, y, sample_weight), None for what there is not.
+        preprocess: see `as_dataset`; without one the batch stays as it is.
+    """
+    if preprocess is None:
+        return parts
+    while len(parts) > 1 and parts[-1] is None:
+        parts = parts[:-1]
+    return prepared(tuple(arrays.plain(part, preprocess) for part in parts), preprocess)
+
+
 def run(
     method: Callable[..., Any],
     x: Any,

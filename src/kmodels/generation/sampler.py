@@ -1,8 +1,9 @@
 """How the next token is chosen."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -13,6 +14,7 @@ from kmodels.errors import InputError
 OUT = -1e30
 
 
+@keras.saving.register_keras_serializable(package="kmodels")
 @dataclass(frozen=True)
 class Sampler:
     """Greedy choice, or a draw from the filtered distribution.
@@ -54,6 +56,15 @@ class Sampler:
             raise InputError(
                 f"repetition_penalty is {self.repetition_penalty}; give a positive number, or None"
             )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, which a `.keras` file keeps."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The sampler of `get_config`."""
+        return cls(**config)
 
     @property
     def greedy(self) -> bool:

@@ -10,6 +10,7 @@ from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.training import train_step_data
+from kmodels.training.signatures import like
 from kmodels.training.train_step_metrics import Results, Running
 from kmodels.training.train_step_optimizers import Optimizers
 from kmodels.training.train_step_players import (
@@ -143,6 +144,7 @@ class TrainStep(traced.Follows, _Step):
             raise InputError(f"{self.name} holds several models; call one of them instead")
         return self._players.models(inputs, training=training)
 
+    @like(keras.Model.fit)
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `fit` on anything that yields batches, see `kmodels.task.Task.fit`."""
         from kmodels.data import adapters
@@ -157,6 +159,7 @@ class TrainStep(traced.Follows, _Step):
             kwargs["validation_data"] = adapters.validation_data(held_out, batch_size=size)
         return feeding.run(self, super().fit, x, y, kwargs)
 
+    @like(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """The loss and what is logged, with training False, on anything that `fit` takes."""
         from kmodels.distribution import feeding

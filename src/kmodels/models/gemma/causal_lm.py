@@ -86,12 +86,15 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         self,
         optimizer: Any = "auto",
         loss: Any = "auto",
-        *,
+        loss_weights: Any = None,
         metrics: Any = None,
         weighted_metrics: Any = "auto",
-        sampler: Any = "greedy",
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
-        **kwargs: Any,
+        auto_scale_loss: bool = True,
+        *,
+        sampler: Any = "greedy",
     ) -> None:
         """Keras' `compile`, with a loss that never holds logits where it can.
 
@@ -103,14 +106,17 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         Args:
             optimizer: Adam with rate 2e-5 by default.
             loss: cross-entropy of the next token by default.
+            loss_weights: as in Keras.
             metrics: as in Keras.
             weighted_metrics: `[SparseCategoricalAccuracy()]` by default.
+            run_eagerly: as in Keras.
+            steps_per_execution: as in Keras.
+            jit_compile: as in Keras; the token step of `generate` on torch follows it too, where
+                "auto" means compiled on accelerators and eager on CPUs.
+            auto_scale_loss: as in Keras.
             sampler: for `generate`: "greedy", "random", "top_k", "top_p", a
                 `kmodels.generation.Sampler`, or "generation_config" for what the checkpoint's file
                 of that name asks for.
-            jit_compile: as in Keras; the token step of `generate` on torch follows it too, where
-                "auto" means compiled on accelerators and eager on CPUs.
-            **kwargs: as in Keras.
         """
         if optimizer == "auto":
             optimizer = keras.optimizers.Adam(2e-5)
@@ -125,11 +131,15 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         super().compile(
             optimizer=optimizer,
             loss=loss,
+            loss_weights=loss_weights,
             metrics=metrics,
             weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
-            **kwargs,
+            auto_scale_loss=auto_scale_loss,
         )
+        self._as_given["sampler"] = keras.saving.serialize_keras_object(sampler)
 
     def train_step(self, *args: Any) -> Any:
         """One step of `fit`."""
