@@ -59,6 +59,28 @@ def test_cond() -> None:
     assert to_numpy(cond(True, lambda: {"a": 1.0}, lambda: {"a": 2.0})) == {"a": 1.0}
 
 
+def test_a_branch_hands_back_what_it_got() -> None:
+    """`torch.cond` takes no such branch, no number, and no tensor twice."""
+
+    def fun(x: Any) -> Any:
+        return cond(ops.sum(x) > 1, lambda: {"a": x, "b": 1.0}, lambda: {"a": -x, "b": x[0]})
+
+    found = jit(fun)(ROW)
+    assert to_numpy(found) == {"a": [2, 3, 4], "b": 1}
+    assert to_numpy(jit(fun)(-ROW)) == {"a": [2, 3, 4], "b": -2}
+
+
+def test_an_error_in_a_branch_is_its_own() -> None:
+    def fun(x: Any) -> Any:
+        return cond(ops.sum(x) > 1, lambda: ops.max(x), lambda: _refuse())
+
+    def _refuse() -> Any:
+        raise InputError("not this one")
+
+    with pytest.raises(InputError, match="not this one"):
+        jit(fun)(ROW)
+
+
 def test_while_loop_ends() -> None:
     def fun(x: Any) -> Any:
         return while_loop(lambda x: x < 100, lambda x: x * 2, x, maximum_iterations=3)

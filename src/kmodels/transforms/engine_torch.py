@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import torch
 from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.exc import TorchDynamoException
 from torch._higher_order_ops.while_loop import while_loop as traced_while_loop
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -152,16 +153,33 @@ def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Python's `if`, `torch.cond` where the value is traced; where it cannot be either, both."""
     if torch.compiler.is_dynamo_compiling():
-        return torch.cond(pred, true_fn, false_fn)
+        return _one_of(pred, true_fn, false_fn)
     try:
         value = bool(pred)
     except RuntimeError as error:
         if _mapped(error) or (_unknown(error) and _transforming()):
             return chosen(pred, true_fn, false_fn)
-        if _unknown(error):
-            return torch.cond(pred, true_fn, false_fn)
-        raise
-    return true_fn() if value else false_fn()
+        if not _unknown(error):
+            raise
+    else:
+        return true_fn() if value else false_fn()
+    try:
+        return _one_of(pred, true_fn, false_fn)
+    except TorchDynamoException as error:
+        if "RecursionError" in str(error):
+            raise
+        # Dynamo, by which torch traces branches, does not know all of Python and keras.ops; a plain
+        # trace of both does, and shows the function's own error if it has one.
+        return chosen(pred, true_fn, false_fn)
+
+
+def _one_of(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """`torch.cond`, which takes no results that are what came in, nor one tensor twice."""
+    return torch.cond(
+        pred,
+        lambda: keras.tree.map_structure(_copy, true_fn()),
+        lambda: keras.tree.map_structure(_copy, false_fn()),
+    )
 
 
 def while_loop(
