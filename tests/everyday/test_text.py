@@ -65,7 +65,7 @@ def test_a_chat_template_survives_training_saving_and_exporting(tmp_path):
 
 
 def test_a_preprocessor_in_a_pipeline_of_each_framework():
-    preprocessor = GemmaCausalLMPreprocessor(train_tokenizer(demo.texts(), 400), sequence_length=8)
+    preprocessor = GemmaCausalLMPreprocessor(train_tokenizer(demo.texts(), 500), sequence_length=8)
     x, y, weights = preprocessor(TEXTS)
     if keras.config.backend() == "tensorflow":
         import tensorflow as tf
@@ -84,11 +84,11 @@ def test_a_preprocessor_in_a_pipeline_of_each_framework():
 
 
 def test_fit_learns_a_list_of_texts_and_validates_on_another():
-    tokenizer = train_tokenizer(demo.texts(), 400)
+    tokenizer = train_tokenizer(demo.texts(), 500)
     preprocessor = GemmaCausalLMPreprocessor(tokenizer, sequence_length=8)
     keras.utils.set_random_seed(0)
     model = GemmaCausalLM.from_preset(
-        "gemma3_debug", vocabulary_size=400, preprocessor=preprocessor
+        "gemma3_debug", vocabulary_size=500, preprocessor=preprocessor
     )
     model.compile(optimizer=keras.optimizers.Adam(5e-3))
     history = model.fit(TEXTS, batch_size=2, epochs=8, validation_data=TEXTS[:2], verbose=0).history
@@ -100,11 +100,11 @@ def test_fit_learns_a_list_of_texts_and_validates_on_another():
 
 
 def test_only_responses_count_and_some_count_more():
-    tokenizer = train_tokenizer(demo.texts(), 400)
+    tokenizer = train_tokenizer(demo.texts(), 500)
     preprocessor = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=12)
     keras.utils.set_random_seed(0)
     model = Gemma3CausalLM.from_preset(
-        "gemma3_debug", vocabulary_size=400, preprocessor=preprocessor
+        "gemma3_debug", vocabulary_size=500, preprocessor=preprocessor
     )
     model.compile(optimizer=keras.optimizers.SGD(0.1))
     data = {"prompts": ["the cat", "a dog"], "responses": [" sat", " ran"]}
@@ -120,9 +120,9 @@ def test_only_responses_count_and_some_count_more():
 
 
 def test_packed_rows_have_the_loss_of_padded_ones():
-    tokenizer = train_tokenizer(demo.texts(), 400)
+    tokenizer = train_tokenizer(demo.texts(), 500)
     preprocessor = GemmaCausalLMPreprocessor(tokenizer, sequence_length=32)
-    model = GemmaCausalLM.from_preset("gemma3_debug", vocabulary_size=400)
+    model = GemmaCausalLM.from_preset("gemma3_debug", vocabulary_size=500)
     model.compile()
     packed, padded = preprocessor.pack(TEXTS), preprocessor(TEXTS)
     assert len(packed[1]) < len(padded[1])
@@ -134,9 +134,9 @@ def test_packed_rows_have_the_loss_of_padded_ones():
 
 
 def test_a_stop_token_of_the_checkpoint_ends_the_answer(tmp_path):
-    preprocessor = GemmaCausalLMPreprocessor(train_tokenizer(demo.texts(), 400), 16)
+    preprocessor = GemmaCausalLMPreprocessor(train_tokenizer(demo.texts(), 500), 16)
     model = GemmaCausalLM.from_preset(
-        "gemma3_debug", vocabulary_size=400, preprocessor=preprocessor
+        "gemma3_debug", vocabulary_size=500, preprocessor=preprocessor
     )
     folder = model.export_to_transformers(tmp_path / "checkpoint")
     prompt = preprocessor.generate_preprocess("the cat")
@@ -153,7 +153,7 @@ def test_a_stop_token_of_the_checkpoint_ends_the_answer(tmp_path):
 
 
 def test_a_shorter_sequence_for_one_call():
-    preprocessor = GemmaCausalLMPreprocessor(train_tokenizer(demo.texts(), 400))
+    preprocessor = GemmaCausalLMPreprocessor(train_tokenizer(demo.texts(), 500))
     assert preprocessor(TEXTS)[1].shape == (4, 1024)
     assert preprocessor(TEXTS, sequence_length=6)[1].shape == (4, 6)
     preprocessor.sequence_length = 16

@@ -34,10 +34,10 @@ GENERATION = {"do_sample": True, "top_k": 64, "top_p": 0.95, "eos_token_id": [1,
 @pytest.fixture
 def directory(tmp_path):
     """A directory as transformers writes it, with everything that may lie in one."""
-    tokenizer = train_tokenizer(demo.texts(), 400)
+    tokenizer = train_tokenizer(demo.texts(), 500)
     model = GemmaCausalLM.from_preset(
         "gemma3_debug",
-        vocabulary_size=400,
+        vocabulary_size=500,
         preprocessor=GemmaCausalLMPreprocessor(tokenizer, sequence_length=12),
     )
     folder = model.export_to_transformers(tmp_path / "theirs")
@@ -192,3 +192,24 @@ def test_generation_settings_that_do_nothing_are_not_spoken_of(directory, caplog
     assert not caplog.text
     model.compile(sampler="generation_config")
     assert model.generator.sampler.greedy
+
+
+def test_a_directory_without_a_tokenizer_takes_ids_alone(directory):
+    (directory / "tokenizer.json").unlink()
+    model = GemmaCausalLM.from_preset(directory)
+    assert model.preprocessor is None
+    with pytest.raises(InputError, match="the model has no preprocessor; give"):
+        model.generate("the cat")
+    with pytest.raises(InputError, match=r"holds no tokenizer: neither tokenizer.json nor"):
+        GemmaCausalLMPreprocessor.from_preset(directory)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(directory):
+    train_tokenizer(demo.texts(), 600).save(directory)
+    match = "the tokenizer has 600 tokens and the embedding table 500 rows; give the tokenizer of"
+    with pytest.raises(InputError, match=match):
+        GemmaCausalLM.from_preset(directory)
+    tokenizer = train_tokenizer(demo.texts(), 500)
+    tokenizer.core.add_tokens(["<image_soft_token>"])  # as in Gemma 3, behind the last row
+    tokenizer.save(directory)
+    assert GemmaCausalLM.from_preset(directory).generate("the", max_length=4)

@@ -34,7 +34,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def trained():
-    return train_tokenizer(demo.texts(), 400)
+    return train_tokenizer(demo.texts(), 500)
 
 
 def test_every_way_to_give_a_model_and_texts(tokenizer, tmp_path):
@@ -210,7 +210,7 @@ KINDS = [*PLAIN, *(pytest.param(kind, marks=pytest.mark.needs(of)) for kind, of 
 def model(trained):
     preprocessor = Gemma3CausalLMPreprocessor(trained, sequence_length=12)
     model = Gemma3CausalLM.from_preset(
-        "gemma3_debug", vocabulary_size=400, preprocessor=preprocessor
+        "gemma3_debug", vocabulary_size=500, preprocessor=preprocessor
     )
     model.compile()
     return model

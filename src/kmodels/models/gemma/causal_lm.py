@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from kmodels import compat, ops, presets
+from kmodels.errors import InputError
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.models.gemma import exports_gguf
@@ -49,6 +50,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         name: str = "gemma_causal_lm",
         **kwargs: Any,
     ):
+        _check_vocabulary(backbone, preprocessor)
         # === Graph ===
         inputs = backbone.input
         outputs = backbone.token_embedding(backbone(inputs), reverse=True)
@@ -199,6 +201,20 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         """
         presets.check_parts(self, text_only, "a GGUF file")
         return exports_gguf.export_to_gguf(self, path, dtype)
+
+
+def _check_vocabulary(backbone: GemmaBackbone, preprocessor: Any) -> None:
+    """Raises where a tokenizer belongs to another model; ids beyond the table have no embedding.
+
+    Tokens that were added later may go beyond it: Gemma 3 has one for pictures, of no use here.
+    """
+    core = getattr(getattr(preprocessor, "tokenizer", None), "core", None)
+    rows = backbone.config.vocabulary_size
+    if core is not None and (tokens := core.get_vocab_size(with_added_tokens=False)) > rows:
+        raise InputError(
+            f"the tokenizer has {tokens} tokens and the embedding table {rows} rows; give the "
+            "tokenizer of this model, or a backbone with as many rows"
+        )
 
 
 class Head:
