@@ -36,7 +36,7 @@ def generator(path: str, seed: int | None = None, number: int = 0) -> np.random.
 
 def next_generator(path: str) -> np.random.Generator:
     """The stream of the next variable that has this path, under the seed in force."""
-    return generator(path, compat.random_seed())
+    return generator(path, compat.random_seed(), compat.count_since_seed(path))
 
 
 class Keyed(keras.initializers.Initializer):
@@ -52,7 +52,7 @@ class Keyed(keras.initializers.Initializer):
         self.path = path
         # Chosen now: a variable may be drawn long after it was made.
         self.seed = compat.random_seed()
-        self.number = 0
+        self.number = compat.count_since_seed(path)
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
         """The first values."""
