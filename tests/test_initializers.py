@@ -1,5 +1,10 @@
 """First weights: the same numbers on every backend, whatever the order of building."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +12,7 @@ import pytest
 from arrays import to_numpy
 from kmodels import compat, initializers
 from kmodels.layers import Dense
+from kmodels.models import ViTBackbone, ViTImageClassifier
 
 
 def test_numbers_depend_on_seed_and_path_alone():
@@ -67,3 +73,84 @@ def test_variables_made_without_values_get_them_later():
     compat.draw_values(made)
     np.testing.assert_array_equal(to_numpy(late.kernel), to_numpy(drawn.kernel))
     np.testing.assert_array_equal(to_numpy(late.bias), 1.0)
+
+
+VIT = {"image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2}
+VIT |= {"hidden_dim": 8, "mlp_dim": 12, "dropout_rate": 0.1}
+
+
+def first_weights(model):
+    """Every variable that was drawn, and the state of every random stream."""
+    return {v.path: to_numpy(v) for v in model.variables if to_numpy(v).std() > 0}
+
+
+def test_models_of_one_process_are_no_copies_of_each_other():
+    """Also under one name, as clones, and made anew after `clear_session`."""
+    made = [ViTBackbone(**VIT), ViTBackbone(**VIT), ViTBackbone(**VIT, name="other")]
+    made.append(keras.models.clone_model(made[0]))
+    made.append(ViTBackbone.from_config(made[0].get_config()))
+    keras.utils.clear_session()
+    drawn = [first_weights(model) for model in [*made, ViTBackbone(**VIT), ViTBackbone(**VIT)]]
+    for path in drawn[0]:
+        assert len({found[path].tobytes() for found in drawn}) == len(drawn), path
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_program_gives_the_same_models_again(seed):
+    def program():
+        keras.utils.set_random_seed(seed)
+        models = [ViTBackbone(**VIT) for _ in range(2)]
+        return [first_weights(model) for model in models]
+
+    for one, other in zip(program(), program(), strict=True):
+        assert set(one) == set(other)
+        for path, values in one.items():
+            np.testing.assert_array_equal(values, other[path])
+
+
+def test_the_second_model_is_golden_on_each_backend():
+    keras.utils.set_random_seed(7)
+    kernels = []
+    for _ in range(2):
+        layer = Dense(2, name="golden")
+        layer.build((None, 3))
+        kernels.append(to_numpy(layer.kernel).ravel()[:2])
+    np.testing.assert_allclose(kernels[0], [-0.08642268, -0.9271798], atol=1e-6)
+    words = initializers.generator("golden/kernel", 7, 1).random((3, 2), "float32").ravel()[:2]
+    np.testing.assert_allclose(kernels[1], np.sqrt(6 / 5) * (2 * words - 1), atol=1e-6)
+
+
+def test_new_heads_and_adapters_differ_from_model_to_model(tmp_path):
+    backbone = ViTBackbone(**VIT)
+    ViTImageClassifier(backbone, num_classes=2).save_to_preset(tmp_path / "task")
+    heads, adapters = [], []
+    for _ in range(2):
+        task = ViTImageClassifier.from_preset(tmp_path / "task", num_classes=3)
+        heads.append(to_numpy(task.get_layer("logits").kernel))
+        task.enable_lora(2)
+        adapters.append(to_numpy(task.backbone.blocks[0].attention.query_dense.adapter.a))
+    assert (heads[0] != heads[1]).all()
+    assert (adapters[0] != adapters[1]).all()
+
+
+def test_the_count_is_no_part_of_the_seed():
+    keras.utils.set_random_seed(5)
+    assert [compat.count_since_seed("x") for _ in range(3)] == [0, 1, 2]
+    assert type(compat.random_seed()) is int and compat.random_seed() == 5
+    keras.utils.set_random_seed(5)
+    assert compat.count_since_seed("x") == 0
+
+
+def test_unseeded_processes_differ():
+    program = (
+        "import keras, kmodels; d = kmodels.layers.Dense(1, name='d'); d.build((None, 1)); "
+        "print(float(d.get_weights()[0][0, 0]))"
+    )
+    run = [sys.executable, "-c", program]
+    source = str(Path(initializers.__file__).resolve().parents[1])
+    environment = {**os.environ, "PYTHONPATH": source}
+    one = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
+    keras.utils.clear_session()  # as in a process without a seed
+    layer = Dense(1, name="d")
+    layer.build((None, 1))
+    assert float(one) != float(layer.get_weights()[0][0, 0])

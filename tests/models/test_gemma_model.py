@@ -30,8 +30,11 @@ def _inputs(length=13):
 
 @pytest.fixture(scope="module")
 def models():
-    keras.utils.set_random_seed(1234)
-    return {name: GemmaCausalLM(GemmaBackbone(**PRESETS[name])) for name in DEBUG}
+    made = {}
+    for name in DEBUG:
+        keras.utils.set_random_seed(1234)
+        made[name] = GemmaCausalLM(GemmaBackbone(**PRESETS[name]))
+    return made
 
 
 def test_debug_presets_are_small_and_each_generation_is_what_it_says(models):

@@ -99,6 +99,7 @@ def test_variant_runs_and_its_config_makes_it_again(name):
     if name == "no biases":
         np.testing.assert_allclose(logits.sum(-1), 1, atol=1e-5)
     again = ViTImageClassifier.from_config(model.get_config())
+    again.set_weights(model.get_weights())
     assert [v.path for v in again.variables] == [v.path for v in model.variables]
     np.testing.assert_allclose(to_numpy(again(x)), logits, atol=1e-6)
 
