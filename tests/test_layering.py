@@ -17,8 +17,8 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 ROWS = (
     (
         *("archives", "backward", "compat", "dispatch", "errors", "files", "heap", "step"),
-        *("initializers", "precision", "processes", "replicas", "seeds", "tensors", "traced"),
-        "units",
+        *("initializers", "precision", "processes", "registered", "replicas"),
+        *("seeds", "tensors", "traced", "units"),
     ),
     ("ops", "overrides"),
     ("layers", "transforms"),

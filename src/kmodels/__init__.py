@@ -1,6 +1,7 @@
 """kmodels: Keras 3 models at native speed on JAX, PyTorch and TensorFlow."""
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -19,6 +20,11 @@ _MODULES = (
 )
 
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
+
+if "keras" in sys.modules:  # Without it there is no table yet; kmodels chooses no backend here.
+    from kmodels import registered
+
+    registered.register(sys.modules["keras"].saving.get_custom_objects())
 
 
 def __getattr__(name: str) -> Any:

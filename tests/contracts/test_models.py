@@ -1,6 +1,7 @@
 """Keras' conventions, held by every backbone and task of kmodels."""
 
 import copy
+import importlib
 import inspect
 import json
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import models
+from kmodels import models, registered
 from kmodels.task import Backbone, Task
 
 GEMMA = {
@@ -195,7 +196,7 @@ def test_feature_models_are_saved(tmp_path):
 
 def load_elsewhere(path, statement):
     """What a new process says that loads a file after a statement."""
-    program = f"{statement}\nimport keras\nprint(type(keras.saving.load_model({str(path)!r})))"
+    program = f"import keras\n{statement}\nprint(type(keras.saving.load_model({str(path)!r})))"
     source = Path(models.__file__).resolve().parents[2]
     return subprocess.run(
         [sys.executable, "-c", program],
@@ -209,9 +210,19 @@ def load_elsewhere(path, statement):
 def test_a_new_process_reads_a_file_after_the_import(tmp_path):
     model = CASES[models.ViTImageClassifier][0]()
     model.save(tmp_path / "model.keras")
-    done = load_elsewhere(tmp_path / "model.keras", "import kmodels.models")
+    done = load_elsewhere(tmp_path / "model.keras", "import kmodels")
     assert "ViTImageClassifier" in done.stdout, done.stderr
     # Keras imports no package by itself, and says which one it lacks.
     done = load_elsewhere(tmp_path / "model.keras", "")
     assert done.returncode and "kmodels.models.vit.classifier" in done.stderr
     assert "register_keras_serializable" in done.stderr
+
+
+def test_every_registered_class_is_found_by_its_name():
+    modules = [importlib.import_module(name) for name in registered.MODULES]
+    assert modules
+    known = keras.saving.get_custom_objects()
+    ours = {name for name in known if name.startswith("kmodels>")}
+    listed = {f"kmodels>{name}" for names in registered.MODULES.values() for name in names}
+    assert ours == listed, f"mend kmodels/registered.py: {sorted(ours ^ listed)}"
+    assert not [name for name in ours if not inspect.isclass(known[name])]
