@@ -1,0 +1,146 @@
+"""Programs of Keras users, with kmodels' layers and models in the place of Keras' own."""
+
+import keras
+import numpy as np
+
+import kmodels
+
+rng = np.random.default_rng(0)
+VIT = {
+    "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 8,
+    "mlp_dim": 16,
+}  # fmt: skip
+
+
+def test_dense_in_a_sequential_model_is_keras_dense():
+    x = rng.normal(size=(32, 6)).astype("float32")
+    y = x[:, :1] - x[:, 1:2]
+
+    def model(layers):
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8, "relu", kernel_regularizer="l2", bias_initializer="ones"),
+                layers.Dense(1, use_bias=False, kernel_constraint="max_norm"),
+            ]
+        )
+
+    ours, theirs = model(kmodels.layers), model(keras.layers)
+    ours.set_weights(theirs.get_weights())
+    losses = []
+    for each in (ours, theirs):
+        each.compile(keras.optimizers.SGD(0.02), "mse")
+        losses.append(each.fit(x, y, epochs=3, shuffle=False, verbose=0).history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_a_regularizer_adds_to_the_loss():
+    x = rng.normal(size=(4, 3)).astype("float32")
+    model = keras.Sequential([kmodels.layers.MLP(5, kernel_regularizer=keras.regularizers.L2(0.1))])
+    model.compile("sgd", "mse")
+    model(x)
+    penalty = 0.1 * sum((w**2).sum() for w in model.get_weights() if w.ndim == 2)
+    error = np.mean((model.predict(x, verbose=0) - x) ** 2)
+    np.testing.assert_allclose(model.evaluate(x, x, verbose=0), error + penalty, rtol=1e-5)
+
+
+@keras.saving.register_keras_serializable(package="everyday")
+class Classifier(keras.Model):
+    def __init__(self, classes=2, **kwargs):
+        super().__init__(**kwargs)
+        self.classes = classes
+        self.attention = kmodels.layers.Attention(2, dropout=0.1)
+        self.norm = kmodels.layers.LayerNorm()
+        self.head = keras.layers.Dense(classes)
+
+    def call(self, x, training=False):
+        x = x + self.attention(self.norm(x), training=training)
+        return self.head(keras.ops.mean(x, axis=1))
+
+    def get_config(self):
+        return {**super().get_config(), "classes": self.classes}
+
+
+def test_a_model_of_my_own_is_saved_and_goes_on_training(tmp_path):
+    labels = rng.integers(0, 2, 64)
+    x = rng.normal(size=(64, 5, 4)).astype("float32") + labels[:, None, None]
+    model = Classifier()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+    model.fit(x, labels, epochs=2, verbose=0)
+    model.save(tmp_path / "mine.keras")
+    again = keras.saving.load_model(tmp_path / "mine.keras")
+    np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    again.fit(x, labels, epochs=6, verbose=0)
+    assert again.evaluate(x, labels, verbose=0)[1] > 0.9
+
+
+def test_an_ensemble_has_three_opinions():
+    x = rng.normal(size=(16, 8, 8, 3)).astype("float32")
+    keras.utils.set_random_seed(0)
+    members = [kmodels.models.ViTBackbone(**VIT) for _ in range(3)]
+    features = [member.predict(x, verbose=0) for member in members]
+    between = [np.abs(features[i] - features[j]).mean() for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert min(between) > 0.1
+    keras.utils.set_random_seed(0)
+    restarted = [kmodels.models.ViTBackbone(**VIT) for _ in range(3)]
+    for one, other in zip(members, restarted, strict=True):
+        np.testing.assert_array_equal(one.get_weights()[0], other.get_weights()[0])
+
+
+def test_two_towers_learn_to_agree():
+    left, right = (kmodels.models.ViTBackbone(**VIT, name=name) for name in ("left", "right"))
+    pool = keras.layers.GlobalAveragePooling1D()
+    inputs = [keras.Input((8, 8, 3)), keras.Input((8, 8, 3))]
+    a, b = (pool(tower(x)) for tower, x in zip((left, right), inputs, strict=True))
+    model = keras.Model(inputs, keras.ops.sum(a * b, axis=-1, keepdims=True) / 8)
+    x = rng.normal(size=(16, 8, 8, 3)).astype("float32")
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    history = model.fit([x, x], np.ones((16, 1)), epochs=5, verbose=0).history["loss"]
+    assert history[-1] < history[0] / 2
+    assert model.get_layer("left") is left
+
+
+def test_a_global_policy_reaches_every_layer():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        backbone = kmodels.models.ViTBackbone(**VIT)
+        dense = kmodels.layers.Dense(2)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    x = rng.normal(size=(2, 8, 8, 3)).astype("float32")
+    y = dense(backbone(x))
+    assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
+    assert {w.dtype for w in backbone.weights + dense.weights} == {"float32"}
+
+
+def test_weights_go_from_one_model_to_another_by_the_layers_name():
+    old, new = kmodels.models.ViTBackbone(**VIT), kmodels.models.ViTBackbone(**VIT)
+    for name in ("patch_embedding", "tokens", "block_0", "block_1", "final_norm"):
+        new.get_layer(name).set_weights(old.get_layer(name).get_weights())
+    x = rng.normal(size=(2, 8, 8, 3)).astype("float32")
+    np.testing.assert_array_equal(old.predict(x, verbose=0), new.predict(x, verbose=0))
+
+
+def test_features_are_cut_out_by_keras_and_saved(tmp_path):
+    backbone = kmodels.models.ViTBackbone(**VIT)
+    features = keras.Model(backbone.input, backbone.get_layer("block_0").output)
+    features.save(tmp_path / "features.keras")
+    again = keras.saving.load_model(tmp_path / "features.keras")
+    x = rng.normal(size=(2, 8, 8, 3)).astype("float32")
+    wanted = backbone.intermediates(x)["block_0"]
+    np.testing.assert_allclose(
+        again.predict(x, verbose=0), keras.ops.convert_to_numpy(wanted), atol=1e-5
+    )
+
+
+def test_the_summary_counts_what_is_trained():
+    backbone = kmodels.models.ViTBackbone(**VIT)
+    backbone.get_layer("block_0").trainable = False
+    lines = []
+    backbone.summary(print_fn=lines.append)
+    text = "\n".join(lines)
+    trained = sum(int(np.prod(w.shape)) for w in backbone.trainable_weights)
+    assert f"Trainable params: {trained:,}" in text
+    assert "block_1" in text
