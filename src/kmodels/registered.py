@@ -22,6 +22,7 @@ VIT = (
 )
 TRAINING = ("AdamW", "SGD", "WarmupSchedule")
 MODULES = {
+    "kmodels.generation.sampler": ("Sampler",),
     "kmodels.layers": LAYERS,
     "kmodels.models": (*GEMMA, *VIT),
     "kmodels.training": TRAINING,
