@@ -4,7 +4,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
-from kmodels.ops.wide import matmul
+from kmodels.ops._wide import matmul
 
 
 @op

@@ -6,7 +6,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
-from kmodels.ops.wide import matmul, wide
+from kmodels.ops._wide import matmul, wide
 
 
 @op

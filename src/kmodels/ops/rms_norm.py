@@ -3,7 +3,7 @@
 from keras import ops
 
 from kmodels.dispatch import Tensor, op
-from kmodels.ops.wide import mean, wide
+from kmodels.ops._wide import mean, wide
 
 
 @op

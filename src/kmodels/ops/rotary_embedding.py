@@ -5,7 +5,7 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
-from kmodels.ops.wide import wide
+from kmodels.ops._wide import wide
 
 
 @op
