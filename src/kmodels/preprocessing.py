@@ -8,6 +8,7 @@ import keras
 
 from kmodels.errors import InputError
 from kmodels.files import atomic_write
+from kmodels.task import Named
 
 SETTINGS_FILE = "preprocessor.json"
 
@@ -25,6 +26,7 @@ class Preprocessor(keras.layers.Layer):
 
     Attributes:
         family: the name of the family's folder, for `from_preset`.
+        presets: the registered names of the family, each with the fields of its architecture.
 
     Call:
         x, y, sample_weight: raw data, as arrays or tensors of any framework, or as symbolic tensors
@@ -35,6 +37,7 @@ class Preprocessor(keras.layers.Layer):
     """
 
     family: ClassVar[str] = ""
+    presets: ClassVar[Named] = Named()
     # What tells TensorFlow's autograph that there is nothing to translate: dataset.map would read
     # the source of all that is called here, and wrap its errors in some of its own.
     autograph_info__: ClassVar[dict[str, Any]] = {}

@@ -114,14 +114,14 @@ def load(
     checkpoint = _open(preset, family, fields, load_weights)
     if cls is not owner and "preprocessor" not in settings:
         checkpoint.verify_preprocessor()
-    backbone_fields = {**checkpoint.backbone, **fields}
-    config = owner.make_config(**backbone_fields)
+    config = owner.make_config(**{**checkpoint.backbone, **fields})
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
+    skip = [prefix for prefix in skip if prefix not in owner.own_parts]
     fills = load_weights and bool(checkpoint.tensors)
     # What a file fills is not drawn first: that costs time, and a second copy of the model.
     empty = fills or deferred.active()
     with compat.without_values() if empty else nullcontext([]) as body:
-        backbone = owner(**backbone_fields, dtype=dtype, **({} if cls is not owner else settings))
+        backbone = owner(**config.to_dict(), dtype=dtype, **(settings if cls is owner else {}))
         changes.restore(backbone, checkpoint.changes)
     backbone.left_out = checkpoint.left_out
     model = backbone
@@ -142,7 +142,8 @@ def load(
     steps: list[Callable[[], Any]] = [lambda: compat.draw_values(body)]
     if fills:
         tensors = checkpoint.fit(checkpoint.tensors, config)
-        rules, origin = checkpoint.rules, checkpoint.path
+        held = owner.make_config(**checkpoint.backbone)
+        rules, origin = family.fit_rules(checkpoint.rules, held, config), checkpoint.path
         steps.insert(0, engine.bind(model, tensors, rules, skip=skip, origin=origin))
         if new := [path for path in engine.variables(model) if path.startswith(tuple(skip))]:
             log.info("%s: new weights for %s", origin, ", ".join(new))
@@ -155,6 +156,8 @@ def load(
         deferred.leave(model, fill)
     else:
         fill()
+    if empty and cls is not owner and settings.get("compile", True):
+        model.compile_by_default()
     if checkpoint.left_out and checkpoint.kind != "kmodels":
         warnings.warn(
             f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
@@ -181,6 +184,18 @@ def check_parts(model: Any, partial: bool, kind: str) -> None:
             f"the checkpoint's {', '.join(parts)} were left out when it was read, so {kind} of it "
             "would be a text model alone; give text_only=True if that is what you want"
         )
+
+
+def named(cls: type) -> dict[str, dict[str, Any]]:
+    """The registered names that a class can be made from, each with its fields.
+
+    Args:
+        cls: a backbone, a task or a preprocessor.
+    """
+    owner = getattr(cls, "backbone_class", cls)
+    family = registry.family(owner.family)
+    fits = getattr(owner, "fits_preset", family.backbone.fits_preset)
+    return {name: dict(fields) for name, fields in family.presets.items() if fits(name, fields)}
 
 
 def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:

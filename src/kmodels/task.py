@@ -27,8 +27,24 @@ else:
     Model = _step.Model
 
 
+class Named:
+    """The registered names of a class, read on the class itself: `ViTBackbone.presets`."""
+
+    def __get__(self, instance: Any, owner: type) -> dict[str, dict[str, Any]]:
+        """Name to fields of the architecture."""
+        from kmodels import presets
+
+        return presets.named(owner)
+
+
 class Presets:
-    """Making a model from a name or a file, and writing it to one."""
+    """Making a model from a name or a file, and writing it to one.
+
+    Attributes:
+        presets: the registered names, each with the fields of its architecture.
+    """
+
+    presets: ClassVar[Named] = Named()
 
     @classmethod
     def from_preset(
@@ -181,18 +197,25 @@ class Backbone(Presets, Adapters, keras.Model):
         peft_names: gives the names that a model's layers have in transformers, see
             `kmodels.lora.peft`.
         left_out: parts of the checkpoint that the model was read from and does not have.
+        own_parts: prefixes of variables that in this family a task has, and in this class it.
     """
 
     config_class: ClassVar[type]
     family: ClassVar[str]
     peft_names: ClassVar[Callable[[Any], Sequence[Mapping[str, str]]]] = staticmethod(lambda _: ())
     left_out: Sequence[str] = ()
+    own_parts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, config: Any, intermediates: dict[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
         self.config = config
         self._named = dict(intermediates)
         self._inspector: keras.Model | None = None
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Whether a registered name of the family, with these fields, is one of this class."""
+        return True
 
     @classmethod
     def make_config(cls, **fields: Any) -> Any:
@@ -318,15 +341,23 @@ class Task(Presets, Adapters, KerasMethods, Model):
         activation = keras.activations.get(self.settings.get("activation"))
         return activation is keras.activations.linear
 
+    def compile_by_default(self) -> None:
+        """Compiles a model that was just made, in families whose tasks have defaults for it."""
+
     def get_compile_config(self) -> dict[str, Any]:
         """The arguments of `compile`, for a `.keras` file."""
         config = super().get_compile_config()
-        return config and {**config, **self._as_given}
+        if not config:
+            return config
+        slots = self.optimizer is not None and self.optimizer.built
+        return {**config, **self._as_given, "optimizer_built": slots}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Calls `compile` with what `get_compile_config` gave, and makes the optimizer's slots."""
+        """Calls `compile` with what `get_compile_config` gave, and makes the slots it had."""
+        config = dict(config)
+        slots = config.pop("optimizer_built", True)
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.built and self.optimizer is not None:
+        if slots and self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
 
     def make_train_function(self, force: bool = False) -> Any:

@@ -196,8 +196,14 @@ def test_timm_files_that_are_no_vit(tmp_path):
 def test_a_bare_timm_file_tells_all_but_the_heads(tmp_path):
     _timm(tmp_path / "timm", image_shape=(24, 24, 3))
     file = (tmp_path / "timm" / "model.safetensors").rename(tmp_path / "vit.safetensors")
-    model = ViTImageClassifier.from_preset(file, num_heads=2)
+    with pytest.warns(UserWarning, match="vit.safetensors does not say how its pictures are norm"):
+        model = ViTImageClassifier.from_preset(file, num_heads=2)
+    assert model.preprocessor is None
     assert _bits(model) == _bits(_model(image_shape=(24, 24, 3)))
+    named = file.rename(tmp_path / "vit_mine_patch8_siglip_24.safetensors")
+    found = ViTImageClassifier.from_preset(named, num_heads=2).preprocessor
+    assert (found.mean, found.std) == ((0.5,) * 3, (0.5,) * 3)
+    file = named.rename(file)
     with pytest.raises(InputError, match="width of 16 has; give num_heads"):
         ViTImageClassifier.from_preset(file)
 

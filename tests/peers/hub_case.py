@@ -65,6 +65,8 @@ def assert_close(found: Any, wanted: Any) -> None:
 
 def batches(data: Any, size: int) -> Any:
     """A data set of arrays: tf.data where TensorFlow is installed, otherwise a PyDataset."""
+    if isinstance(data, tuple):  # labels may be a plain list
+        data = tuple(np.asarray(x) if isinstance(x, list) else x for x in data)
     if HAS_TF_DATA:
         import tensorflow as tf
 

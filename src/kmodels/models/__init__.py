@@ -14,6 +14,14 @@ from kmodels.models.gemma import (
 )
 from kmodels.models.gemma.sharding import LAYOUT as _GEMMA
 from kmodels.models.vit import (
+    DeiTBackbone,
+    DeiTImageClassifier,
+    DeiTImageClassifierPreprocessor,
+    DeiTImageConverter,
+    DINOV2Backbone,
+    DINOV2ImageConverter,
+    SigLIPImageConverter,
+    SigLIPVisionEncoder,
     ViTBackbone,
     ViTConfig,
     ViTImageClassifier,
@@ -26,6 +34,12 @@ for _layout in (_GEMMA, _VIT):
     register(_layout)
 
 __all__ = [
+    "DINOV2Backbone",
+    "DINOV2ImageConverter",
+    "DeiTBackbone",
+    "DeiTImageClassifier",
+    "DeiTImageClassifierPreprocessor",
+    "DeiTImageConverter",
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",
@@ -35,6 +49,8 @@ __all__ = [
     "GemmaCausalLMPreprocessor",
     "GemmaConfig",
     "GemmaTokenizer",
+    "SigLIPImageConverter",
+    "SigLIPVisionEncoder",
     "ViTBackbone",
     "ViTConfig",
     "ViTImageClassifier",

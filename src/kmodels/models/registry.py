@@ -45,6 +45,7 @@ class Family:
         defaults: (config, given settings of the task) to all settings.
         fit_preprocessor: (arguments of the preprocessor, config) to arguments that suit the config.
         fit: (tensors by variable path, their config, wanted config) to tensors for that config.
+        fit_rules: (rules of a file, its config, wanted config) to rules for that config.
         sizes: config to what decides the memory of a step.
         transformers_form: model to config.json, preprocessor_config.json, table and extra tensors.
         keras_hub: the pairs with keras-hub's classes; the first that a model belongs to is its own.
@@ -62,6 +63,7 @@ class Family:
     sizes: Callable[[Any], Sizes]
     transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
     keras_hub: tuple[Peer, ...]
+    fit_rules: Callable[[Any, Any, Any], Any] = lambda rules, held, wanted: rules
 
 
 def family(name: str) -> Family:

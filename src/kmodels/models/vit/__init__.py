@@ -3,10 +3,28 @@
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import ViTImageConverter
+from kmodels.models.vit.kinds import (
+    DeiTBackbone,
+    DeiTImageClassifier,
+    DeiTImageClassifierPreprocessor,
+    DeiTImageConverter,
+    DINOV2Backbone,
+    DINOV2ImageConverter,
+    SigLIPImageConverter,
+    SigLIPVisionEncoder,
+)
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 
 __all__ = [
+    "DINOV2Backbone",
+    "DINOV2ImageConverter",
+    "DeiTBackbone",
+    "DeiTImageClassifier",
+    "DeiTImageClassifierPreprocessor",
+    "DeiTImageConverter",
+    "SigLIPImageConverter",
+    "SigLIPVisionEncoder",
     "ViTBackbone",
     "ViTConfig",
     "ViTImageClassifier",

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import keras
 
+from kmodels import compat
 from kmodels.errors import InputError, check_whole
 from kmodels.layers import Dense, Dropout, LayerNorm
-from kmodels.models.vit import exports_npz, exports_timm, features
+from kmodels.layers import compile as compiling
+from kmodels.models.vit import exports_npz, exports_timm, features, fitting
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone
@@ -16,6 +18,8 @@ from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Task
 
 POOLINGS = ("token", "gap", "token_gap", "distilled", "map")
+# timm's name for the mean over the patches.
+ALSO = {"avg": "gap"}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -27,9 +31,10 @@ class ViTImageClassifier(Task):
         num_classes: number of logits; 0 for no head, so that the model gives what is pooled: the
             features that a probe or another model goes on with.
         preprocessor: turns raw pictures into what the backbone takes, or None.
-        pooling: "token" (the class token), "gap" (mean over the patches), "token_gap" (both, one
-            behind the other, as DINOv2's classifier), "distilled" (DeiT: a head each on class and
-            distillation token, and the mean of their logits) or "map" (attention pooling).
+        pooling: "token" (the class token), "gap" or "avg" (mean over the patches), "token_gap"
+            (both, one behind the other, as DINOv2's classifier), "distilled" (DeiT: a head each on
+            class and distillation token, and the mean of their logits) or "map" (attention
+            pooling).
         intermediate_dim: width of a tanh layer in front of the logits (the pre-logits of the
             original), or None for none.
         activation: on the logits, such as "softmax"; None leaves logits.
@@ -40,6 +45,7 @@ class ViTImageClassifier(Task):
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32. There a logit of 0.1 would otherwise be
             off by 2e-4, and the head is a ten-thousandth of the work.
+        compile: compiles with the defaults of `compile`, where the model has a head that they fit.
 
     Call:
         images (B, height, width, C), preprocessed floats -> logits (B, num_classes), float32, or
@@ -65,10 +71,17 @@ class ViTImageClassifier(Task):
         head_bias: bool = True,
         head_dtype: Any = None,
         name: str | None = None,
+        compile: bool = True,
         **kwargs: Any,
     ):
+        pooling = ALSO.get(pooling, pooling)
         if pooling not in POOLINGS:
-            raise InputError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
+            raise InputError(
+                f"pooling is {pooling!r}; choose one of {', '.join((*POOLINGS, *ALSO))}; tokens "
+                "that are not pooled are what the backbone gives"
+            )
+        if len(backbone.output.shape) != 3:
+            raise InputError(f"{type(backbone).__name__} gives no tokens; give a ViTBackbone")
         _check_tokens(pooling, backbone.config)
         if pooling == "distilled" and (intermediate_dim is not None or pooled_norm):
             raise InputError(
@@ -99,7 +112,7 @@ class ViTImageClassifier(Task):
             )
 
         # === Graph ===
-        inputs = backbone.input
+        inputs = backbone.inputs[0]
         # Of a model that reads the first tokens alone, the last block need not make the others.
         tokens = backbone(inputs, keep=KEPT[pooling]) if pooling in KEPT else backbone(inputs)
 
@@ -140,6 +153,112 @@ class ViTImageClassifier(Task):
             "head_bias": head_bias,
         }
         self.head_dtype = policy
+        if compile:
+            self.compile_by_default()
+
+    def compile_by_default(self) -> None:
+        """Compiles with the defaults of `compile`, where the model has a head that they fit."""
+        # A model without values has no place for those of an optimizer; its loader calls again.
+        if compat.in_stateless_scope() or not self.num_classes or self._default_loss() is None:
+            return
+        # On an accelerator torch.compile takes the blocks only for who asks for it.
+        self.compile(jit_compile="auto" if compiling.declines() else False)
+
+    @property
+    def output_dense(self) -> Any:
+        """The layer that gives the logits, by keras-hub's name; None without a head."""
+        return self.get_layer("logits") if self.num_classes else None
+
+    @property
+    def activation(self) -> Any:
+        """What is applied to the logits."""
+        return keras.activations.get(self.settings["activation"])
+
+    def compile(
+        self,
+        optimizer: Any = "auto",
+        loss: Any = "auto",
+        loss_weights: Any = None,
+        metrics: Any = "auto",
+        **kwargs: Any,
+    ) -> None:
+        """Keras' `compile`, with keras-hub's defaults for whole-number labels.
+
+        Args:
+            optimizer: "auto" is Adam with a learning rate of 5e-5.
+            loss: "auto" is cross-entropy of whole-number labels, from logits or, with a "softmax",
+                from probabilities; with a "sigmoid" it is binary cross-entropy of 0 and 1.
+            loss_weights: as in Keras.
+            metrics: "auto" is the accuracy that belongs to the loss, if that is "auto" too; beside
+                a loss of your own it is none.
+            **kwargs: as in `Task.compile`.
+
+        Raises:
+            InputError: for "auto" where the activation is none of these.
+        """
+        if isinstance(metrics, str) and metrics == "auto":
+            automatic = isinstance(loss, str) and loss == "auto"
+            metrics = [self._default_metric()] if automatic else None
+        if isinstance(optimizer, str) and optimizer == "auto":
+            optimizer = keras.optimizers.Adam(5e-5)
+        if isinstance(loss, str) and loss == "auto":
+            loss = self._default_loss()
+            if loss is None:
+                raise InputError(
+                    f"no loss is known for the activation {self.settings['activation']!r}; give "
+                    'compile a loss, or choose activation=None, "softmax" or "sigmoid"'
+                )
+        super().compile(optimizer, loss, loss_weights, metrics, **kwargs)
+
+    def _default_loss(self) -> Any:
+        if self.activation is keras.activations.sigmoid:
+            return keras.losses.BinaryCrossentropy()
+        if self.activation in (keras.activations.softmax, keras.activations.linear):
+            logits = self.activation is keras.activations.linear
+            return keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
+        return None
+
+    def _default_metric(self) -> Any:
+        if self.activation is keras.activations.sigmoid:
+            return keras.metrics.BinaryAccuracy()
+        return keras.metrics.SparseCategoricalAccuracy()
+
+    def with_head(self, num_classes: int, pooling: str | None = None) -> Self:
+        """A classifier with a new head over the same backbone, whose weights they share.
+
+        Args:
+            num_classes: of the new head; 0 for none.
+            pooling: as in the class; None keeps it.
+        """
+        policy = self.head_dtype
+        settings = {**self.settings, "num_classes": num_classes}
+        settings["pooling"] = pooling or self.pooling
+        return type(self)(
+            self.backbone, preprocessor=self.preprocessor, head_dtype=policy, **settings
+        )
+
+    def resized(self, image_size: Sequence[int]) -> Self:
+        """A copy for pictures of another size; see `ViTBackbone.resized`."""
+        return fitting.resized(self, image_size)
+
+    def head(self, tokens: Any, pre_logits: bool = False) -> Any:
+        """What the model makes of the backbone's tokens, without dropout.
+
+        Args:
+            tokens: (B, prefix + P, D), as the backbone gives them.
+            pre_logits: stops at what goes into the last layer.
+
+        Returns:
+            logits (B, num_classes), float32, or what is pooled.
+        """
+        if pre_logits or not self.num_classes:
+            return self.pooled(tokens)
+        if self.pooling == "distilled":
+            one, two = self.get_layer("logits"), self.get_layer("distillation_logits")
+            x = (one(tokens[:, 0]) + two(tokens[:, 1])) / 2
+        else:
+            x = self.output_dense(self.pooled(tokens))
+        return self.activation(keras.ops.cast(x, "float32"))
 
     def feature_model(self, outputs: str | Sequence[str] = "pooled_output") -> keras.Model:
         """A model of what is computed on the way to the logits; it shares this one's weights.

@@ -13,7 +13,8 @@ class ViTConfig:
 
     Args:
         image_shape: (height, width, channels) in pixels.
-        patch_size: side of the square patches, in pixels; divides height and width.
+        patch_size: side of the square patches, in pixels, or (side, side); it divides height and
+            width.
         num_layers: blocks.
         num_heads: attention heads; divides `hidden_dim`.
         hidden_dim: width of the tokens.
@@ -73,6 +74,7 @@ class ViTConfig:
     use_swiglu_ffn: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "patch_size", _side(self.patch_size))
         sizes = ("patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim")
         for name in sizes:
             check_whole(name, getattr(self, name))
@@ -150,6 +152,14 @@ class ViTConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values."""
         return {**asdict(self), "image_shape": list(self.image_shape)}
+
+
+def _side(patch: Any) -> Any:
+    if not isinstance(patch, tuple | list):
+        return patch
+    if len(patch) != 2 or patch[0] != patch[1]:
+        raise InputError(f"patch_size is {patch}; patches are square here, so give one number")
+    return patch[0]
 
 
 def _nearest(side: int, patch: int) -> str:

@@ -10,6 +10,7 @@ from kmodels.models.vit import (
     weights_timm,
     weights_towers,
 )
+from kmodels.models.vit.channels import adapt_rules, adapt_statistics
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import transformers_form
@@ -29,7 +30,13 @@ def _defaults(config: Any, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fit_preprocessor(settings: dict[str, Any], config: Any) -> dict[str, Any]:
-    return {**settings, "image_size": config.image_shape[:2]}
+    *size, channels = config.image_shape
+    changed = {
+        name: adapt_statistics(settings[name], channels)
+        for name in ("mean", "std")
+        if len(settings.get(name, ())) not in (0, channels)
+    }
+    return {**settings, **changed, "image_size": tuple(size)}
 
 
 def _fit(tensors: Any, held: Any, wanted: Any) -> Any:
@@ -71,6 +78,7 @@ FAMILY = Family(
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,
     fit=_fit,
+    fit_rules=adapt_rules,
     sizes=sizes,
     transformers_form=transformers_form,
     keras_hub=PEERS,

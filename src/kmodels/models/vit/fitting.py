@@ -1,6 +1,9 @@
-"""Position embeddings of a file for the image size of a model."""
+"""Position embeddings of a file, or of a model, for another image size."""
 
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from kmodels.models.vit.config import ViTConfig
 from kmodels.weights import LazyArray
@@ -36,3 +39,16 @@ def fitting(
         return {**held, name: table.map(table.shape[1:], lambda x: x[0]) if flat else table}
 
     return fit
+
+
+def resized(model: Any, image_size: Sequence[int]) -> Any:
+    """A copy of a backbone or task for pictures of (height, width).
+
+    It goes by way of a preset, which knows adapters, quantized kernels and the rule for positions.
+    """
+    height, width = image_size
+    shape = (height, width, getattr(model, "backbone", model).config.image_shape[2])
+    with tempfile.TemporaryDirectory() as folder:
+        path = model.save_to_preset(Path(folder) / "model")
+        dtype = getattr(model, "backbone", model).dtype_policy
+        return type(model).from_preset(path, dtype=dtype, image_shape=shape)

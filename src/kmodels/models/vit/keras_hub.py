@@ -12,12 +12,12 @@ from kmodels.models.vit import weights_keras_hub as weights
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import BIAS, LOGITS, NONE, RATIOS, lacking
+from kmodels.models.vit.kinds import GELUS
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.weights_dinov2 import gated_dim
 
 # keras-hub's norms have no other in DINOv2, nor behind SigLIP's last block.
 EPSILON = 1e-6
-GELUS: dict[str, bool | str] = {"gelu": False, "gelu_approximate": True, "quick_gelu": "sigmoid"}
 SHARED = ("num_layers", "num_heads", "hidden_dim")
 DEIT_NAMES = ("dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias")
 VIT_NAMES = (*DEIT_NAMES, "use_mlp_bias", "use_class_token", "use_patch_bias")

@@ -9,10 +9,11 @@ What differs from the plain transformer encoder:
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import keras
 
+from kmodels.errors import InputError
 from kmodels.layers import (
     MLP,
     Attention,
@@ -23,7 +24,7 @@ from kmodels.layers import (
     LayerScale,
     SwiGLU,
 )
-from kmodels.models.vit import exports_npz, exports_timm, features, weights_peft
+from kmodels.models.vit import exports_npz, exports_timm, features, fitting, weights_peft
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
 from kmodels.task import Backbone
@@ -121,11 +122,17 @@ class ViTBackbone(Backbone):
         image_shape: (height, width, channels) in pixels.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: of the model.
-        **sizes: the other fields of `ViTConfig`, keras-hub's names where it has them.
+        data_format: "channels_last" or None.
+        **sizes: the other fields of `ViTConfig`, keras-hub's names where it has them; each is an
+            attribute of the model too.
+
+    Attributes:
+        named_inputs: whether its input is {"images": ...}, as keras-hub has it in some classes.
+        token_embedding: None, as in keras-hub's models of pictures.
 
     Call:
-        images (B, height, width, C), preprocessed floats -> tokens (B, prefix + P, D), or with
-        `keep` the first so many of them: (B, keep, D).
+        images (B, height, width, C), preprocessed floats, or {"images": ...} -> tokens
+        (B, prefix + P, D), or with `keep` the first so many of them: (B, keep, D).
 
     Raises:
         InputError: for sizes that do not fit together, or names that `ViTConfig` lacks.
@@ -137,14 +144,22 @@ class ViTBackbone(Backbone):
     config_class = ViTConfig
     family = "vit"
     peft_names = staticmethod(weights_peft.names)
+    named_inputs: ClassVar[bool] = False
+    token_embedding = None
 
     def __init__(
         self,
         image_shape: tuple[int, int, int] = (224, 224, 3),
         dtype: Any = None,
         name: str | None = None,
+        data_format: str | None = None,
         **sizes: Any,
     ):
+        if data_format not in (None, "channels_last"):
+            raise InputError(
+                f"data_format is {data_format!r}; pictures are (height, width, channels): leave it "
+                "out"
+            )
         config = self.make_config(image_shape=image_shape, **sizes)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
 
@@ -175,6 +190,7 @@ class ViTBackbone(Backbone):
         steps += [norm("pre_norm")] if config.pre_norm else []
         steps += blocks
         steps += [norm("final_norm")] if config.final_norm else []
+        steps += self.last_steps(config, policy)
 
         # === Graph ===
         x = images = keras.Input(config.image_shape, name="images", dtype="float32")
@@ -183,7 +199,8 @@ class ViTBackbone(Backbone):
             x = step(x)
             if step is not dropout:
                 out[step.name] = x
-        super().__init__(config=config, intermediates=out, inputs=images, outputs=x, name=name)
+        inputs = {"images": images} if self.named_inputs else images
+        super().__init__(config=config, intermediates=out, inputs=inputs, outputs=x, name=name)
 
         # === Config ===
         self.stages = out
@@ -199,8 +216,8 @@ class ViTBackbone(Backbone):
         The last block is the one where that can be left out: what comes before it is read by all.
         """
         if keep is None:
-            return super().call(inputs, training=training, mask=mask)
-        x = inputs
+            return super().call(self._given(inputs), training=training, mask=mask)
+        x = inputs["images"] if isinstance(inputs, Mapping) else inputs
         for step in self.steps:
             x = step(x, keep=keep) if step is self.blocks[-1] else step(x)
         return x
@@ -209,10 +226,36 @@ class ViTBackbone(Backbone):
         self, inputs: Any, training: Any = None, mask: Any = None, keep: int | None = None
     ) -> Any:
         """What `call` gives, without numbers."""
-        found = super().compute_output_spec(inputs, training=training, mask=mask)
+        found = super().compute_output_spec(self._given(inputs), training=training, mask=mask)
         if keep is None:
             return found
         return keras.KerasTensor((found.shape[0], keep, found.shape[2]), found.dtype)
+
+    def intermediates(self, inputs: Any) -> dict[str, Any]:
+        """Every named intermediate of one forward pass, in the order of computation."""
+        return super().intermediates(self._given(inputs))
+
+    @staticmethod
+    def last_steps(config: ViTConfig, policy: Any) -> list[Any]:
+        """Layers behind the final norm; a ViT has none."""
+        return []
+
+    def _given(self, inputs: Any) -> Any:
+        """Pictures alone or by name, in the structure of the graph's input."""
+        if isinstance(inputs, Mapping) == self.named_inputs:
+            return inputs
+        return {"images": inputs} if self.named_inputs else inputs["images"]
+
+    def resized(self, image_size: Sequence[int]) -> Self:
+        """A copy for pictures of another size; the position embedding is resized by its rule.
+
+        Args:
+            image_size: (height, width) in pixels.
+
+        Raises:
+            InputError: for sides that the patch does not divide.
+        """
+        return fitting.resized(self, image_size)
 
     def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
         """A model of what this one computes on its way; it shares its weights.
@@ -265,3 +308,11 @@ class ViTBackbone(Backbone):
             block.attention.probabilities(block.attention_norm(x))
             for block, x in zip(self.blocks, inputs, strict=True)
         ]
+
+
+def _field(name: str) -> property:
+    return property(lambda self: getattr(self.config, name), doc="The field of the config.")
+
+
+for _name in ViTConfig.__dataclass_fields__:
+    setattr(ViTBackbone, _name, _field(_name))

@@ -1,6 +1,7 @@
 """timm's `vit_*` and `deit*`: safetensors, alone or in a directory with timm's config.json."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,24 @@ TANH_NAMES = re.compile(
 )
 # Of the gated MLPs that timm has, the one whose gate comes first and goes through SiLU.
 SWIGLU_NAMES = re.compile(r"vit_giant_patch14_(reg4_)?dinov2")
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP: Statistics = (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+)
+# timm's names, alone or with the tag behind a dot, for which it has one mean and deviation each.
+# Of the others, such as vit_base_patch16_224 without its tag, several were trained.
+BY_NAME: dict[re.Pattern[str], Statistics] = {
+    re.compile(r"deit3?_\w+?(_distilled)?_patch\d+_\d+(\..*)?"): IMAGENET,
+    re.compile(r"vit_[a-z]+_patch14_(reg4_)?dinov2(\..*)?"): IMAGENET,
+    re.compile(r"vit_\w+_patch\d+_siglip(_gap)?_\d+(\..*)?"): HALF,
+    re.compile(r"vit_\w+_patch\d+(_\d+)?\.augreg\w*"): HALF,
+    re.compile(
+        r"vit_(?!large_patch14_clip_)\w+_patch\d+(_plus)?_clip(_quickgelu)?_\d+(\..*)?"
+    ): CLIP,
+}
 UNKNOWN = {
     "pool_include_prefix": (False, None),
     "scale_attn_norm": (False, None),
@@ -124,28 +143,46 @@ def open_checkpoint(
     backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
     tensors = _with_zero_biases(tensors, config)
-    pretrained = description.get("pretrained_cfg", {})
-    channels = config.image_shape[2]
+    statistics = _statistics(name, description, config.image_shape[2])
+
+    def warn() -> None:
+        if statistics is None:
+            warnings.warn(
+                f"{path} does not say how its pictures are normalised, so the model has no "
+                "preprocessor; give preprocessor=ViTImageClassifierPreprocessor(image_size, mean, "
+                "std), or preprocessor=None",
+                stacklevel=4,
+            )
 
     return Checkpoint(
         path=path,
         kind="timm",
         backbone=backbone,
         task=_task(path, description, arguments, tensors),
-        preprocessor={
+        preprocessor=statistics
+        and {
             "image_size": config.image_shape[:2],
-            "mean": _channels(pretrained.get("mean"), channels),
-            "std": _channels(pretrained.get("std"), channels),
-            "interpolation": pretrained.get("interpolation", "bicubic"),
+            "mean": statistics[0],
+            "std": statistics[1],
+            "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
         },
+        verify_preprocessor=warn,
         tensors=tensors,
         rules=rules(config),
         fit=fitting(config, "pos_embed"),
     )
 
 
-def _channels(values: Any, channels: int) -> tuple[float, ...]:
-    return tuple(values) if values and len(values) == channels else (0.5,) * channels
+def _statistics(name: str, description: dict[str, Any], channels: int) -> Statistics | None:
+    """Mean and deviation: what the file says, or what timm has for all files of that name."""
+    told = description.get("pretrained_cfg", {})
+    mean, std = told.get("mean"), told.get("std")
+    if mean and std:
+        return (tuple(mean), tuple(std)) if len(mean) == len(std) == channels else None
+    if tag := description.get("pretrained_cfg", {}).get("tag"):
+        name = f"{name}.{tag}"
+    found = next((found for names, found in BY_NAME.items() if names.fullmatch(name)), None)
+    return found if channels == 3 else None
 
 
 def _refuse_unknown(path: Path, name: str, arguments: dict[str, Any]) -> None:

@@ -1,0 +1,254 @@
+"""The kinds of a ViT by keras-hub's names and arguments, each the one ViT in other settings.
+
+Every class takes the fields of `ViTConfig` as well, which is what its config and files hold.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from kmodels.errors import InputError
+from kmodels.models.vit.classifier import ViTImageClassifier
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.image_converter import ViTImageConverter
+from kmodels.models.vit.layers import Pooling
+from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.weights_dinov2 import gated_dim
+
+GELUS: dict[str, bool | str] = {"gelu": False, "gelu_approximate": True, "quick_gelu": "sigmoid"}
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class DeiTBackbone(ViTBackbone):
+    """A ViT with a distillation token (Touvron et al. 2021).
+
+    Args:
+        image_shape: (height, width, channels) in pixels.
+        patch_size: side of the square patches, in pixels.
+        num_layers: blocks.
+        num_heads: attention heads.
+        hidden_dim: width of the tokens.
+        intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
+        **fields: of `ViTBackbone` and `ViTConfig`.
+
+    Raises:
+        InputError: for a checkpoint without a distillation token.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (224, 224, 3),
+        patch_size: Any = 16,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        hidden_dim: int = 768,
+        intermediate_dim: int = 3072,
+        **fields: Any,
+    ):
+        given = {"mlp_dim": intermediate_dim, "use_distillation_token": True}
+        given["position_interpolation"] = "bicubic"
+        given |= {"patch_size": patch_size, "num_layers": num_layers, "num_heads": num_heads}
+        super().__init__(image_shape, **{**given, "hidden_dim": hidden_dim, **fields})
+        if not self.config.use_distillation_token:
+            raise InputError("DeiTBackbone has a distillation token; without it take ViTBackbone")
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Those with a distillation token."""
+        return bool(fields.get("use_distillation_token"))
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class DINOV2Backbone(ViTBackbone):
+    """A ViT with layer scale, and registers or SwiGLU where asked for (Oquab et al. 2023).
+
+    Args:
+        patch_size: side of the square patches, in pixels.
+        num_layers: blocks.
+        hidden_dim: width of the tokens.
+        num_heads: attention heads.
+        intermediate_dim: width of the MLP, of which SwiGLU takes two thirds.
+        layer_scale_init_value: first value of the residual scales.
+        num_register_tokens: learned tokens in front of the patches.
+        use_mask_token: keeps the token of its pretraining.
+        use_swiglu_ffn: SiLU of a gate in place of GELU.
+        dropout_rate: as in `ViTConfig`, on the attention weights too.
+        drop_path_rate: stochastic depth of the last block.
+        image_shape: (height, width, channels) in pixels.
+        position_embedding_shape: must be `image_shape`, or None: the table is of the size of the
+            pictures, and files are resized when they are read.
+        antialias_in_interpolation: how files are resized.
+        apply_layernorm: puts the final norm on each of `pyramid_outputs`.
+        **fields: of `ViTBackbone` and `ViTConfig`.
+
+    Attributes:
+        pyramid_outputs: symbolic outputs by name: "stem", "stage1", "stage2", ...
+
+    Raises:
+        InputError: for a table of positions of another size.
+    """
+
+    named_inputs = True
+
+    def __init__(
+        self,
+        patch_size: Any = 14,
+        num_layers: int = 12,
+        hidden_dim: int = 768,
+        num_heads: int = 12,
+        intermediate_dim: int = 3072,
+        layer_scale_init_value: float = 1.0,
+        num_register_tokens: int = 0,
+        use_mask_token: bool = True,
+        use_swiglu_ffn: bool = False,
+        dropout_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        image_shape: tuple[int, int, int] = (224, 224, 3),
+        position_embedding_shape: Any = None,
+        antialias_in_interpolation: bool = False,
+        apply_layernorm: bool = False,
+        **fields: Any,
+    ):
+        if position_embedding_shape is not None and tuple(position_embedding_shape[:2]) != tuple(
+            image_shape[:2]
+        ):
+            raise InputError(
+                f"position_embedding_shape is {tuple(position_embedding_shape)}; the table has the "
+                f"size of the pictures, {tuple(image_shape)}: leave it out, files are resized when "
+                "they are read"
+            )
+        given: dict[str, Any] = {
+            "patch_size": patch_size,
+            "num_layers": num_layers,
+            "hidden_dim": hidden_dim,
+            "num_heads": num_heads,
+            "mlp_dim": gated_dim(intermediate_dim, 1) if use_swiglu_ffn else intermediate_dim,
+            "layer_scale": layer_scale_init_value,
+            "num_register_tokens": num_register_tokens,
+            "use_mask_token": use_mask_token,
+            "use_swiglu_ffn": use_swiglu_ffn,
+            "dropout_rate": dropout_rate,
+            "attention_dropout": dropout_rate,
+            "drop_path_rate": drop_path_rate,
+            "position_interpolation": (
+                "bicubic_antialias" if antialias_in_interpolation else "bicubic"
+            ),
+        }
+        super().__init__(image_shape, **{**given, **fields})
+        self.apply_layernorm = apply_layernorm
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Those of DINOv2."""
+        return name.startswith("dinov2_")
+
+    @property
+    def pyramid_outputs(self) -> dict[str, Any]:
+        """What goes into the first block, and what each block gives."""
+        names = {"tokens": "stem"} | {
+            f"block_{i}": f"stage{i + 1}" for i in range(self.config.num_layers)
+        }
+        found = {name: self.stages[stage] for stage, name in names.items()}
+        if self.apply_layernorm:
+            found = {name: self.get_layer("final_norm")(x) for name, x in found.items()}
+        return found
+
+    def get_config(self) -> dict[str, Any]:
+        """The config's fields, the policy, the name and `apply_layernorm`."""
+        return {**super().get_config(), "apply_layernorm": self.apply_layernorm}
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SigLIPVisionEncoder(ViTBackbone):
+    """SigLIP's vision tower with its attention pooling (Zhai et al. 2023).
+
+    Args:
+        patch_size: side of the square patches, in pixels.
+        hidden_dim: width of the tokens.
+        num_layers: blocks.
+        num_heads: attention heads.
+        intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
+        intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
+        layer_norm_epsilon: of the norms.
+        image_shape: (height, width, channels) in pixels.
+        **fields: of `ViTBackbone` and `ViTConfig`.
+
+    Call:
+        images (B, height, width, C), or {"images": ...} -> (B, hidden_dim).
+
+    Raises:
+        InputError: for another activation.
+    """
+
+    named_inputs = True
+    own_parts = ("pooling/",)
+
+    def __init__(
+        self,
+        patch_size: Any = 16,
+        hidden_dim: int = 768,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        intermediate_dim: int = 3072,
+        intermediate_activation: str = "gelu_approximate",
+        layer_norm_epsilon: float = 1e-6,
+        image_shape: tuple[int, int, int] = (224, 224, 3),
+        **fields: Any,
+    ):
+        if intermediate_activation not in GELUS:
+            raise InputError(
+                f"intermediate_activation is {intermediate_activation!r}; choose one of "
+                f"{', '.join(GELUS)}"
+            )
+        given: dict[str, Any] = {
+            "patch_size": patch_size,
+            "hidden_dim": hidden_dim,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "mlp_dim": intermediate_dim,
+            "approximate_gelu": GELUS[intermediate_activation],
+            "layer_norm_epsilon": layer_norm_epsilon,
+            "use_class_token": False,
+            "position_interpolation": "bicubic",
+        }
+        super().__init__(image_shape, **{**given, **fields})
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Those of SigLIP and SigLIP 2."""
+        return name.startswith("siglip")
+
+    @staticmethod
+    def last_steps(config: ViTConfig, policy: Any) -> list[Any]:
+        """The attention pooling."""
+        return [Pooling("map", config, name="pooling", dtype=policy)]
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class DeiTImageConverter(ViTImageConverter):
+    """`ViTImageConverter` by keras-hub's name for DeiT."""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class DINOV2ImageConverter(ViTImageConverter):
+    """`ViTImageConverter` by keras-hub's name for DINOv2."""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SigLIPImageConverter(ViTImageConverter):
+    """`ViTImageConverter` by keras-hub's name for SigLIP."""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class DeiTImageClassifierPreprocessor(ViTImageClassifierPreprocessor):
+    """`ViTImageClassifierPreprocessor` by keras-hub's name for DeiT."""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class DeiTImageClassifier(ViTImageClassifier):
+    """`ViTImageClassifier` of a `DeiTBackbone`, by default on the class token as in keras-hub."""
+
+    backbone_class = DeiTBackbone
+    preprocessor_class = DeiTImageClassifierPreprocessor
