@@ -208,6 +208,8 @@ class ViTImageClassifier(Task):
                     f"no loss is known for the activation {self.settings['activation']!r}; give "
                     'compile a loss, or choose activation=None, "softmax" or "sigmoid"'
                 )
+        # Keras leaves the metrics of an earlier call where there are none now.
+        self._compile_metrics = None
         super().compile(optimizer, loss, loss_weights, metrics, **kwargs)
 
     def _default_loss(self) -> Any:
