@@ -180,7 +180,11 @@ class ViTImageClassifier(Task):
         loss: Any = "auto",
         loss_weights: Any = None,
         metrics: Any = "auto",
-        **kwargs: Any,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
     ) -> None:
         """Keras' `compile`, with keras-hub's defaults for whole-number labels.
 
@@ -191,7 +195,11 @@ class ViTImageClassifier(Task):
             loss_weights: as in Keras.
             metrics: "auto" is the accuracy that belongs to the loss, if that is "auto" too; beside
                 a loss of your own it is none.
-            **kwargs: as in `Task.compile`.
+            weighted_metrics: as in `Task.compile`, like all that follow.
+            run_eagerly: see there.
+            steps_per_execution: see there.
+            jit_compile: see there.
+            auto_scale_loss: see there.
 
         Raises:
             InputError: for "auto" where the activation is none of these.
@@ -210,7 +218,17 @@ class ViTImageClassifier(Task):
                 )
         # Keras leaves the metrics of an earlier call where there are none now.
         self._compile_metrics = None
-        super().compile(optimizer, loss, loss_weights, metrics, **kwargs)
+        super().compile(
+            optimizer,
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )
 
     def _default_loss(self) -> Any:
         if self.activation is keras.activations.sigmoid:
