@@ -12,7 +12,7 @@ from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
-from kmodels.lora import changes, stored
+from kmodels.lora import changes, hub_names, stored
 from kmodels.training.keras_methods import KerasMethods
 from kmodels.training.other_variables import follow_variables
 from kmodels.training.probability_loss import warn_of_logits
@@ -98,6 +98,7 @@ class Adapters:
         targets: str | Sequence[str] = ("query", "value"),
         rslora: bool = False,
         dora: bool = False,
+        target_layer_names: Sequence[str] | None = None,
     ) -> None:
         """Freezes the backbone and puts two trainable matrices beside each chosen linear layer.
 
@@ -112,12 +113,45 @@ class Adapters:
                 (r"block_[0-3]/.*"), or "all-linear".
             rslora: alpha / sqrt(rank) instead of alpha / rank.
             dora: learns the length of each output's weights too.
+            target_layer_names: keras-hub's argument in place of `targets`; its names are understood
+                too, such as "query_dense" or "ffw_gating".
 
         Raises:
             InputError: for values out of range, unknown targets, or a model with adapters.
         """
         backbone = getattr(self, "backbone", self)
+        if target_layer_names is not None:
+            targets = hub_names.targets(target_layer_names)
         lora.enable(backbone, lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora))
+
+    def default_lora_layer_names(self) -> list[str]:
+        """What `enable_lora` adapts by default; keras-hub's method of this name."""
+        return list(hub_names.DEFAULT)
+
+    def save_lora_weights(self, filepath: str | Path) -> None:
+        """Writes the adapters to one file, by the path of their layer.
+
+        `save_adapter` writes them for PEFT. keras-hub's own files number the layers and share a
+        matrix among heads, which adapters made here need not; `read_lora` of
+        `kmodels.interop.keras_hub` reads them.
+
+        Args:
+            filepath: ends in .lora.h5.
+
+        Raises:
+            InputError: without adapters, or for another ending.
+        """
+        gather.check_whole(self, "save_lora_weights")
+        hub_names.save(self, filepath)
+
+    def load_lora_weights(self, filepath: str | Path) -> None:
+        """Fills the adapters from a file of `save_lora_weights`; enables them where none are.
+
+        Raises:
+            InputError: lists what does not fit; the model is unchanged then.
+        """
+        gather.check_whole(self, "load_lora_weights")
+        hub_names.load(self, filepath)
 
     def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
         """Keeps the kernels of the backbone's linear layers in 8 or 4 bits (QLoRA's base).

@@ -1,12 +1,13 @@
 """The linear layer."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels import compat, ops, traced
+from kmodels import compat, initializers, ops, traced
 from kmodels.errors import InputError, check_whole
 from kmodels.layers import kernels
 from kmodels.layers import quantized as quantizing
@@ -200,6 +201,49 @@ class Dense(WithKernel):
         if self.quantized is not None:
             return self.quantized.wide()
         return keras.ops.cast(self.kernel, "float32")
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Keras' shapes, and what was done to the layer since, for `.keras` files."""
+        changed = importlib.import_module("kmodels.lora.changes").describe(self)
+        return {**(super().get_build_config() or {}), **({"changes": changed} if changed else {})}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the layer as `get_build_config` says."""
+        config = dict(config)
+        changed = config.pop("changes", {})
+        super().build_from_config(config)
+        importlib.import_module("kmodels.lora.changes").restore(self, changed)
+
+    def enable_lora(
+        self,
+        rank: int,
+        lora_alpha: float | None = None,
+        a_initializer: Any = "he_uniform",
+        b_initializer: Any = "zeros",
+    ) -> None:
+        """Freezes the kernel and puts two trainable matrices beside it, as Keras' Dense does.
+
+        Args:
+            rank: of the matrices, (in, rank) and (rank, units).
+            lora_alpha: they count lora_alpha / rank times; None for once.
+            a_initializer: of the first matrix, as Keras takes it.
+            b_initializer: of the second.
+
+        Raises:
+            InputError: for a layer that is not built, has an adapter, or holds its kernel to a
+                constraint, or a rank out of range.
+        """
+        if not self.built:
+            raise InputError(f"{self.name} is not built; call it, or build, before enable_lora")
+        if self.adapter is not None or self.merged is not None:
+            raise InputError(f"{self.path} has an adapter already; lora is enabled once per layer")
+        if self.kernel_constraint is not None:
+            raise InputError(f"{self.path} has a kernel_constraint, which LoRA would pass by")
+        # An adapter is made above the layers; this is a look-up by name.
+        made = importlib.import_module("kmodels.lora.enable").beside(self, rank, lora_alpha)
+        for variable, initializer in zip(made, (a_initializer, b_initializer), strict=True):
+            keyed = initializers.keyed(initializer, variable.path)
+            variable.assign(keyed(tuple(variable.shape), "float32"))
 
     def quantize_kernel(self, mode: str) -> None:
         """Replaces the kernel by one of 8 or 4 bits, see `layers.quantized`.

@@ -46,6 +46,16 @@ def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bo
         layer.adapter = Adapter(layer, settings)
 
 
+def beside(layer: Dense, rank: int, alpha: float | None) -> list[Any]:
+    """Gives one layer an adapter and freezes its kernel; the two matrices are returned."""
+    settings = LoraSettings(rank, alpha, targets=(layer.name,))
+    check_rank(layer.path, layer, rank)
+    layer.adapter = Adapter(layer, settings)
+    if layer.kernel is not None:
+        layer.kernel.trainable = False
+    return layer.adapter.variables
+
+
 def check_rank(path: str, layer: Dense, rank: int) -> None:
     """Raises `InputError` for a rank that no product of two matrices of this layer has."""
     if rank > (limit := min(layer.input_dim, layer.units)):

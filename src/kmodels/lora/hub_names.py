@@ -1,0 +1,129 @@
+"""keras-hub's names for the layers that LoRA is for, and its way to keep adapters in a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.files import atomic_write
+from kmodels.lora.adapter import LoraSettings
+from kmodels.lora.enable import adapters, put, values
+from kmodels.lora.targets import linear_layers
+
+# What keras-hub's layers of attention and MLP are called here.
+NAMES = {
+    "query_dense": "query",
+    "key_dense": "key",
+    "value_dense": "value",
+    "query_proj": "query",
+    "key_proj": "key",
+    "value_proj": "value",
+    "attention_output": "output",
+    "output_dense": "output",
+    "out_proj": "output",
+    "ffw_gating": "gate",
+    "ffw_gating_2": "up",
+    "ffw_linear": "down",
+    "mlp_dense_1": "up",
+    "mlp_dense_2": "down",
+}
+DEFAULT = ("query", "value")
+ENDING = ".lora.h5"
+PARTS = ("lora_a", "lora_b", "lora_magnitude")
+
+
+def targets(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Targets of `enable_lora` for keras-hub's `target_layer_names`."""
+    if isinstance(given, str):
+        raise InputError(f"target_layer_names is {given!r}; give a list of names")
+    return DEFAULT if given is None else tuple(dict.fromkeys(NAMES.get(n, n) for n in given))
+
+
+def save(model: Any, path: str | Path) -> None:
+    """See `save_lora_weights`."""
+    found = adapters(model)
+    if not found:
+        raise InputError("there are no lora-enabled layers in this model; call enable_lora first")
+    if not str(path).endswith(ENDING):
+        raise InputError(f"the filename must end in {ENDING}; it is {path}")
+    arrays = {name: [values(v) for v in adapter.variables] for name, adapter in found.items()}
+
+    def write(part: Path) -> None:
+        with h5py.File(part, "w") as file:
+            for name, held in arrays.items():
+                group = file.create_group(f"adapters/{name}")
+                for key, value in _described(found[name].settings).items():
+                    group.attrs[key] = value
+                for part_name, array in zip(PARTS, held, strict=False):
+                    group[part_name] = array
+
+    atomic_write(path, write)
+
+
+def _described(settings: LoraSettings) -> dict[str, Any]:
+    alpha = settings.rank if settings.alpha is None else settings.alpha
+    found = {"rank": settings.rank, "alpha": alpha, "dropout": settings.dropout}
+    return found | {"rslora": settings.rslora, "dora": settings.dora}
+
+
+def load(model: Any, path: str | Path) -> None:
+    """See `load_lora_weights`."""
+    held = _read(path)
+    layers, own = linear_layers(model), adapters(model)
+    ends = tuple(sorted({name.rpartition("/")[2] for name in held}))
+    settings = {
+        name: LoraSettings(**_plain(described), targets=ends)
+        for name, (described, _) in held.items()
+    }
+    problems = [f"{name} is no linear layer here" for name in held if name not in layers]
+    if own:
+        problems += [f"{name} has an adapter only here" for name in own if name not in held]
+        problems += [f"{name} has an adapter only there" for name in held if name not in own]
+    for name, wanted in settings.items():
+        if name in own and (rank := own[name].settings.rank) != wanted.rank:
+            problems.append(
+                f"{name} has rank {rank} here and {wanted.rank} there, and the ranks must match"
+            )
+        elif name in own and _described(own[name].settings) != _described(wanted):
+            problems.append(f"{name} was enabled there with {_described(wanted)}")
+        elif name in layers:
+            layer, arrays = layers[name], held[name][1]
+            shapes = [(layer.input_dim, wanted.rank), (wanted.rank, layer.units), (layer.units,)]
+            if [a.shape for a in arrays] != shapes[: 2 + wanted.dora]:
+                problems.append(f"{name} has other sizes there")
+    if problems:
+        raise InputError(f"{path} does not fit the model: {'; '.join(problems[:4])}")
+    if not own:
+        put(model, {name: (layers[name], settings[name]) for name in held})
+    for name, (_, arrays) in held.items():
+        for variable, array in zip(layers[name].adapter.variables, arrays, strict=True):
+            variable.assign(array)
+
+
+def _plain(described: dict[str, Any]) -> dict[str, Any]:
+    return {key: getattr(value, "item", lambda v=value: v)() for key, value in described.items()}
+
+
+def _read(path: str | Path) -> dict[str, tuple[dict[str, Any], list[np.ndarray]]]:
+    found: dict[str, tuple[dict[str, Any], list[np.ndarray]]] = {}
+    if not Path(path).is_file() or not h5py.is_hdf5(path):
+        raise InputError(f"{path} is no file of save_lora_weights")
+
+    def note(name: str, group: Any) -> None:
+        if isinstance(group, h5py.Group) and PARTS[0] in group:
+            arrays = [np.asarray(group[part]) for part in PARTS if part in group]
+            found[name] = dict(group.attrs), arrays
+
+    with h5py.File(path) as file:
+        if "lora" in file:
+            raise InputError(
+                f"{path} is a file of keras-hub, which numbers layers; read it with "
+                "kmodels.interop.keras_hub.read_lora(model, file)"
+            )
+        if "adapters" not in file:
+            raise InputError(f"{path} is no file of save_lora_weights")
+        file["adapters"].visititems(note)
+    return found

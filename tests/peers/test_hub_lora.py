@@ -1,0 +1,168 @@
+"""What keras-hub's gemma_lora_test and gemma3_lora_test assert of adapters."""
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels.models import Gemma3Backbone, GemmaBackbone
+from tolerances import tolerance
+
+GEMMA = {
+    "vocabulary_size": 50,
+    "num_layers": 2,
+    "num_query_heads": 2,
+    "num_key_value_heads": 2,
+    "hidden_dim": 32,
+    "intermediate_dim": 16,
+    "head_dim": 16,
+    "layer_norm_epsilon": 1e-6,
+}
+GEMMA3 = {
+    "vocabulary_size": 256,
+    "image_size": 16,
+    "num_layers": 6,
+    "num_query_heads": 2,
+    "num_key_value_heads": 1,
+    "hidden_dim": 8,
+    "intermediate_dim": 16,
+    "head_dim": 4,
+    "query_head_dim_normalize": True,
+    "use_query_key_norm": True,
+    "use_post_ffw_norm": True,
+    "use_post_attention_norm": True,
+    "final_logit_soft_cap": None,
+    "attention_logit_soft_cap": None,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 1024,
+    "vision_encoder": None,
+}
+INPUTS = {"token_ids": np.ones((2, 5), "int32"), "padding_mask": np.ones((2, 5), "int32")}
+
+
+def trained(backbone):
+    """The backbone after an epoch."""
+    targets = np.random.default_rng(0).normal(size=(2, 5, backbone.config.hidden_dim))
+    backbone.compile(optimizer="sgd", loss="mse")
+    backbone.fit(INPUTS, targets, epochs=1, verbose=0)
+    return backbone
+
+
+def check_equal(left, right):
+    close = {"rtol": 0, "atol": tolerance("logits_across")}
+    np.testing.assert_allclose(to_numpy(left(INPUTS)), to_numpy(right(INPUTS)), **close)
+
+
+def check_fine_tuning(backbone, new, adapted, frozen, tmp_path):
+    """Counts what is trained and what is not, trains, and loads the weights without adapters."""
+    assert len(backbone.trainable_weights) == adapted
+    assert len(backbone.non_trainable_weights) == frozen
+    trained(backbone).save_weights(tmp_path / "lora_model.weights.h5")
+    new.load_weights(tmp_path / "lora_model.weights.h5")
+    check_equal(new, backbone)
+
+
+def check_reloading(make, other_rank, tmp_path):
+    """Saves and loads adapters over the same base; wrong uses raise."""
+    backbone, file = make(), tmp_path / "lora_model.lora.h5"
+    backbone.save_weights(tmp_path / "base.weights.h5")
+    backbone.enable_lora(4)
+    trained(backbone).save_lora_weights(file)
+    new = make()
+    new.load_weights(tmp_path / "base.weights.h5")
+    new.enable_lora(4)
+    new.load_lora_weights(file)
+    check_equal(new, backbone)
+    other = make()
+    with pytest.raises(ValueError, match="no lora-enabled layers"):
+        other.save_lora_weights(file)
+    other.enable_lora(other_rank)
+    with pytest.raises(ValueError, match="ranks must match"):
+        other.load_lora_weights(file)
+    with pytest.raises(ValueError, match="filename must end in"):
+        other.save_lora_weights("bad_filepath")
+
+
+def test_lora_fine_tuning(tmp_path):
+    """Query and value of each block are adapted by default, and weights load without adapters."""
+    backbone = GemmaBackbone(**GEMMA)
+    backbone.enable_lora(4)
+    check_fine_tuning(backbone, GemmaBackbone(**GEMMA), 4 * 2, 20, tmp_path)
+
+
+def test_lora_fine_tuning_target_names(tmp_path):
+    """The names of the adapted layers may be given."""
+    backbone = GemmaBackbone(**GEMMA)
+    backbone.enable_lora(4, target_layer_names=["query"])
+    check_fine_tuning(backbone, GemmaBackbone(**GEMMA), 2 * 2, 20, tmp_path)
+
+
+def test_lora_saving_and_reloading(tmp_path):
+    """Adapters alone are saved and loaded; other ranks, endings and plain models are refused."""
+    check_reloading(lambda: GemmaBackbone(**GEMMA), 5, tmp_path)
+
+
+def test_text_lora_fine_tuning(tmp_path):
+    """The same counts and round trip with Gemma 3, whose blocks have more norms."""
+    backbone = Gemma3Backbone(**GEMMA3)
+    backbone.enable_lora(4)
+    check_fine_tuning(backbone, Gemma3Backbone(**GEMMA3), 24, 80, tmp_path)
+
+
+def test_text_lora_saving_and_reloading(tmp_path):
+    """The same with Gemma 3; rank 3 is the other one, as its values are 4 wide and 5 is refused."""
+    check_reloading(lambda: Gemma3Backbone(**GEMMA3), 3, tmp_path)
+
+
+def test_names_of_keras_hub_and_a_new_model(tmp_path):
+    """keras-hub's names mean our layers, and a file enables what it has adapters for."""
+    backbone = GemmaBackbone(**GEMMA)
+    backbone.enable_lora(2, target_layer_names=["query_dense", "ffw_gating_2", "attention_output"])
+    assert len(backbone.trainable_weights) == 2 * 3 * 2
+    trained(backbone).save_lora_weights(tmp_path / "a.lora.h5")
+    new = GemmaBackbone(**GEMMA)
+    backbone.save_weights(tmp_path / "w.weights.h5")
+    new.enable_lora(2, targets=("query", "mlp/up", "output"))
+    new.load_weights(tmp_path / "w.weights.h5")
+    check_equal(new, backbone)
+    fresh = GemmaBackbone(**GEMMA)
+    fresh.load_lora_weights(tmp_path / "a.lora.h5")
+    assert len(fresh.trainable_weights) == 2 * 3 * 2
+    with pytest.raises(ValueError, match="is no file of save_lora_weights"):
+        fresh.load_lora_weights(tmp_path / "w.weights.h5")
+    with pytest.raises(ValueError, match="target_layer_names is 'query'; give a list"):
+        GemmaBackbone(**GEMMA).enable_lora(2, target_layer_names="query")
+    assert fresh.default_lora_layer_names() == ["query", "value"]
+
+
+def test_a_dense_layer_is_adapted_as_keras_own(tmp_path):
+    """One layer in a model of the user's: what trains, the first output, and its file."""
+    from kmodels.layers import Dense
+
+    inputs = keras.Input((4,))
+    layer, plain = Dense(3, name="first"), keras.layers.Dense(3)
+    model = keras.Model(inputs, layer(inputs))
+    plain.build((None, 4))
+    plain.set_weights(layer.get_weights())
+    x = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
+    for each in (layer, plain):
+        each.enable_lora(2, lora_alpha=3.0, b_initializer="ones")
+    for ours, theirs in zip(
+        layer.adapter.variables, (plain.lora_kernel_a, plain.lora_kernel_b), strict=True
+    ):
+        theirs.assign(to_numpy(ours.value))
+    atol = tolerance("dense")
+    np.testing.assert_allclose(to_numpy(model(x)), to_numpy(plain(x)), rtol=0, atol=atol)
+    assert len(layer.trainable_weights) == len(plain.trainable_weights) == 3
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(to_numpy(again(x)), to_numpy(plain(x)), rtol=0, atol=atol)
+    assert len(again.trainable_weights) == 3
+    with pytest.raises(ValueError, match="once per layer"):
+        layer.enable_lora(2)
+    with pytest.raises(ValueError, match="is not built; call it"):
+        Dense(3).enable_lora(2)
+    held = Dense(3, kernel_constraint="non_neg")
+    held.build((None, 4))
+    with pytest.raises(ValueError, match="has a kernel_constraint"):
+        held.enable_lora(2)
