@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from kmodels.cli import main
 from kmodels.convert import convert
 from kmodels.errors import InputError
 from kmodels.generation import Sampler
@@ -213,3 +214,13 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(directory):
     tokenizer.core.add_tokens(["<image_soft_token>"])  # as in Gemma 3, behind the last row
     tokenizer.save(directory)
     assert GemmaCausalLM.from_preset(directory).generate("the", max_length=4)
+
+
+def test_the_command_line_writes_the_text_part_when_told(with_pictures, tmp_path, capsys):
+    command = ["convert", str(with_pictures), str(tmp_path / "text"), "--to", "hf"]
+    for more, code in (([], 2), (["--text-only"], 0)):
+        with pytest.warns(UserWarning, match="left out"), pytest.raises(SystemExit) as ended:
+            main([*command, *more])
+        assert ended.value.code in (code, code or None)
+        assert (tmp_path / "text").exists() == bool(more)
+    assert "give text_only=True if that is what you want" in capsys.readouterr().err
