@@ -22,7 +22,7 @@ PICTURES = GENERATOR.integers(0, 256, (6, 20, 20, 3)).astype("uint8")
 LABELS = np.arange(6) % 3
 TEXTS = ["the cat sat", "a dog ran over the hill", "two birds", "one more"]
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-FIELDS = {**PRESETS["gemma_debug"], "vocabulary_size": 400}
+FIELDS = {**PRESETS["gemma_debug"], "vocabulary_size": 420}
 METHODS = (
     *("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"),
     *("save", "save_weights", "load_weights"),
