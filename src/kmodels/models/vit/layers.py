@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
+from kmodels.errors import InputError
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
 from kmodels.layers.dense import WithKernel
 from kmodels.models.vit.config import ViTConfig
@@ -36,6 +37,9 @@ class PatchEmbedding(WithKernel):
 
     Weights:
         kernel (patch * patch * C, D), rows in the order (row, column, channel); bias (D,).
+
+    Raises:
+        InputError: where Keras' `image_data_format` is "channels_first".
     """
 
     def __init__(
@@ -51,6 +55,11 @@ class PatchEmbedding(WithKernel):
                 mode="fan_in", distribution="untruncated_normal"
             )
         super().__init__(kernel_initializer=kernel_initializer, **kwargs)
+        if keras.config.image_data_format() != "channels_last":
+            raise InputError(
+                "Keras' image_data_format is 'channels_first'; pictures are (height, width, "
+                "channels) here: call keras.config.set_image_data_format('channels_last')"
+            )
         self.supports_masking = False
         self.patch_size = patch_size
         self.units = units
