@@ -45,8 +45,8 @@ def supports(
         return "the seed is no SeedGenerator"
     if meshes.layers_are_cut():
         return "under ModelParallel heads may lie on several devices"
-    if None in (*query.shape, *key.shape):
-        return "lengths are not known"
+    if not all(isinstance(size, int) for size in (*query.shape[1:], *key.shape[1:])):
+        return "lengths are not known"  # None, or what jax.export has for them
     return None
 
 
