@@ -110,25 +110,29 @@ class ViTImageConverter(Preprocessor):
         }
 
 
-def pictures(x: Any, size: Sequence[int] | None, resizing: Resizing) -> np.ndarray:
+def pictures(
+    x: Any, size: Sequence[int] | None, resizing: Resizing, channels: int | None = None
+) -> np.ndarray:
     """Pictures of any framework in one size, float32 in [0, 255].
 
     Args:
         x: (B, H, W, C), (H, W, C), or a list of pictures of any size.
         size: (height, width), or None for as they are.
         resizing: how.
+        channels: that each picture must have; None for any number.
 
     Returns:
         (B, height, width, C), or (height, width, C) of one picture.
 
     Raises:
-        InputError: for what is no picture.
+        InputError: for what is no picture, or has another number of channels.
     """
     if isinstance(x, list | tuple):
-        return np.stack([_resize(_picture(one), size, resizing) for one in x])
+        return np.stack([_resize(_picture(one, channels), size, resizing) for one in x])
     x = to_numpy(x)
     if x.ndim != 4:
-        return _resize(_picture(x), size, resizing)
+        return _resize(_picture(x, channels), size, resizing)
+    _check_channels(x, channels)
     if size is None or x.shape[1:3] == size:
         return x.astype("float32")
     return np.stack([_resize(one, size, resizing) for one in x])
@@ -196,11 +200,17 @@ def _plain(value: Any) -> Any:
     return value if value is None or np.ndim(value) == 0 else [float(x) for x in value]
 
 
-def _picture(x: Any) -> np.ndarray:
+def _picture(x: Any, channels: int | None) -> np.ndarray:
     x = to_numpy(x)
     if x.ndim != 3:
         raise InputError(f"a picture has shape {x.shape}; give (height, width, channels)")
+    _check_channels(x, channels)
     return x
+
+
+def _check_channels(x: np.ndarray, channels: int | None) -> None:
+    if channels is not None and x.shape[-1] != channels:
+        raise InputError(f"a picture has shape {x.shape}; give (height, width, {channels})")
 
 
 def _resize(picture: np.ndarray, size: Sequence[int] | None, resizing: Resizing) -> np.ndarray:

@@ -103,11 +103,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     def call(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Pictures to normalised floats."""
-        found = pictures(x, self.image_size, self.resizing)
-        if found.shape[-1] != len(self.mean):
-            raise InputError(
-                f"a picture has shape {found.shape}; give (height, width, {len(self.mean)})"
-            )
+        found = pictures(x, self.image_size, self.resizing, channels=len(self.mean))
         mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
         found = (found / np.float32(255.0) - mean) / std
         return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
