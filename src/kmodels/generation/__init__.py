@@ -2,5 +2,28 @@
 
 from kmodels.generation.generate import continue_prompts
 from kmodels.generation.sampler import Sampler
+from kmodels.generation.samplers import (
+    BeamSampler,
+    ContrastiveSampler,
+    GreedySampler,
+    RandomSampler,
+    TopKSampler,
+    TopPSampler,
+    deserialize,
+    get,
+    serialize,
+)
 
-__all__ = ["Sampler", "continue_prompts"]
+__all__ = [
+    "BeamSampler",
+    "ContrastiveSampler",
+    "GreedySampler",
+    "RandomSampler",
+    "Sampler",
+    "TopKSampler",
+    "TopPSampler",
+    "continue_prompts",
+    "deserialize",
+    "get",
+    "serialize",
+]

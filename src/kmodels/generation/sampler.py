@@ -1,6 +1,7 @@
 """How the next token is chosen."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import keras
@@ -15,13 +16,14 @@ OUT = -1e30
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Sampler:
     """Greedy choice, or a draw from the filtered distribution.
 
     The steps are Transformers': repetition penalty, temperature, top-k, top-p, min-p. A draw uses
     one number in [0, 1) per row from NumPy's Philox generator, so equal logits give equal tokens on
-    every backend.
+    every backend. A class of your own may have `get_next_token(probabilities)` instead, (B, V) to
+    (B,), as in keras-hub.
 
     Args:
         temperature: 0 for the most likely token (greedy), else what logits are divided by.
@@ -30,7 +32,9 @@ class Sampler:
         min_p: keeps tokens with at least p times the probability of the most likely one.
         repetition_penalty: divides positive, multiplies negative logits of tokens that the row
             holds already.
-        seed: of the draws; `keras.utils.set_random_seed`'s by default, or a new one.
+        seed: of the draws, which go on from call to call and begin anew with a new sampler; by
+            default they go on since `keras.utils.set_random_seed`, and are new in each process
+            where that was not called.
 
     Raises:
         InputError: for values out of range.
@@ -56,15 +60,7 @@ class Sampler:
             raise InputError(
                 f"repetition_penalty is {self.repetition_penalty}; give a positive number, or None"
             )
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, which a `.keras` file keeps."""
-        return asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The sampler of `get_config`."""
-        return cls(**config)
+        self._calls = 0
 
     @property
     def greedy(self) -> bool:
@@ -77,9 +73,65 @@ class Sampler:
         return self.repetition_penalty not in (None, 1.0)
 
     def stream(self) -> np.random.Generator:
-        """The numbers of one call of `generate`."""
-        seed = compat.random_seed() if self.seed is None else self.seed
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+        """The numbers of one call of `generate`, other ones in each call."""
+        seed, number = self.seed, 0
+        if seed is not None:
+            number, self._calls = self._calls, self._calls + 1
+        elif not self.greedy:
+            seed, number = compat.random_seed(), compat.count_since_seed("generate")
+        sequence = np.random.SeedSequence(seed, spawn_key=(number,))
+        return np.random.Generator(np.random.Philox(sequence))
+
+    def compute_probabilities(self, logits: Any) -> Any:
+        """Softmax of the logits divided by the temperature, float32."""
+        return ops.softmax(ops.cast(logits, "float32") / self.temperature, axis=-1)
+
+    def __call__(
+        self,
+        next: Callable[..., Any],
+        prompt: Any,
+        cache: Any = None,
+        index: int = 0,
+        mask: Any = None,
+        stop_token_ids: Any = None,
+        hidden_states: Any = None,
+        model: Any = None,
+    ) -> Any:
+        """Fills rows of token ids with keras-hub's protocol, one token after the other.
+
+        `generate` does the same in compiled steps; this is for a `next` of your own.
+
+        Args:
+            next: (prompt, cache, index) -> (logits (B, V), hidden states, cache).
+            prompt: (B, T) int; what stands from `index` on is written over.
+            cache: anything that `next` takes and gives.
+            index: of the first token to choose.
+            mask: (B, T) bool, True for tokens that stay; none by default.
+            stop_token_ids: the loop ends when each row has one of them.
+            hidden_states: not used here.
+            model: not used.
+
+        Returns:
+            (B, T) int.
+        """
+        rows, stream = Rows(prompt, mask, stop_token_ids), self.stream()
+        for at in range(int(index), rows.length):
+            if rows.done():
+                break
+            logits, _, cache = next(rows.tensor(), cache, at)
+            draws = ops.convert_to_tensor(stream.random(len(rows.ids), "float32"))
+            history = ops.convert_to_tensor(rows.ids[:, : max(at, 1)])
+            rows.write(at, self.choose(ops.cast(logits, "float32"), history, draws))
+        return rows.tensor()
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {field.name: getattr(self, field.name) for field in fields(Sampler)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The sampler of `get_config`."""
+        return cls(**config)
 
     def choose(self, logits: Any, history: Any, draws: Any) -> Any:
         """The next token of each row.
@@ -93,6 +145,8 @@ class Sampler:
         Returns:
             (B,) int32.
         """
+        if (own := getattr(self, "get_next_token", None)) is not None:
+            return ops.cast(own(self.compute_probabilities(logits)), "int32")
         if self.looks_back:
             logits = _penalise(logits, history, self.repetition_penalty)
         if self.greedy:
@@ -128,25 +182,38 @@ def _nucleus(logits: Any, share: float) -> Any:
     return ops.min(ops.where(before < share, ordered, -OUT), axis=-1, keepdims=True)
 
 
-NAMED = {
-    "greedy": Sampler(temperature=0.0),
-    "random": Sampler(),
-    "top_k": Sampler(top_k=5),
-    "top_p": Sampler(top_p=0.1),
-}
+class Rows:
+    """Token ids that a sampler fills on the host.
 
-
-def get(sampler: "str | Sampler") -> Sampler:
-    """The sampler of a name, with keras-hub's defaults, or itself.
-
-    Raises:
-        InputError: for an unknown name.
+    Args:
+        prompt: (B, T) int.
+        mask: (B, T) bool, True for tokens that stay, or None.
+        stop: ids that end a row, or None.
     """
-    if isinstance(sampler, Sampler):
-        return sampler
-    if sampler not in NAMED:
-        raise InputError(
-            f"sampler is {sampler!r}; give one of {', '.join(NAMED)}, or a "
-            "kmodels.generation.Sampler"
-        )
-    return NAMED[sampler]
+
+    def __init__(self, prompt: Any, mask: Any, stop: Any):
+        self.ids = np.array(ops.convert_to_numpy(prompt)).astype("int32")
+        self.kept = np.zeros(self.ids.shape, "bool")
+        if mask is not None:
+            self.kept = np.array(ops.convert_to_numpy(mask)).astype("bool")
+        self.stop = None if stop is None else list(stop)
+        self.length = self.ids.shape[1]
+
+    def done(self) -> bool:
+        """Whether each row has a new token that ends it."""
+        if self.stop is None:
+            return False
+        return bool((np.isin(self.ids, self.stop) & ~self.kept).any(1).all())
+
+    def write(self, at: int, tokens: Any) -> None:
+        """Puts (B,) tokens in one column, but where the mask keeps one."""
+        tokens = np.asarray(ops.convert_to_numpy(tokens))
+        self.ids[:, at] = np.where(self.kept[:, at], self.ids[:, at], tokens)
+
+    def take(self, order: np.ndarray) -> None:
+        """Takes the rows of these numbers in place of those that there are."""
+        self.ids, self.kept = self.ids[order], self.kept[order]
+
+    def tensor(self) -> Any:
+        """The ids, (B, T) int32."""
+        return ops.convert_to_tensor(self.ids)

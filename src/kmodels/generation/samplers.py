@@ -1,0 +1,345 @@
+"""The samplers by keras-hub's names, with its arguments and defaults."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from kmodels.errors import InputError, check_whole
+from kmodels.generation.sampler import Rows, Sampler
+
+register = keras.saving.register_keras_serializable(package="kmodels")
+
+
+@register
+class GreedySampler(Sampler):
+    """The most likely token.
+
+    Args:
+        temperature: taken as keras-hub does; it changes nothing.
+    """
+
+    def __init__(self, temperature: float = 1.0):
+        super().__init__(temperature=temperature)
+
+    @property
+    def greedy(self) -> bool:
+        """True."""
+        return True
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"temperature": self.temperature}
+
+
+@register
+class RandomSampler(Sampler):
+    """A draw from the whole distribution.
+
+    Args:
+        seed: as of `Sampler`.
+        temperature: what logits are divided by.
+    """
+
+    def __init__(self, seed: int | None = None, temperature: float = 1.0):
+        super().__init__(temperature=temperature, seed=seed)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"temperature": self.temperature, "seed": self.seed}
+
+
+@register
+class TopKSampler(Sampler):
+    """A draw from the k most likely tokens.
+
+    Args:
+        k: how many.
+        seed: as of `Sampler`.
+        temperature: what logits are divided by.
+    """
+
+    def __init__(self, k: int = 5, seed: int | None = None, temperature: float = 1.0):
+        super().__init__(temperature=temperature, top_k=k, seed=seed)
+
+    @property
+    def k(self) -> int | None:
+        """How many tokens are kept."""
+        return self.top_k
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"temperature": self.temperature, "k": self.k, "seed": self.seed}
+
+
+@register
+class TopPSampler(Sampler):
+    """A draw from the fewest most likely tokens whose probabilities reach p.
+
+    Args:
+        p: the share.
+        k: keeps the k most likely tokens first.
+        seed: as of `Sampler`.
+        temperature: what logits are divided by.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.1,
+        k: int | None = None,
+        seed: int | None = None,
+        temperature: float = 1.0,
+    ):
+        super().__init__(temperature=temperature, top_k=k, top_p=p, seed=seed)
+
+    @property
+    def p(self) -> float | None:
+        """The share of the probability that is kept."""
+        return self.top_p
+
+    @property
+    def k(self) -> int | None:
+        """How many tokens are kept first."""
+        return self.top_k
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"temperature": self.temperature, "p": self.p, "k": self.k, "seed": self.seed}
+
+
+@register
+class BeamSampler(Sampler):
+    """Beam search: of all continuations of the kept texts the most likely ones are kept.
+
+    Args:
+        num_beams: texts that are kept of each prompt.
+        return_all_beams: the protocol of keras-hub (`__call__`) then gives all of them,
+            (B, num_beams, T), and their log probabilities.
+        temperature: what logits are divided by.
+        length_penalty: in `generate` the log probability of a text is divided by its number of new
+            tokens to this power, as in transformers.
+    """
+
+    def __init__(
+        self,
+        num_beams: int = 5,
+        return_all_beams: bool = False,
+        temperature: float = 1.0,
+        length_penalty: float = 1.0,
+    ):
+        check_whole("num_beams", num_beams)
+        super().__init__(temperature=temperature)
+        self.num_beams = num_beams
+        self.return_all_beams = return_all_beams
+        self.length_penalty = length_penalty
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """The same object."""
+        return self is other
+
+    def choose(self, logits: Any, history: Any, draws: Any) -> Any:
+        """Of each row the log probabilities of its best tokens, and the tokens: twice (B, 2 n)."""
+        del history, draws
+        likely = ops.log_softmax(ops.cast(logits, "float32") / self.temperature, axis=-1)
+        return tuple(ops.top_k(likely, min(2 * self.num_beams, likely.shape[-1]), sorted=True))
+
+    def __call__(
+        self,
+        next: Callable[..., Any],
+        prompt: Any,
+        cache: Any = None,
+        index: int = 0,
+        mask: Any = None,
+        stop_token_ids: Any = None,
+        hidden_states: Any = None,
+        model: Any = None,
+    ) -> Any:
+        """As `Sampler.__call__`, with all beams of a row behind one another."""
+        rows, beams = Rows(prompt, mask, stop_token_ids), self.num_beams
+        batch = len(rows.ids)
+        rows.take(np.repeat(np.arange(batch), beams))
+        cache = keras.tree.map_structure(lambda x: ops.repeat(x, beams, axis=0), cache)
+        total = np.full((batch, beams), -1e9)
+        total[:, 0] = 0.0
+        for at in range(int(index), rows.length):
+            if rows.done():
+                break
+            logits, _, cache = next(rows.tensor(), cache, at)
+            likely = ops.log(self.compute_probabilities(logits))
+            likely = np.asarray(ops.convert_to_numpy(likely)).reshape(batch, beams, -1)
+            # A token that stays is no choice: each beam goes on with it.
+            stays = rows.kept[:, at].reshape(batch, beams)[:, :1]
+            found = (total[:, :, None] + likely).reshape(batch, -1)
+            best = np.argsort(-found, axis=1, kind="stable")[:, :beams]
+            total = np.where(stays, total, np.take_along_axis(found, best, 1))
+            source = np.where(stays, np.arange(beams), best // likely.shape[-1])
+            order = (np.arange(batch)[:, None] * beams + source).reshape(-1)
+            rows.take(order)
+            cache = _taken(cache, order)
+            rows.write(at, (best % likely.shape[-1]).reshape(-1))
+        best = np.argsort(-total, axis=1, kind="stable")
+        texts = np.take_along_axis(rows.ids.reshape(batch, beams, -1), best[:, :, None], 1)
+        if self.return_all_beams:
+            likely = np.take_along_axis(total, best, 1).astype("float32")
+            return ops.convert_to_tensor(texts), ops.convert_to_tensor(likely)
+        return ops.convert_to_tensor(texts[:, 0])
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {
+            "temperature": self.temperature,
+            "num_beams": self.num_beams,
+            "return_all_beams": self.return_all_beams,
+            "length_penalty": self.length_penalty,
+        }
+
+
+@register
+class ContrastiveSampler(Sampler):
+    """Of the k most likely tokens the one that is likely and unlike what came before.
+
+    `generate` runs it with `call_with_cache`, step by step and not compiled.
+
+    Args:
+        k: tokens to choose from.
+        alpha: weight of the likeness, against 1 - alpha of the probability.
+        temperature: what logits are divided by.
+
+    Source:
+        Su et al., arXiv:2202.06417.
+    """
+
+    def __init__(self, k: int = 5, alpha: float = 0.6, temperature: float = 1.0):
+        super().__init__(temperature=temperature, top_k=k)
+        self.alpha = alpha
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """The same object."""
+        return self is other
+
+    @property
+    def greedy(self) -> bool:
+        """True: nothing is drawn."""
+        return True
+
+    @property
+    def k(self) -> int:
+        """How many tokens are tried."""
+        return self.top_k or 1
+
+    def __call__(
+        self,
+        next: Callable[..., Any],
+        prompt: Any,
+        cache: Any = None,
+        index: int = 0,
+        mask: Any = None,
+        stop_token_ids: Any = None,
+        hidden_states: Any = None,
+        model: Any = None,
+    ) -> Any:
+        """As `Sampler.__call__`.
+
+        Args:
+            next: as there; it is called for the token at `index - 1` first.
+            prompt: as there.
+            cache: as there.
+            index: as there.
+            mask: as there.
+            stop_token_ids: as there.
+            hidden_states: (B, T, D), of the tokens before `index`.
+            model: not used.
+
+        Returns:
+            (B, T) int.
+
+        Raises:
+            InputError: without hidden states.
+        """
+        if hidden_states is None:
+            raise InputError("ContrastiveSampler compares hidden states; give hidden_states")
+        seen = np.array(ops.convert_to_numpy(hidden_states)).astype("float32")
+        rows, index = Rows(prompt, mask, stop_token_ids), int(index)
+        batch, k = len(rows.ids), self.k
+        logits, _, cache = next(rows.tensor(), cache, index)
+        for at in range(index, rows.length):
+            if rows.done():
+                break
+            likely, tokens = ops.top_k(self.compute_probabilities(logits), k)
+            likely = np.asarray(ops.convert_to_numpy(likely))
+            tried = Rows(rows.ids, rows.kept, None)
+            tried.take(np.repeat(np.arange(batch), k))
+            tried.write(at, np.asarray(ops.convert_to_numpy(tokens)).reshape(-1))
+            beams = keras.tree.map_structure(lambda x: ops.repeat(x, k, axis=0), cache)
+            after, hidden, beams = next(tried.tensor(), beams, at + 1)
+            hidden = np.asarray(ops.convert_to_numpy(hidden)).astype("float32")
+            likeness = _likeness(seen[:, :at], hidden.reshape(batch, k, -1))
+            best = np.argmax((1 - self.alpha) * likely - self.alpha * likeness, axis=1)
+            order = np.arange(batch) * k + best
+            tried.take(order)
+            rows.ids = tried.ids
+            seen[:, at] = hidden[order]
+            cache, logits = _taken(beams, order), _taken(after, order)
+        return rows.tensor()
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"temperature": self.temperature, "k": self.k, "alpha": self.alpha}
+
+
+def _likeness(before: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """The largest cosine of each (B, K, D) with any of (B, T, D): (B, K); -1 where T is 0."""
+    lengths = np.linalg.norm(new, axis=-1)[:, :, None] * np.linalg.norm(before, axis=-1)[:, None]
+    cosines = np.einsum("bkd,btd->bkt", new, before) / np.maximum(lengths, 1e-9)
+    return cosines.max(-1, initial=-1.0)
+
+
+def _taken(tensors: Any, order: np.ndarray) -> Any:
+    order = ops.convert_to_tensor(order.astype("int32"))
+    return keras.tree.map_structure(lambda x: ops.take(x, order, axis=0), tensors)
+
+
+NAMED = {
+    "greedy": GreedySampler,
+    "random": RandomSampler,
+    "top_k": TopKSampler,
+    "top_p": TopPSampler,
+    "beam": BeamSampler,
+    "contrastive": ContrastiveSampler,
+}
+
+
+def serialize(sampler: Sampler) -> Any:
+    """The sampler as plain values."""
+    return keras.saving.serialize_keras_object(sampler)
+
+
+def deserialize(config: Any, custom_objects: Any = None) -> Sampler:
+    """The sampler of `serialize`, or of a name."""
+    if isinstance(config, str):
+        return get(config)
+    return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+
+
+def get(identifier: Any) -> Sampler:
+    """The sampler of a name, with keras-hub's defaults, of what `serialize` gave, or itself.
+
+    Raises:
+        InputError: for anything else.
+    """
+    if isinstance(identifier, Sampler):
+        return identifier
+    if isinstance(identifier, dict):
+        return deserialize(identifier)
+    if not isinstance(identifier, str) or identifier not in NAMED:
+        raise InputError(
+            f"sampler is {identifier!r}; give one of {', '.join(NAMED)}, or a "
+            "kmodels.generation.Sampler"
+        )
+    return NAMED[identifier]()
