@@ -27,7 +27,7 @@ def continue_prompts(
     backbone: Any,
     prompts: Sequence[Sequence[int]],
     *,
-    max_length: int,
+    max_length: int | Sequence[int],
     sampler: Sampler,
     stop: Collection[int] = (),
     on_token: Callable[[int, int], None] | None = None,
@@ -39,7 +39,7 @@ def continue_prompts(
     Args:
         backbone: with `extend`, `cache_shape`, `blocks` and `token_embedding.logits`.
         prompts: token ids, at least one each.
-        max_length: of prompt and continuation together.
+        max_length: of prompt and continuation together; one for all, or one for each.
         sampler: chooses the tokens.
         stop: ids that end a row; they are part of it.
         on_token: called with (row, token id) as tokens come.
@@ -53,20 +53,14 @@ def continue_prompts(
         InputError: for an empty prompt.
     """
     rows = [list(map(int, prompt)) for prompt in prompts]
-    if empty := [row for row, prompt in enumerate(rows) if not prompt]:
-        raise InputError(f"prompt {empty[0]} is empty; give at least one token to begin with")
-    steps = max((max_length - len(row) for row in rows), default=0)
+    check_prompts(rows)
+    limits = [max_length] * len(rows) if isinstance(max_length, int) else list(max_length)
+    steps = max((limit - len(row) for limit, row in zip(limits, rows, strict=True)), default=0)
     if steps < 1:
         return rows
-    lengths = np.array([len(row) for row in rows], "int32")
-    prompt = bucket(int(lengths.max()))
-    token_ids = np.zeros((len(rows), prompt), "int32")
-    for held, row in zip(token_ids, rows, strict=True):
-        held[: len(row)] = row
-    slots = prompt + bucket(steps)
-    loop = _loop(backbone, (sampler, len(rows), prompt, slots, jit_compile), loops)
+    loop, token_ids, lengths = opened(backbone, rows, steps, sampler, jit_compile, loops)
     stream = sampler.stream()
-    open_rows = {row for row in range(len(rows)) if len(rows[row]) < max_length}
+    open_rows = {row for row in range(len(rows)) if len(rows[row]) < limits[row]}
     try:
         tokens = loop.start(token_ids, lengths, _draws(stream, len(rows)))
         for step in range(steps):
@@ -80,7 +74,7 @@ def continue_prompts(
                 rows[row].append(token)
                 if on_token is not None:
                     on_token(row, token)
-                if token in stop or len(rows[row]) >= max_length:
+                if token in stop or len(rows[row]) >= limits[row]:
                     open_rows.discard(row)
             if not open_rows:
                 break
@@ -88,6 +82,31 @@ def continue_prompts(
     finally:
         loop.finish()
     return rows
+
+
+def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
+    """Raises `InputError` for a prompt without tokens."""
+    if empty := [row for row, prompt in enumerate(prompts) if not len(prompt)]:
+        raise InputError(f"prompt {empty[0]} is empty; give at least one token to begin with")
+
+
+def opened(
+    backbone: Any,
+    rows: Sequence[Sequence[int]],
+    steps: int,
+    sampler: Sampler,
+    jit_compile: bool | str,
+    loops: MutableMapping[Any, Any] | None,
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The loop for these prompts, and what its `start` takes of them: token ids and lengths."""
+    lengths = np.array([len(row) for row in rows], "int32")
+    prompt = bucket(int(lengths.max()))
+    token_ids = np.zeros((len(rows), prompt), "int32")
+    for held, row in zip(token_ids, rows, strict=True):
+        held[: len(row)] = row
+    slots = prompt + bucket(steps)
+    loop = _loop(backbone, (sampler, len(rows), prompt, slots, jit_compile), loops)
+    return loop, token_ids, lengths
 
 
 def _draws(stream: np.random.Generator, rows: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Generation on JAX: two jitted functions, the cache donated from step to step."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -73,6 +74,15 @@ class Loop:
         )
         return tokens
 
+    def reorder(self, order: np.ndarray) -> None:
+        """Row i goes on from what row `order[i]` holds."""
+        self.rings = _taken(self.rings, order)
+
     def finish(self) -> None:
         """Frees the cache."""
         self.rings = self.weights = None
+
+
+@partial(jax.jit, donate_argnums=0)
+def _taken(rings: dict[int, jax.Array], order: jax.Array) -> dict[int, jax.Array]:
+    return {ring: jnp.take(held, order, axis=0) for ring, held in rings.items()}

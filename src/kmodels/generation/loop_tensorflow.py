@@ -67,5 +67,10 @@ class Loop:
         """Takes in token `index` of each row; returns the next ones."""
         return self.following(tokens, tf.constant(index), self.lengths, tf.constant(draws))
 
+    def reorder(self, order: np.ndarray) -> None:
+        """Row i goes on from what row `order[i]` holds."""
+        for ring in self.rings:
+            ring.assign(tf.gather(ring, order))
+
     def finish(self) -> None:
         """The variables stay for the next prompts of this shape."""

@@ -103,6 +103,12 @@ class Loop:
             step = self.count[index]
             return self.following(self.rings, tokens, step, self.lengths, self._put(draws))
 
+    def reorder(self, order: np.ndarray) -> None:
+        """Row i goes on from what row `order[i]` holds."""
+        rows = self._put(order).long()
+        with torch.no_grad():
+            self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}
+
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array).to(self.device)
 

@@ -7,8 +7,11 @@ import keras
 import numpy as np
 
 from kmodels.errors import InputError, check_whole
-from kmodels.generation.generate import continue_prompts
-from kmodels.generation.sampler import Sampler, get
+from kmodels.generation.beams import continue_by_beams
+from kmodels.generation.generate import check_prompts, continue_prompts
+from kmodels.generation.protocol import continue_by_protocol
+from kmodels.generation.sampler import Sampler
+from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get
 from kmodels.weights import gather
 
 
@@ -22,7 +25,8 @@ class Generates:
         """Draws tokens this way from now on.
 
         Args:
-            sampler: "greedy", "random", "top_k", "top_p", or a `kmodels.generation.Sampler`.
+            sampler: "greedy", "random", "top_k", "top_p", "beam", "contrastive", or a
+                `kmodels.generation.Sampler`.
             jit_compile: whether torch compiles the token step; "auto" for on accelerators only. The
                 other backends always compile it.
 
@@ -38,6 +42,8 @@ class Generates:
         stop_token_ids: Collection[int] | str | None = "auto",
         strip_prompt: bool = False,
         stream: Callable[[int, Any], None] | None = None,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int = 1,
     ) -> Any:
         """Continues prompts; names and results as in keras-hub.
 
@@ -45,26 +51,37 @@ class Generates:
         compiled step serves many prompts.
 
         Args:
-            inputs: what the preprocessor takes, such as a text or a list of texts; or token ids
-                (B, T), alone or in {"token_ids", "padding_mask"} with padding on either side.
+            inputs: what the preprocessor takes, such as a text or a list of texts; token ids
+                (B, T), alone or in {"token_ids", "padding_mask"} with padding on either side; or a
+                tf.data data set or another iterable of batches of one of them.
             max_length: of prompt and continuation together; the preprocessor's `sequence_length`,
                 or T, by default.
             stop_token_ids: end a row; "auto" asks the tokenizer, None goes on to `max_length`.
             strip_prompt: gives the continuation only.
             stream: called as tokens come, with the row's number and its new piece of text (without
                 a preprocessor: the token's id).
+            max_new_tokens: of each continuation, in place of `max_length`.
+            num_return_sequences: texts for each prompt, one behind the other.
 
         Returns:
             Texts, or for token ids {"token_ids", "padding_mask"} as NumPy arrays (B, max_length);
             the mask covers what was given and what came, stop tokens included.
 
         Raises:
-            InputError: for "auto" without a preprocessor, a prompt without tokens, a `max_length`
-                below 1, or on torch a model whose weights lie in parts.
+            InputError: for "auto" without a preprocessor, a prompt without tokens, a length below
+                1, two lengths, more texts than beams, or on torch a model whose weights lie in
+                parts.
         """
-        if max_length is not None:
-            check_whole("max_length", max_length)
+        for name, number in (("max_length", max_length), ("max_new_tokens", max_new_tokens)):
+            if number is not None:
+                check_whole(name, number)
+        if max_length is not None and max_new_tokens is not None:
+            raise InputError("generate got max_length and max_new_tokens; give one of them")
+        check_whole("num_return_sequences", num_return_sequences)
         gather.check_callable(self, "generate")
+        if _is_data(inputs):
+            options = stop_token_ids, strip_prompt, stream, max_new_tokens, num_return_sequences
+            return _joined([self.generate(x, max_length, *options) for x in _batches(inputs)])
         is_raw = _is_raw(inputs)
         if is_raw:
             taken = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
@@ -82,22 +99,90 @@ class Generates:
         ids, mask = np.atleast_2d(ids), np.atleast_2d(mask).astype(bool)
         length = max_length or ids.shape[1]
         prompts = [row[there][:length].tolist() for row, there in zip(ids, mask, strict=True)]
-        rows = continue_prompts(
-            self.backbone,
+        limits = [length] * len(prompts)
+        if max_new_tokens is not None:
+            limits = [len(prompt) + max_new_tokens for prompt in prompts]
+            length = max(limits, default=length)
+        rows = self.make_generate_function()(
             prompts,
-            max_length=length,
-            sampler=self.generator.sampler,
-            stop=self._stop_tokens(stop_token_ids),
-            on_token=self._streamer(stream, len(prompts), is_raw),
-            jit_compile=self.generator.jit_compile,
-            loops=self.generator.loops,
+            limits,
+            self._stop_tokens(stop_token_ids),
+            self._streamer(stream, len(prompts) * num_return_sequences, is_raw),
+            num_return_sequences,
         )
         if strip_prompt:
-            rows = [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+            starts = [len(prompt) for prompt in prompts for _ in range(num_return_sequences)]
+            rows = [row[start:] for row, start in zip(rows, starts, strict=True)]
         found = _pad(rows, length, 0 if is_raw else self.preprocessor.tokenizer.pad_token_id)
-        if not is_batch:
+        if not is_batch and num_return_sequences == 1:
             found = {name: value[0] for name, value in found.items()}
         return found if is_raw else self.preprocessor.generate_postprocess(found)
+
+    @property
+    def generate_function(self) -> Callable[..., Any] | None:
+        """What `generate` calls, kept from its first call to the next `compile`."""
+        return self.generator.function
+
+    def make_generate_function(self) -> Callable[..., Any]:
+        """Makes `generate_function` where there is none, and returns it."""
+        if self.generator.function is None:
+            self.generator.function = self.generate_step
+        return self.generator.function
+
+    def generate_step(
+        self,
+        prompts: list[list[int]],
+        limits: list[int],
+        stop: Collection[int] = (),
+        on_token: Callable[[int, int], None] | None = None,
+        count: int = 1,
+    ) -> list[list[int]]:
+        """Continues rows of token ids of any lengths.
+
+        Args:
+            prompts: token ids.
+            limits: of each prompt and its continuation together.
+            stop: ids that end a row.
+            on_token: called with (row, token id) as tokens come.
+            count: rows for each prompt.
+
+        Returns:
+            The prompts with their continuations.
+
+        Raises:
+            InputError: for what the sampler cannot do.
+        """
+        sampler = self.generator.sampler
+        settings = {
+            "stop": stop,
+            "jit_compile": self.generator.jit_compile,
+            "loops": self.generator.loops,
+        }
+        if isinstance(sampler, BeamSampler | ContrastiveSampler) and on_token is not None:
+            raise InputError(f"{type(sampler).__name__} has no token before it has all; no stream")
+        if isinstance(sampler, BeamSampler):
+            if count > sampler.num_beams:
+                raise InputError(
+                    f"num_return_sequences is {count}; beam search with {sampler.num_beams} beams "
+                    "gives no more than that"
+                )
+            check_prompts(prompts)
+            return continue_by_beams(
+                self.backbone, prompts, limits=limits, sampler=sampler, count=count, **settings
+            )
+        prompts = [prompt for prompt in prompts for _ in range(count)]
+        limits = [limit for limit in limits for _ in range(count)]
+        if isinstance(sampler, ContrastiveSampler):
+            check_prompts(prompts)
+            return continue_by_protocol(self, prompts, limits, sampler, stop)
+        return continue_prompts(
+            self.backbone,
+            prompts,
+            max_length=limits,
+            sampler=sampler,
+            on_token=on_token,
+            **settings,
+        )
 
     def _stop_tokens(self, given: Collection[int] | str | None) -> frozenset[int]:
         if given is None:
@@ -136,6 +221,25 @@ class _Generator:
         self.sampler = sampler
         self.jit_compile = jit_compile
         self.loops: dict[Any, Any] = {}
+        self.function: Callable[..., Any] | None = None
+
+
+def _is_data(inputs: Any) -> bool:
+    """Whether these are batches that come one after another, and not one batch."""
+    if isinstance(inputs, str | bytes | list | tuple | Mapping) or hasattr(inputs, "dtype"):
+        return False
+    return hasattr(inputs, "__iter__")
+
+
+def _batches(inputs: Any) -> Any:
+    as_numpy = getattr(inputs, "as_numpy_iterator", None)
+    return inputs if as_numpy is None else as_numpy()
+
+
+def _joined(parts: list[Any]) -> Any:
+    if parts and isinstance(parts[0], dict):
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return [text for part in parts for text in ([part] if isinstance(part, str) else part)]
 
 
 def _is_raw(inputs: Any) -> bool:

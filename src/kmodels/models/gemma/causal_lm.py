@@ -9,6 +9,7 @@ import keras
 
 from kmodels import compat, ops, presets
 from kmodels.errors import InputError
+from kmodels.generation import protocol
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.models.gemma import exports_gguf
@@ -116,7 +117,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             jit_compile: as in Keras; the token step of `generate` on torch follows it too, where
                 "auto" means compiled on accelerators and eager on CPUs.
             auto_scale_loss: as in Keras.
-            sampler: for `generate`: "greedy", "random", "top_k", "top_p", a
+            sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
                 `kmodels.generation.Sampler`, or "generation_config" for what the checkpoint's file
                 of that name asks for.
         """
@@ -157,6 +158,60 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         """Logits, or inside a step of `fit` or `evaluate` the hidden states."""
         hidden = self.backbone(inputs, training=training)
         return hidden if self.head.active else self.backbone.token_embedding(hidden, reverse=True)
+
+    def call_with_cache(
+        self, token_ids: Any, cache: Any, cache_update_index: Any
+    ) -> tuple[Any, Any, Any]:
+        """Logits and hidden states of new tokens, and the cache with them, as keras-hub's method.
+
+        `generate` has a cache of its own, which takes less memory.
+
+        Args:
+            token_ids: (B, T) int, the new tokens.
+            cache: (B, layers, 2, S, K, H), of keys and values, zeros at first.
+            cache_update_index: place of the first new token.
+
+        Returns:
+            logits (B, T, V), hidden states (B, T, D), cache.
+        """
+        return protocol.call_with_cache(self.backbone, token_ids, cache, cache_update_index)
+
+    def score(
+        self,
+        token_ids: Any,
+        padding_mask: Any = None,
+        scoring_mode: str = "logits",
+        layer_intercept_fn: Any = None,
+        target_ids: Any = None,
+    ) -> Any:
+        """Logits, or the loss of each token.
+
+        Args:
+            token_ids: (B, T) int.
+            padding_mask: (B, T), or None for all tokens.
+            scoring_mode: "logits" or "loss".
+            layer_intercept_fn: called with (x, i) for the embeddings, which are scaled already, at
+                i = -1 and for the output of each block from i = 0; what it returns, (B, T, D), goes
+                on.
+            target_ids: (B, T) int, the tokens that the loss is of.
+
+        Returns:
+            (B, T, V), or (B, T) for "loss".
+
+        Raises:
+            InputError: for another mode, or a loss without targets.
+        """
+        if scoring_mode not in ("logits", "loss"):
+            raise InputError(f"scoring_mode is {scoring_mode!r}; give 'logits' or 'loss'")
+        if scoring_mode == "loss" and target_ids is None:
+            raise InputError("scoring_mode is 'loss'; give target_ids, the tokens to compare with")
+        inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
+        hidden = self.backbone.intercepted(inputs, layer_intercept_fn)
+        logits = self.backbone.token_embedding(hidden, reverse=True)
+        if scoring_mode == "logits":
+            return logits
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return loss(target_ids, logits)
 
     def compute_loss(
         self,

@@ -49,6 +49,7 @@ class _Steps(NamedTuple):
         positions: Any = None,
         segment_ids: Any = None,
         training: Any = None,
+        intercept: Any = None,
     ) -> tuple[dict[str, Any], Any]:
         """Every named intermediate, tokens first in each row, and the order that undoes that."""
         front, back = self.order(padding_mask)
@@ -57,9 +58,13 @@ class _Steps(NamedTuple):
         if segment_ids is not None:
             segment_ids = self.move(segment_ids, front)
         x = self.embedding(self.move(token_ids, front))
+        if intercept is not None:
+            x = self.move(intercept(self.move(x, back), -1), front)
         out = {"token_embedding": x}
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
             x = block(x, segment_ids=segment_ids, positions=positions, training=training)
+            if intercept is not None:
+                x = self.move(intercept(self.move(x, back), number), front)
             out[block.name] = x
         out["final_norm"] = self.final_norm(x)
         return out, back
@@ -171,6 +176,16 @@ class GemmaBackbone(OptionalInputs, Backbone):
         out, back = self._steps.run(**as_tensors(self, inputs), training=training)
         return self._steps.move(out["final_norm"], back)
 
+    def intercepted(self, inputs: Any, intercept: Any) -> Any:
+        """Hidden states (B, T, D), with `intercept(x, i)` between the blocks, or None.
+
+        It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D), and
+        what it returns goes on.
+        """
+        inputs = as_tensors(self, inputs)
+        out, back = self._steps.run(**inputs, training=False, intercept=intercept)
+        return self._steps.move(out["final_norm"], back)
+
     def intermediates(self, inputs: Any) -> dict[str, Any]:
         """Embeddings, the output of every block and of the final norm."""
         return self._steps.all(**as_tensors(self, inputs), training=False)
@@ -179,6 +194,11 @@ class GemmaBackbone(OptionalInputs, Backbone):
         """(B, T, D) in the compute dtype."""
         shape = (*complete(self, inputs)["token_ids"].shape, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.dtype_policy.compute_dtype)
+
+    @property
+    def transformer_layers(self) -> list[GemmaBlock]:
+        """The blocks, by keras-hub's name."""
+        return self.blocks
 
     @property
     def cache_shape(self) -> tuple[int, int]:

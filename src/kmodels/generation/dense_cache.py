@@ -1,0 +1,31 @@
+"""A cache of keys and values as one array, as keras-hub's `call_with_cache` takes it."""
+
+from typing import Any
+
+from keras import ops
+
+
+class DenseCache:
+    """What one block is handed: its part of an array, with the place of the new tokens.
+
+    Args:
+        held: (B, 2, S, K, H), keys and values.
+        index: of the first new token.
+    """
+
+    def __init__(self, held: Any, index: Any):
+        self.held = held
+        self.index = index
+
+    def extend(self, key: Any, value: Any, window: int | None) -> tuple[Any, Any, dict]:
+        """Writes the new keys and values; returns all of them, and which each query sees."""
+        start, new, slots = [0, self.index, 0, 0], key.shape[1], self.held.shape[2]
+        key = ops.slice_update(self.held[:, 0], start, ops.cast(key, self.held.dtype))
+        value = ops.slice_update(self.held[:, 1], start, ops.cast(value, self.held.dtype))
+        self.held = ops.stack([key, value], axis=1)
+        query = ops.expand_dims(self.index + ops.arange(new, dtype="int32"), 1)
+        behind = query - ops.expand_dims(ops.arange(slots, dtype="int32"), 0)
+        seen = behind >= 0
+        if window is not None:
+            seen = ops.logical_and(seen, behind < window)
+        return key, value, {"mask": ops.expand_dims(ops.expand_dims(seen, 0), 0)}

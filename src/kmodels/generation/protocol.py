@@ -1,0 +1,97 @@
+"""keras-hub's protocol of samplers over a model: a step at a time, with one array as the cache."""
+
+from collections.abc import Collection
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.generation.dense_cache import DenseCache
+from kmodels.generation.sampler import Sampler
+
+
+def call_with_cache(
+    backbone: Any, token_ids: Any, cache: Any, cache_update_index: Any
+) -> tuple[Any, Any, Any]:
+    """Logits and hidden states of new tokens, and the cache with them.
+
+    Args:
+        backbone: with `extend`, `blocks` and `token_embedding.logits`.
+        token_ids: (B, T) int, the new tokens.
+        cache: (B, layers, 2, S, K, H), see `empty_cache`.
+        cache_update_index: place of the first new token.
+
+    Returns:
+        logits (B, T, V), hidden states (B, T, D), cache.
+    """
+    index = keras.ops.cast(cache_update_index, "int32")
+    token_ids = keras.ops.convert_to_tensor(token_ids, dtype="int32")
+    positions = index + keras.ops.arange(token_ids.shape[1], dtype="int32")
+    caches = [DenseCache(cache[:, layer], index) for layer in range(len(backbone.blocks))]
+    hidden = backbone.extend(token_ids, positions, caches)
+    cache = keras.ops.stack([held.held for held in caches], axis=1)
+    return backbone.token_embedding.logits(hidden), hidden, cache
+
+
+def empty_cache(backbone: Any, batch: int, slots: int) -> Any:
+    """A cache for so many rows of so many tokens, in the compute dtype."""
+    shape = (batch, len(backbone.blocks), 2, slots, *backbone.cache_shape)
+    return keras.ops.zeros(shape, dtype=backbone.dtype_policy.compute_dtype)
+
+
+def continue_by_protocol(
+    model: Any,
+    prompts: list[list[int]],
+    limits: list[int],
+    sampler: Sampler,
+    stop: Collection[int],
+) -> list[list[int]]:
+    """Continues prompts by calling the sampler itself, not compiled.
+
+    Args:
+        model: with `call_with_cache` and a backbone.
+        prompts: token ids, at least one each.
+        limits: of each prompt and its continuation together.
+        sampler: is called with `next`, the prompts, a filled cache and its hidden states.
+        stop: ids that end a row.
+
+    Returns:
+        The prompts with their continuations.
+    """
+    length = max([*limits, *(len(prompt) for prompt in prompts)])
+    ids, kept = np.zeros((len(prompts), length), "int32"), np.zeros((len(prompts), length), bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)], kept[row, : len(prompt)] = prompt, True
+    cache = empty_cache(model.backbone, len(prompts), length)
+    _, hidden, cache = model.call_with_cache(keras.ops.convert_to_tensor(ids), cache, 0)
+
+    def following(rows: Any, cache: Any, index: Any) -> tuple[Any, Any, Any]:
+        new = rows[:, index - 1 : index]
+        logits, hidden, cache = model.call_with_cache(new, cache, index - 1)
+        return logits[:, 0], hidden[:, 0], cache
+
+    found = sampler(
+        next=following,
+        prompt=ids,
+        cache=cache,
+        index=int(kept.sum(1).min()),
+        mask=kept,
+        stop_token_ids=list(stop) or None,
+        hidden_states=keras.ops.cast(hidden, "float32"),
+        model=model,
+    )
+    return [
+        _until(row.tolist(), len(prompt), limit, stop)
+        for row, prompt, limit in zip(
+            np.asarray(keras.ops.convert_to_numpy(found)), prompts, limits, strict=True
+        )
+    ]
+
+
+def _until(row: list[int], start: int, limit: int, stop: Collection[int]) -> list[int]:
+    """The row up to its limit, or to the first token behind the prompt that ends it."""
+    limit = max(start, limit)
+    for place in range(start, limit):
+        if row[place] in stop:
+            return row[: place + 1]
+    return row[:limit]
