@@ -6,7 +6,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels.errors import InputError
-from kmodels.generation import Sampler, continue_prompts
+from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, continue_prompts
 from kmodels.generation.generate import bucket
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.gemma.presets import PRESETS
@@ -138,12 +138,32 @@ def test_draws_follow_the_filtered_distribution(sampler):
     np.testing.assert_allclose(share, wanted, atol=2 / number)
 
 
-def test_seeds_decide_the_draws(model, prompts):
-    def run(seed):
-        sampler = Sampler(temperature=1.5, seed=seed)
+def test_a_seed_of_the_sampler_begins_its_own_sequence(model, prompts):
+    def run(sampler):
         return continue_prompts(model.backbone, prompts[:1], max_length=12, sampler=sampler)
 
-    assert run(1) == run(1) != run(2)
+    first, second = Sampler(temperature=1.5, seed=1), Sampler(temperature=1.5, seed=1)
+    calls = [run(first), run(first)]
+    assert calls[0] != calls[1]
+    assert [run(second), run(second)] == calls
+    assert run(Sampler(temperature=1.5, seed=2)) != calls[0]
+
+
+# What the second call after seed 3 draws, the same on each backend.
+DRAWN = [14, 14, 146, 29]
+
+
+def test_calls_differ_and_repeat_after_the_seed_is_set(model, prompts):
+    def run():
+        sampler = Sampler(temperature=1.5)
+        return continue_prompts(model.backbone, prompts[:1], max_length=9, sampler=sampler)[0]
+
+    keras.utils.set_random_seed(3)
+    calls = [run(), run(), run()]
+    assert len({tuple(call) for call in calls}) == 3
+    keras.utils.set_random_seed(3)
+    assert [run(), run(), run()] == calls
+    assert calls[1][5:] == DRAWN
 
 
 def test_nothing_to_do_and_nothing_to_begin_with(model):
@@ -172,5 +192,97 @@ def test_sampler_settings_out_of_range(fields, message):
 
 
 def test_unknown_sampler(model):
-    with pytest.raises(InputError, match="sampler is 'beam'"):
-        model.compile(sampler="beam")
+    with pytest.raises(InputError, match="sampler is 'beams'"):
+        model.compile(sampler="beams")
+
+
+def test_each_prompt_has_its_own_new_tokens_and_its_own_sequences(model, prompts, continued):
+    inputs = {
+        "token_ids": np.array([row + [0] * (13 - len(row)) for row in prompts]),
+        "padding_mask": np.array([[1] * len(row) + [0] * (13 - len(row)) for row in prompts]),
+    }
+    found = model.generate(inputs, stop_token_ids=None, max_new_tokens=4)
+    for row, prompt in enumerate(prompts):
+        mask = found["padding_mask"][row] == 1
+        assert found["token_ids"][row][mask].tolist() == continued[row][: len(prompt) + 4]
+    model.use_sampler(Sampler(temperature=2.0))
+    found = model.generate(inputs, 16, stop_token_ids=None, num_return_sequences=2)["token_ids"]
+    model.use_sampler("greedy")
+    for row, prompt in enumerate(prompts):
+        one, other = found[2 * row].tolist(), found[2 * row + 1].tolist()
+        assert one[: len(prompt)] == other[: len(prompt)] == prompt and one != other
+
+
+def _log_probability(model, row, start):
+    ids = np.array([row], "int32")
+    logits = to_numpy(model(ids))[0].astype("float64")
+    likely = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1))[:, None]
+    likely -= logits.max(-1, keepdims=True)
+    return sum(likely[place - 1, row[place]] for place in range(start, len(row)))
+
+
+def test_beam_search_finds_what_is_more_likely(model, prompts):
+    inputs = {"token_ids": np.array([prompts[0], prompts[1][:5]])}
+    greedy = model.generate(inputs, 9, stop_token_ids=None)["token_ids"]
+    model.use_sampler(BeamSampler(num_beams=4))
+    found = model.generate(inputs, 9, stop_token_ids=None, num_return_sequences=3)["token_ids"]
+    with pytest.raises(InputError, match="num_return_sequences is 5"):
+        model.generate(inputs, 9, stop_token_ids=None, num_return_sequences=5)
+    with pytest.raises(InputError, match="BeamSampler has no token before it has all"):
+        model.generate(inputs, 9, stop_token_ids=None, stream=print)
+    model.use_sampler("greedy")
+    for row in range(2):
+        scores = [_log_probability(model, beam.tolist(), 5) for beam in found[3 * row :][:3]]
+        assert sorted(scores, reverse=True) == scores
+        assert scores[0] >= _log_probability(model, greedy[row].tolist(), 5) - 1e-5
+
+
+def test_beams_end_where_a_stop_token_is_chosen(model, prompts):
+    inputs = {"token_ids": np.array([prompts[0]])}
+    model.use_sampler(BeamSampler(num_beams=2))
+    whole = model.generate(inputs, 12, stop_token_ids=None)["token_ids"][0]
+    found = model.generate(inputs, 12, stop_token_ids=[int(whole[6])])
+    model.use_sampler("greedy")
+    row = found["token_ids"][0][found["padding_mask"][0] == 1]
+    assert row[-1] == whole[6] or len(row) == 12
+    assert whole[6] not in row[5:-1]
+
+
+def test_contrastive_search_without_a_penalty_is_greedy(model, prompts, continued):
+    inputs = {"token_ids": np.array([prompts[0]])}
+    model.use_sampler(ContrastiveSampler(k=3, alpha=0.0))
+    same = model.generate(inputs, 12, stop_token_ids=None)["token_ids"][0]
+    model.use_sampler(ContrastiveSampler(k=3, alpha=0.9))
+    other = model.generate(inputs, 12, stop_token_ids=None)["token_ids"][0]
+    model.use_sampler("greedy")
+    assert same.tolist() == continued[0][:12] != other.tolist()
+
+
+def test_lengths_that_contradict(model):
+    with pytest.raises(InputError, match="max_length and max_new_tokens; give one"):
+        model.generate({"token_ids": [[3]]}, 4, max_new_tokens=2)
+    with pytest.raises(InputError, match="num_return_sequences is 0"):
+        model.generate({"token_ids": [[3]]}, 4, num_return_sequences=0)
+
+
+def test_scores_are_logits_and_losses_and_layers_can_be_changed(model, prompts):
+    ids = np.array([prompts[1]], "int32")
+    logits = to_numpy(model(ids))
+    np.testing.assert_allclose(to_numpy(model.score(ids)), logits, atol=1e-5)
+    targets = np.roll(ids, -1, 1)
+    loss = to_numpy(model.score(ids, scoring_mode="loss", target_ids=targets))[0, :-1]
+    wanted = [_log_probability(model, prompts[1][: n + 1], n) for n in (1, 5, 12)]
+    np.testing.assert_allclose(loss[[0, 4, 11]], np.negative(wanted), atol=1e-4)
+    seen = []
+
+    def intercept(x, number):
+        seen.append((number, tuple(x.shape)))
+        return x * 0.0 if number == 0 else x
+
+    changed = to_numpy(model.score(ids, layer_intercept_fn=intercept))
+    assert seen == [(number, (1, 13, 32)) for number in (-1, 0, 1)]
+    assert np.ptp(changed, axis=1).max() < 1e-5 < np.ptp(logits, axis=1).max()
+    with pytest.raises(InputError, match="scoring_mode is 'perplexity'"):
+        model.score(ids, scoring_mode="perplexity")
+    with pytest.raises(InputError, match="give target_ids"):
+        model.score(ids, scoring_mode="loss")

@@ -162,7 +162,7 @@ class BeamSampler(Sampler):
         rows, beams = Rows(prompt, mask, stop_token_ids), self.num_beams
         batch = len(rows.ids)
         rows.take(np.repeat(np.arange(batch), beams))
-        cache = keras.tree.map_structure(lambda x: ops.repeat(x, beams, axis=0), cache)
+        cache = _repeated(cache, beams)
         total = np.full((batch, beams), -1e9)
         total[:, 0] = 0.0
         for at in range(int(index), rows.length):
@@ -276,8 +276,7 @@ class ContrastiveSampler(Sampler):
             tried = Rows(rows.ids, rows.kept, None)
             tried.take(np.repeat(np.arange(batch), k))
             tried.write(at, np.asarray(ops.convert_to_numpy(tokens)).reshape(-1))
-            beams = keras.tree.map_structure(lambda x: ops.repeat(x, k, axis=0), cache)
-            after, hidden, beams = next(tried.tensor(), beams, at + 1)
+            after, hidden, beams = next(tried.tensor(), _repeated(cache, k), at + 1)
             hidden = np.asarray(ops.convert_to_numpy(hidden)).astype("float32")
             likeness = _likeness(seen[:, :at], hidden.reshape(batch, k, -1))
             best = np.argmax((1 - self.alpha) * likely - self.alpha * likeness, axis=1)
@@ -300,9 +299,17 @@ def _likeness(before: np.ndarray, new: np.ndarray) -> np.ndarray:
     return cosines.max(-1, initial=-1.0)
 
 
+def _repeated(tensors: Any, times: int) -> Any:
+    if tensors is None:
+        return None
+    return keras.tree.map_structure(lambda x: ops.repeat(x, times, axis=0), tensors)
+
+
 def _taken(tensors: Any, order: np.ndarray) -> Any:
-    order = ops.convert_to_tensor(order.astype("int32"))
-    return keras.tree.map_structure(lambda x: ops.take(x, order, axis=0), tensors)
+    if tensors is None:
+        return None
+    rows = ops.convert_to_tensor(order.astype("int32"))
+    return keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), tensors)
 
 
 NAMED = {
