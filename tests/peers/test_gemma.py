@@ -128,7 +128,9 @@ def test_generate(causal_lm, preprocessor):
 
 def test_generate_with_bfloat16(init_kwargs, preprocessor):
     """The same in half precision."""
-    backbone = GemmaBackbone.from_config({**init_kwargs["backbone"].get_config(), "dtype": "bfloat16"})
+    backbone = GemmaBackbone.from_config(
+        {**init_kwargs["backbone"].get_config(), "dtype": "bfloat16"}
+    )
     _generates(GemmaCausalLM(backbone, preprocessor), preprocessor)
 
 

@@ -98,7 +98,9 @@ def test_is_greedy():
     assert _text(found) == ["a" * LENGTH]
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler(temperature=1e-5), TopPSampler(0.5, temperature=1e-9)])
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler(temperature=1e-5), TopPSampler(0.5, temperature=1e-9)]
+)
 def test_temperature(sampler):
     """Next to 0 a temperature leaves the most likely token only."""
     assert _text(sampler(next=FALLING, prompt=_ids("z" * LENGTH))) == ["a" * LENGTH]

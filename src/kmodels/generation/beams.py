@@ -118,9 +118,7 @@ def continue_by_beams(
                 found = loop.step(step, keras.ops.convert_to_tensor(tokens), draws)
         finally:
             loop.finish()
-    return [
-        search.prompt + text for search in searches for _, text in search.ended[:count]
-    ]
+    return [search.prompt + text for search in searches for _, text in search.ended[:count]]
 
 
 def _chosen(

@@ -12,6 +12,7 @@ from kmodels.errors import InputError
 from kmodels.generation import protocol
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
+from kmodels.layers import compile as compiling
 from kmodels.models.gemma import exports_gguf
 from kmodels.models.gemma.inputs import OptionalInputs
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
@@ -35,6 +36,9 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             token ids.
         generation_config: the content of a checkpoint's generation_config.json, which is written
             again with the model. `compile(sampler="generation_config")` draws as it says.
+        name: of the model.
+        compile: with the defaults of `compile` when training begins without that call; False has
+            Keras say that it is missing.
 
     Call:
         what the backbone takes -> logits (B, T, V), float32, soft-capped in Gemma 2.
@@ -49,6 +53,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         preprocessor: GemmaCausalLMPreprocessor | None = None,
         generation_config: Mapping[str, Any] | None = None,
         name: str = "gemma_causal_lm",
+        compile: bool = True,
         **kwargs: Any,
     ):
         _check_vocabulary(backbone, preprocessor)
@@ -70,6 +75,14 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         self.settings = {"generation_config": self.generation_config}
         self.head = Head()
         self.use_sampler("greedy")
+        self._compiles_itself = compile
+
+    def _assert_compile_called(self, method_name: str | None = None) -> None:
+        """Compiles with the defaults where nobody did; Keras asks it before it trains."""
+        if not self.compiled and self._compiles_itself:
+            # On an accelerator torch.compile takes the blocks only for who asks for it.
+            self.compile(jit_compile="auto" if compiling.declines() else False)
+        super()._assert_compile_called(method_name)
 
     def use_sampler(self, sampler: Any, jit_compile: bool | str = "auto") -> None:
         """As in `Generates`; "generation_config" draws as the checkpoint's file of that name says.
