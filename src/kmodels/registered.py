@@ -18,7 +18,9 @@ GEMMA = (
 )
 VIT = (
     *("PatchEmbedding", "Pooling", "Tokens", "ViTBackbone", "ViTBlock", "ViTImageClassifier"),
-    *("ViTImageClassifierPreprocessor", "ViTImageConverter"),
+    *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
+    *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
+    *("DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
 )
 TRAINING = ("AdamW", "SGD", "WarmupSchedule")
 MODULES = {

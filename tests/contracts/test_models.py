@@ -34,6 +34,15 @@ IDS = {
 }
 CASES = {
     models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
+    models.DeiTBackbone: (lambda **more: models.DeiTBackbone(**VIT, **more), IMAGES),
+    models.DINOV2Backbone: (lambda **more: models.DINOV2Backbone(**VIT, **more), IMAGES),
+    models.SigLIPVisionEncoder: (lambda **more: models.SigLIPVisionEncoder(**VIT, **more), IMAGES),
+    models.DeiTImageClassifier: (
+        lambda dtype=None, **more: models.DeiTImageClassifier(
+            models.DeiTBackbone(**VIT, dtype=dtype), num_classes=3, **more
+        ),
+        IMAGES,
+    ),
     models.GemmaBackbone: (lambda **more: models.GemmaBackbone(**GEMMA, **more), IDS),
     models.Gemma3Backbone: (
         lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
