@@ -25,6 +25,10 @@ VIT = (
 TRAINING = ("AdamW", "SGD", "WarmupSchedule")
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),
+    "kmodels.generation.samplers": (
+        *("BeamSampler", "ContrastiveSampler", "GreedySampler"),
+        *("RandomSampler", "TopKSampler", "TopPSampler"),
+    ),
     "kmodels.layers": LAYERS,
     "kmodels.models": (*GEMMA, *VIT),
     "kmodels.training": TRAINING,
