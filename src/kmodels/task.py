@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
 
-from kmodels import lora
+from kmodels import compat, lora
 from kmodels.dispatch import backend_module
 from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
@@ -368,6 +368,8 @@ class Task(Presets, Adapters, KerasMethods, Model):
             jit_compile=compiling.choose(self, jit_compile, run_eagerly),
             auto_scale_loss=auto_scale_loss,
         )
+        if self.optimizer is not None:
+            compat.average_by_update(self.optimizer)
 
     @property
     def gives_logits(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from kmodels import compat
 from kmodels.errors import InputError, check_whole
 
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
@@ -76,7 +77,7 @@ class ByWeight(keras.optimizers.Optimizer):
         **kwargs: Any,
     ):
         _check(learning_rate, weight_decay, layer_decay, clip_norm, accumulate, ema)
-        momentum = {} if ema is None else {"use_ema": True, "ema_momentum": ema ** (1 / accumulate)}
+        momentum = {} if ema is None else {"use_ema": True, "ema_momentum": ema}
         super().__init__(
             learning_rate=learning_rate,
             weight_decay=weight_decay,
@@ -85,6 +86,7 @@ class ByWeight(keras.optimizers.Optimizer):
             **momentum,
             **kwargs,
         )
+        compat.average_by_update(self)
         self.no_decay = tuple(no_decay)
         self.layer_decay = layer_decay
         self.accumulate = accumulate

@@ -162,6 +162,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(_NAME.match(path.name)[1]), reverse=True)  # type: ignore[index]
 
 
+def newest_step(folder: Path) -> int:
+    """The step of a run's newest checkpoint, verified or not; -1 where there is none."""
+    names: list[str] = processes.from_main("newest checkpoint", lambda: _names(folder))
+    return int(names[0].removeprefix(PREFIX)) if names else -1
+
+
 def verify(path: Path) -> dict[str, Any]:
     """Checks a checkpoint and returns its state; of several processes each checks a share of it.
 

@@ -2,8 +2,7 @@
 
 import math
 import sys
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,19 @@ import keras
 from kmodels import compat
 from kmodels.distribution import processes
 from kmodels.errors import InputError, check_whole
-from kmodels.files import lock, remove_leftovers, unlock
-from kmodels.training import checkpoint, moments, same_run, state, stored
+from kmodels.files import unlock
+from kmodels.training import checkpoint, moments, run_directory, same_run, state, stored
 from kmodels.training.agree import Requests, in_all
+from kmodels.training.best_epochs import is_best
 from kmodels.training.callback_state import CallbackStates
 from kmodels.training.due import Due
 from kmodels.training.finite_loss import FiniteLoss
-from kmodels.training.going_on import GoingOn
+from kmodels.training.going_on import GoingOn, warn_where_done
 from kmodels.training.replay import Replay
 from kmodels.training.signals import Interrupted, StopRequest
 from kmodels.training.writer import BackgroundWriter
 
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
-# What the first process writes and the others look for, to see that they share the directory.
-_TOKEN = ".shared"
 Pending = tuple[dict[str, Any], dict[str, state.Arrays]]
 
 
@@ -43,6 +41,10 @@ class Checkpoint(keras.callbacks.Callback):
 
     SIGTERM and SIGINT save at the end of the batch, and end the process with 143 or 130.
 
+    A number of the optimizer that was changed since the run began holds, and a line says so. Of
+    several Checkpoints in one `fit`, such as one every 100 steps and one for the best epochs, the
+    first one resumes the run and hears signals.
+
     A run on many devices may go on over another mesh, with another number of processes, on one
     device, and on another backend. One process writes each array whole. Of several each writes the
     parts that it holds, to a directory that all of them see; a signal to one of them stops all,
@@ -51,6 +53,7 @@ class Checkpoint(keras.callbacks.Callback):
     Args:
         directory: of the run's checkpoints; no other process may be using it.
         every: steps between checkpoints, or seconds as in "300s"; by default one after each epoch.
+            Where Keras executes several steps at once, the first end of them counts.
         keep: how many of the newest stay.
         best: name of a log of an epoch, such as "val_loss"; the checkpoint with its best value
             stays too.
@@ -74,6 +77,9 @@ class Checkpoint(keras.callbacks.Callback):
         InputError: for wrong settings; in `fit`, where another run uses the directory, where no
             checkpoint in it verifies, or where they are of another run.
     """
+
+    # What it knows is in its own checkpoints, and in no other Checkpoint's.
+    saves_itself = True
 
     def __init__(
         self,
@@ -120,6 +126,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._finite_loss = FiniteLoss(self.directory)
         self._log_names: list[str] = []
         self._base: dict[str, Any] | None = None
+        self._leader: Checkpoint | None = None
+        self._given: dict[str, Any] = {}
+        self._new_rates: state.Arrays = {}
         self._requests = Requests()
         self._begun = False
 
@@ -128,25 +137,39 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes the directory, and puts the newest state into model and optimizer."""
         beside, code = compat.callbacks_beside(self)
-        if not self._begun:
-            self.prepare(self.model, self.params.get("steps"))
+        first, *more = [c for c in beside if isinstance(c, Checkpoint)]
+        if first is not self:
+            self._follow(first)
+        elif len({c.directory.resolve() for c in (self, *more)}) <= len(more):
+            raise InputError(
+                f"two Checkpoints of one fit have the directory {self.directory}; give each its own"
+            )
+        elif not self._begun:
+            self.prepare(self.model, self.params.get("steps"), beside)
         self._begun = False  # A `fit` after one that an error ended restores anew.
         if isinstance(step := self.model.train_function, Replay):
             step.end()  # A former `fit` was left within its replay.
         self._others = CallbackStates(c for c in beside if c is not self)
-        self.stop.begin(code)
-        self.due.restart()
+        self.due.begin(self.step)
+        if self._leader is None:
+            self.stop.begin(code)
         if self._restored is not None:
-            self._going_on = GoingOn(*self._restored, self._others)
+            self._going_on = GoingOn(*self._restored, self._others, self._new_rates)
             ended = self._restored[1]["ended"]
             compat.start_at(self.model, self.params["epochs"] if ended else self.epoch)
             compat.set_epoch_of_fit(self, self.epoch)
+            warn_where_done(self.directory, self.epoch, self.params["epochs"], ended)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Finishes the checkpoint of the epoch before; begins the replay of a cut one."""
         self._finish()
         self._leave_if_asked()
         self._before_validation, self._replayed = None, 0
+        if self._leader is not None:
+            self.epoch, self.batch = self._leader.epoch, self._leader.batch
+            self._log_names, self._replayed = self._leader._log_names, self._leader._replayed
+            self._moments = {"epoch": moments.capture(self.model.optimizer)}
+            return
         if self._restored is None or self._going_on is None:
             self.epoch, self.batch, self._going_on = epoch, 0, None
             self._moments = {"epoch": moments.capture(self.model.optimizer)}
@@ -226,27 +249,25 @@ class Checkpoint(keras.callbacks.Callback):
 
     # What else may be called
 
-    def prepare(self, model: keras.Model, steps_per_epoch: int | None = None) -> Path | None:
+    def prepare(
+        self,
+        model: keras.Model,
+        steps_per_epoch: int | None = None,
+        beside: Iterable[keras.callbacks.Callback] = (),
+    ) -> Path | None:
         """Takes the directory and restores model and optimizer; `fit` does it where nobody did.
 
         Args:
             model: compiled.
             steps_per_epoch: batches of an epoch, where known.
+            beside: the callbacks of the `fit`, where known.
 
         Returns:
             The checkpoint that the model was filled from, or None.
         """
-        self._writer.wait()
-        self._take_directory()
-        self._begin_run()
-        self._begun, self.stop.signum = True, None
-        self.epoch = self.batch = self.step = 0
-        if self.only_trainable is None:
-            self.only_trainable = state.has_adapters(model)
-        if self.only_trainable:
-            digest = state.digest(state.frozen(model))
-            self._base = {"sha256": digest, "origin": self.origin}
-        in_all("directory is new", self._check_new)
+        self._open(model)
+        self._begun = True
+        self._given = same_run.given_numbers(model.optimizer, beside)
         found = checkpoint.newest(self.directory)
         if found is None:
             return None
@@ -258,12 +279,18 @@ class Checkpoint(keras.callbacks.Callback):
             "same run",
             lambda: same_run.check_same(path, described, optimizer, self.settings, steps),
         )
+        given_rates = moments.capture_rates(optimizer)
         checkpoint.restore(path, described, model)
         self.epoch, self.batch = described["epoch"], described["batch"]
         self.validated = bool(described["logs"])
         self.step = self._saved_step = described["step"]
         self._restored = path, described
         self._say(f"resumed from {path} at step {self.step}")
+        if changed := same_run.changed_numbers(described, self._given, optimizer):
+            self._say(same_run.say_changed(changed))
+        self._given = same_run.still_given(described, self._given, changed)
+        self._new_rates = moments.of_slots(given_rates, changed)
+        moments.restore_rates(optimizer, self._new_rates)
         return path
 
     def save(self) -> None:
@@ -277,40 +304,38 @@ class Checkpoint(keras.callbacks.Callback):
 
     # Parts
 
-    def _take_directory(self) -> None:
-        def take() -> str:
-            # Where this process held it, what is being written is its own.
-            if lock(self.directory):
-                remove_leftovers(self.directory, checkpoint.PREFIX)
-            if processes.count() > 1:
-                token = uuid.uuid4().hex
-                (self.directory / _TOKEN).write_text(token)
-                return token
-            return ""
+    def _open(self, model: keras.Model) -> None:
+        """Takes the directory for a new `fit`, or one that goes on."""
+        self._writer.wait()
+        run_directory.take(self.directory, self.resume)
+        self._begin_run()
+        self.stop.signum = None
+        self.epoch = self.batch = self.step = 0
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        if self.only_trainable is None:
+            self.only_trainable = state.has_adapters(model)
+        if self.only_trainable:
+            digest = state.digest(state.frozen(model))
+            self._base = {"sha256": digest, "origin": self.origin}
 
-        token = processes.from_main("checkpoint directory", take)
-        if processes.count() > 1:
-            in_all("checkpoint directory is seen", lambda: self._check_seen(token))
-            if processes.is_main():
-                (self.directory / _TOKEN).unlink()
-
-    def _check_seen(self, token: str) -> None:
-        try:
-            seen = (self.directory / _TOKEN).read_text()
-        except OSError:
-            seen = None
-        if seen != token:
+    def _follow(self, leader: "Checkpoint") -> None:
+        """Begins where the first Checkpoint of this `fit` does, and saves beside it."""
+        self._open(self.model)
+        self._leader, self._given = leader, leader._given
+        newest = checkpoint.newest_step(self.directory)
+        if newest > leader.step and leader._restored is None:
             raise InputError(
-                f"process {processes.index()} does not see what the first one writes to "
-                f"{self.directory}; give a directory on a disk that all processes share"
+                f"{self.directory} holds checkpoints of a run and {leader.directory} none, whose "
+                "Checkpoint stands first and resumes the run; put the other one first, or give "
+                "another directory"
             )
-
-    def _check_new(self) -> None:
-        if not self.resume and checkpoint.list_checkpoints(self.directory):
-            raise InputError(
-                f"{self.directory} holds checkpoints of a run; go on with it by resume=True, or "
-                "give another directory"
+        if newest > leader.step:
+            self._say(
+                f"{self.directory} has step {newest}, but the Checkpoint that stands first resumes "
+                f"the run; put this one first to go on from there"
             )
+        self.step = leader.step
 
     def _say(self, line: str) -> None:
         if processes.is_main():
@@ -333,23 +358,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _is_best(self, numbers: dict[str, float]) -> bool:
         assert self.best is not None
-        if self.best not in numbers:
-            if self.best.startswith("val_") and not any(n.startswith("val_") for n in numbers):
-                return False  # Not every epoch need be validated.
-            raise InputError(
-                f"best is {self.best!r}, which no epoch logs; choose one of {', '.join(numbers)}"
-            )
         self._writer.wait()
-        value = numbers[self.best]
-        return processes.from_main("best", lambda: self._beats_former(value))
-
-    def _beats_former(self, value: float) -> bool:
-        assert self.best is not None
-        held = checkpoint.list_checkpoints(self.directory)
-        former = checkpoint.find_best(held, self.best, self.mode)
-        if former is None:
-            return True
-        return value < former[0] if self.mode == "min" else value > former[0]
+        return is_best(self.directory, self.best, self.mode, numbers)
 
     def _check_loss(self, loss: Any) -> None:
         if self.stop_on_non_finite and not self._finite_loss.is_finite(loss):
@@ -385,7 +395,7 @@ class Checkpoint(keras.callbacks.Callback):
             "logs": {k: v if math.isfinite(v) else None for k, v in logs.items()},
             "log_names": self._log_names,
             "base": self._base,
-            **same_run.describe(self.model.optimizer, self.settings, self.epoch),
+            **same_run.describe(self.model.optimizer, self.settings, self._given, self.epoch),
         }
         self._pending = described, arrays
 

@@ -19,7 +19,7 @@ class Due:
     def __init__(self, every: int | str | None):
         self.steps: int | None = None
         self.seconds: float | None = None
-        self.restart()
+        self.begin(0)
         if every in (None, 0, "0"):
             return
         match = re.fullmatch(r"(\d+)(s?)", str(every))
@@ -38,12 +38,25 @@ class Due:
         """Whether neither steps nor seconds were given."""
         return self.steps is None and self.seconds is None
 
+    def begin(self, step: int) -> None:
+        """The run begins, or goes on, after this step."""
+        self._counted = self._reached = step
+        self.restart()
+
     def restart(self) -> None:
-        """The clock starts anew: one was made, or the run begins."""
+        """The clock starts anew: a checkpoint was made, or the run begins."""
         self._since = perf_counter()
 
     def now(self, step: int) -> bool:
-        """Whether it is time after this step."""
+        """Whether it is time after this step.
+
+        Keras tells of no step within those that it executes together, so a checkpoint that was due
+        within them is due at their end.
+        """
         if self.seconds is not None:
             return perf_counter() - self._since >= self.seconds
-        return self.steps is not None and step % self.steps == 0
+        if self.steps is None:
+            return False
+        if step // self.steps > self._counted // self.steps:
+            self._counted = self._reached = step
+        return step == self._reached

@@ -1,11 +1,13 @@
 """How `fit` gets from the checkpoint that filled the model to the step that comes next."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from kmodels import compat
+from kmodels.distribution import processes
 from kmodels.training import moments, state, stored
 from kmodels.training.callback_state import CallbackStates
 from kmodels.training.replay import Replay
@@ -18,10 +20,14 @@ class GoingOn:
         path: of the checkpoint that the model was filled from.
         described: its state.
         others: the callbacks beside the one that saves.
+        rates: learning rates that hold in place of the checkpoint's, as `moments` names them.
     """
 
-    def __init__(self, path: Path, described: dict[str, Any], others: CallbackStates):
+    def __init__(
+        self, path: Path, described: dict[str, Any], others: CallbackStates, rates: state.Arrays
+    ):
         self._path, self._described, self._others = path, described, others
+        self._rates = rates
         arrays = stored.read(path, "other").items()
         self._arrays: state.Arrays = {name: array.read() for name, array in arrays}
         self._waiting = False
@@ -62,7 +68,8 @@ class GoingOn:
 
     def _moment(self, name: str) -> state.Arrays:
         prefix = f"random/{name}/"
-        return {k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)}
+        held = {k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)}
+        return held | self._rates
 
     def _build_metrics(self, model: keras.Model, batch: Any) -> None:
         if not compat.metrics_built(model):
@@ -71,3 +78,27 @@ class GoingOn:
 
     def _fill_metrics(self, model: keras.Model) -> None:
         state.fill(self._path, {"metrics": state.named(model.metrics_variables)})
+
+
+def warn_where_done(directory: Path, epoch: int, epochs: int, ended: bool) -> None:
+    """Warns where a `fit` goes on from a run that has nothing left to do.
+
+    Args:
+        directory: of the run's checkpoints.
+        epoch: finished epochs.
+        epochs: that `fit` was asked for.
+        ended: whether a callback has ended the run.
+    """
+    if ended:
+        done = f"a callback has ended it after {epoch} epochs; give another directory to begin anew"
+    elif epoch >= epochs:
+        done = (
+            f"{epoch} of {epochs} epochs are done; give more epochs to go on, or another directory "
+            "to begin anew"
+        )
+    else:
+        return
+    if processes.is_main():
+        warnings.warn(
+            f"this fit trains nothing, since {directory} holds a finished run: {done}", stacklevel=2
+        )

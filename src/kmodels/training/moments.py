@@ -4,7 +4,7 @@ Hooks of callbacks are called again where a run is resumed within an epoch, so t
 what they were when the epoch began, and after that to what they were when the state was saved.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,22 @@ _RATE, _SLOT = "rate", "learning_rate"
 
 def capture(optimizer: Any) -> Arrays:
     """Both as they are; a schedule's learning rate is none that a callback could change."""
-    return randomness.capture() | state.whole(_rates(optimizer))
+    return randomness.capture() | capture_rates(optimizer)
+
+
+def capture_rates(optimizer: Any) -> Arrays:
+    """The learning rates alone, where they are numbers."""
+    return state.whole(_rates(optimizer))
 
 
 def restore(optimizer: Any, held: Mapping[str, np.ndarray]) -> None:
     """Puts back what `capture` gave."""
     randomness.restore(held)
+    restore_rates(optimizer, held)
+
+
+def restore_rates(optimizer: Any, held: Mapping[str, np.ndarray]) -> None:
+    """Puts back those learning rates that are held."""
     for name, variable in _rates(optimizer).items():
         if name in held:
             state.put(variable, held[name])
@@ -33,13 +43,14 @@ def without_rate(held: Arrays) -> Arrays:
     return {name: values for name, values in held.items() if not _is(name, _RATE)}
 
 
+def of_slots(held: Arrays, slots: Container[str]) -> Arrays:
+    """Those learning rates whose slots are named."""
+    return {name: values for name, values in held.items() if _slot(name) in slots}
+
+
 def rates(held: Arrays) -> Arrays:
     """The learning rates alone, by the names that they have among the slots."""
-    return {
-        name.removesuffix(_RATE) + _SLOT: values
-        for name, values in held.items()
-        if _is(name, _RATE)
-    }
+    return {_slot(name): values for name, values in held.items() if _is(name, _RATE)}
 
 
 def _rates(optimizer: Any) -> dict[str, Any]:
@@ -48,6 +59,10 @@ def _rates(optimizer: Any) -> dict[str, Any]:
         for name, variable in state.slots(optimizer).items()
         if _is(name, _SLOT)
     }
+
+
+def _slot(rate: str) -> str:
+    return rate.removesuffix(_RATE) + _SLOT
 
 
 def _is(name: str, last: str) -> bool:

@@ -136,6 +136,7 @@ class Players:
             scaled = keras.optimizers.LossScaleOptimizer
             if half and auto_scale_loss and not isinstance(found, scaled):
                 found = scaled(found, name="loss_scale_optimizer")
+            compat.average_by_update(found)
             player.optimizer, player.variables = found, []
 
     def settle(self) -> None:

@@ -1,0 +1,87 @@
+"""A small run with a Checkpoint that is killed at steps of one's choice, and made again."""
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.callbacks import Checkpoint
+from kmodels.training import state
+
+ROWS, BATCH, EPOCHS, STEPS = 22, 4, 3, 6
+rng = np.random.default_rng(0)
+X = rng.normal(size=(ROWS, 5)).astype("float32")
+Y = rng.integers(0, 3, ROWS)
+
+
+class Killed(Exception):
+    """What stands for kill -9 inside a test: nothing of the callbacks runs after it."""
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends `fit` at the end of a step, counted from 1."""
+
+    saves_itself = True
+
+    def __init__(self, step, act=None):
+        super().__init__()
+        self.left, self.act = step, act
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            if self.act is None:
+                raise Killed
+            self.act()
+
+
+_MADE = {}
+
+
+def make_model(**optimizer):
+    """The model as a new process would make it; made once, since compiling takes the time."""
+    key = str(sorted(optimizer.items()))
+    if key not in _MADE:
+        keras.utils.set_random_seed(7)
+        inputs = keras.Input((5,))
+        x = keras.layers.Dense(8, activation="tanh", name="first")(inputs)
+        x = keras.layers.BatchNormalization(name="norm")(x)
+        x = keras.layers.Dropout(0.3, name="drop")(x)
+        model = keras.Model(inputs, keras.layers.Dense(3, name="second")(x))
+        rate = optimizer.pop("rate", 0.05)
+        if rate == "cosine":
+            rate = keras.optimizers.schedules.CosineDecay(0.05, STEPS * EPOCHS)
+        model.compile(
+            keras.optimizers.AdamW(rate, **optimizer),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        model.optimizer.build(model.trainable_variables)
+        # Otherwise the first `fit` reads a batch more than the others, to build the metrics.
+        model.evaluate(X[:8], Y[:8], batch_size=BATCH, verbose=0)
+        variables = [*model.variables, *model.optimizer.variables]
+        _MADE[key] = model, [(v, np.array(state.host_values(v))) for v in variables]
+    model, first = _MADE[key]
+    for variable, values in first:
+        state.put(variable, values)
+    keras.utils.set_random_seed(7)
+    return model
+
+
+def fit(model, callbacks, epochs=EPOCHS, **settings):
+    return model.fit(
+        X, Y, batch_size=BATCH, epochs=epochs, validation_data=(X[:8], Y[:8]), verbose=0,
+        callbacks=callbacks, **settings,
+    )  # fmt: skip
+
+
+def run(folder, stops=(), others=lambda: [], optimizer=None, epochs=EPOCHS, **settings):
+    """Trains to the end, in as many parts as there are stops; each part is a process's worth."""
+    for stop in (*stops, None):
+        model = make_model(**(optimizer or {}))
+        callbacks = [Checkpoint(folder, **settings), *others()]
+        if stop is None:
+            return model, fit(model, callbacks, epochs), callbacks[1:]
+        with pytest.raises(Killed):
+            fit(model, [*callbacks, Kill(stop)], epochs)
+        callbacks[0]._writer.wait()
+    raise AssertionError
