@@ -16,7 +16,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kmodels import recipe
@@ -184,7 +183,7 @@ def read_pairs(path: str | None) -> list[dict[str, str]]:
     names = ("prompt", "chosen", "rejected")
     if path is not None:
         try:
-            lines = [line for line in Path(path).expanduser().read_text().splitlines() if line]
+            lines = [line for line in recipe.local_path(path).read_text().splitlines() if line]
             rows = [json.loads(line) for line in lines]
         except (OSError, ValueError) as error:
             raise recipe.InputError(f"--data {path} cannot be read: {error}") from error

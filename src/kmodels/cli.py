@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kmodels.errors import InputError, check_whole
+from kmodels.files import local_path
 
 app = typer.Typer(
     name="kmodels",
@@ -238,7 +239,7 @@ def parity(
     parities.show(found, Console())
     if out is not None:
         text = json.dumps(found, indent=1) + "\n"
-        print(atomic_write(out / "parity.json", lambda path: path.write_text(text)))
+        print(atomic_write(local_path(out) / "parity.json", lambda path: path.write_text(text)))
     raise typer.Exit(0 if found["equal"] else 1)
 
 

@@ -468,4 +468,4 @@ def _apply_and_overwrite(optimizer: Any, gradients: Any, variables: Any) -> None
     )
     for variable, average in pairs:
         if average is not None:
-            variable.assign(keras.ops.where(due, average, variable))
+            variable.assign(keras.ops.where(due, average.value, variable.value))

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,25 @@ from kmodels.errors import InputError
 
 # File handles of this process by directory: held until they are let go or the process ends.
 _LOCKS: dict[Path, int] = {}
+# "gs://bucket", and "gs:/bucket" as pathlib makes of it; one letter is a drive.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_path(path: str | Path) -> Path:
+    """The path with the user's home filled in; all that a user gives comes through here.
+
+    Args:
+        path: of a file or directory on a disk of this machine.
+
+    Raises:
+        InputError: for an address such as "gs://bucket/run": it would become a folder called "gs:".
+    """
+    if _SCHEME.match(os.fspath(path)):
+        raise InputError(
+            f"{os.fspath(path)} is an address, and kmodels reads and writes local paths alone; "
+            "copy it to or from a local directory with the storage's own tool, and give that one"
+        )
+    return Path(path).expanduser()
 
 
 def sync(path: Path) -> None:

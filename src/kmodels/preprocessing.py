@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import keras
 
 from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 from kmodels.task import Named
 
 SETTINGS_FILE = "preprocessor.json"
@@ -107,7 +107,7 @@ class Preprocessor(keras.layers.Layer):
         Raises:
             InputError: for the directory of a model, which has its preprocessor already.
         """
-        folder = Path(directory)
+        folder = local_path(directory)
         self._check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         held = {"class_name": type(self).__name__, "config": self.get_config()}

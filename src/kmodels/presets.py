@@ -18,7 +18,7 @@ from kmodels import compat, lora
 from kmodels.distribution import processes
 from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
-from kmodels.files import atomic_directory
+from kmodels.files import atomic_directory, local_path
 from kmodels.lora import changes
 from kmodels.models import registry
 from kmodels.models.registry import Family
@@ -62,6 +62,8 @@ def family_of(preset: str | Path) -> Family:
         InputError: if it is no name, and there is nothing that a family reads.
     """
     name, problems = str(preset), []
+    if not name.startswith(tuple(REMOTE)):
+        local_path(name)
     found = registry.families()
     if named := [family for family in found if name in family.presets]:
         return named[0]
@@ -278,7 +280,7 @@ def locate(preset: str | Path) -> Path:
     for scheme in REMOTE:
         if name.startswith(scheme):
             preset = _download(scheme, name.removeprefix(scheme))
-    return Path(preset).expanduser()
+    return local_path(preset)
 
 
 def _open_own(path: Path, description: dict[str, Any], family: Family, weights: bool) -> Checkpoint:
@@ -343,7 +345,7 @@ def save(model: Any, directory: str | Path) -> Path:
     """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     more = None if tokenizer is None else tokenizer.save
-    return native.save(model, Path(directory), _describe(model), more, by_main)
+    return native.save(model, local_path(directory), _describe(model), more, by_main)
 
 
 def export_to_transformers(model: Any, directory: str | Path, text_only: bool = False) -> Path:
@@ -368,7 +370,7 @@ def export_to_transformers(model: Any, directory: str | Path, text_only: bool = 
             "here, and export from that directory in a process of its own"
         )
     check_parts(model, text_only, "a directory of transformers")
-    directory = Path(directory)
+    directory = local_path(directory)
     family = registry.family(getattr(model, "backbone", model).family)
     form, pictures, table, zeros = family.transformers_form(model)
     native.refuse_to_replace(directory, TRANSFORMERS_FILES)

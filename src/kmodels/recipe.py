@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from kmodels import report
 from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 
 BACKENDS = ("jax", "torch", "tensorflow")
 # Where launchers say how many processes they have started.
@@ -69,25 +69,30 @@ class Common:
     workers: int = flag(0, "processes that prepare batches")
     seed: int = flag(0, "of first weights, order, augmentation and dropout")
     out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
-    resume: bool = flag(False, "go on from the newest checkpoint in --out")
+    resume: bool = flag(False, "go on from the newest checkpoint in --out, or of the newest run")
     evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
     checkpoint_every: str = flag("0", "steps between checkpoints, or 300s; 0 makes one per epoch")
     keep: int = flag(2, "newest checkpoints to keep")
     log_every: int = flag(10, "steps between fetching and writing losses")
 
 
-def parse(settings: type, argv: Sequence[str] | None = None, description: str = "") -> Any:
+def parse(
+    settings: type, argv: Sequence[str] | None = None, description: str = "", recipe: str = ""
+) -> Any:
     """Settings from the command line.
 
-    With --resume or --evaluate, flags that are not given are those of the run in --out.
+    With --resume or --evaluate, flags that are not given are those of the run in --out. --resume
+    alone goes on with the newest run of the recipe.
 
     Args:
         settings: a dataclass whose fields are made by `flag`.
         argv: arguments; the process's by default.
         description: for --help.
+        recipe: its name.
 
     Raises:
-        InputError: for an unknown flag or a value that does not fit.
+        InputError: for an unknown flag or a value that does not fit, or where there is no run to
+            go on with.
     """
     parser = _Parser(
         description=description,
@@ -116,20 +121,42 @@ def parse(settings: type, argv: Sequence[str] | None = None, description: str = 
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
     parser.flags = tuple(parser._option_string_actions)
     given = vars(parser.parse_args(argv))
+    if recipe and given.get("resume") and not given.get("out"):
+        given["out"] = _newest_run(recipe)
     if given.get("out") and (given.get("resume") or given.get("evaluate")):
-        defaults |= _former(Path(given["out"]).expanduser() / "config.json", defaults)
+        defaults |= _former(local_path(given["out"]) / "config.json", defaults)
     return settings(**{**defaults, **given})
+
+
+def _newest_run(recipe: str) -> str:
+    """The directory in runs/ where the recipe has saved a checkpoint last."""
+    found = [
+        (max(step.stat().st_mtime for step in steps), str(file.parent))
+        for file in Path("runs").glob("*/config.json")
+        if (steps := list(file.parent.glob("checkpoints/step_*")))
+        and _read(file).get("recipe") == recipe
+    ]
+    if not found:
+        raise InputError(
+            f"--resume finds no run of {recipe} with a checkpoint in {Path('runs').resolve()}; "
+            "give its directory by --out"
+        )
+    out = max(found)[1]
+    print(f"--resume goes on with {out}, the newest run of {recipe}", flush=True)
+    return out
 
 
 def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Settings of the run that is gone on with, less what belongs to one call."""
+    found = _read(file) if file.exists() else {}
+    return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text())
-    except FileNotFoundError:
-        return {}
+        return json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
-    return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
 
 
 def _kind(annotation: Any) -> type:
@@ -267,7 +294,7 @@ class Folder:
 
     def _take(self, out: str | None, resume: bool) -> str:
         name = out or f"runs/{self.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.path = Path(name).expanduser()
+        self.path = local_path(name)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
@@ -354,7 +381,7 @@ def main(
     """
     folder = None
     try:
-        chosen = parse(settings, argv, description)
+        chosen = parse(settings, argv, description, recipe)
         check_backend()
         _join(getattr(chosen, "mesh", None))
         again = chosen.resume or getattr(chosen, "evaluate", False)

@@ -67,12 +67,12 @@ def test_a_run_leaves_its_files(whole):
 
 
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, capsys):
-    """Cut in the middle of the first epoch and once more: dropout, order, MixUp and EMA go on."""
+    """Cut in the middle of an epoch and at its last step: dropout, order, MixUp and EMA go on."""
     from kmodels.training import runner
 
     arguments = [*SMALL, "--epochs", "2", "--steps", "10", "--ema", "0.5", "--mixup", "0.2"]
     real = runner.Runner.on_train_batch_end
-    cuts = [3, 8]
+    cuts = [3, 6]
 
     def on_train_batch_end(self, batch, logs=None):
         if cuts and self.step + 1 == cuts[0]:
@@ -81,12 +81,26 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, caps
         real(self, batch, logs)
 
     monkeypatch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
-    assert recipe.main([*arguments, "--out", str(tmp_path)]) == 143
+    monkeypatch.chdir(tmp_path)
+    assert recipe.main(["--resume"]) == 2
+    assert "--resume finds no run of vit with a checkpoint in" in capsys.readouterr().err
+    out = Path("runs") / "first"
+    assert recipe.main([*arguments, "--out", str(out)]) == 143
     assert "stopped at step 3 by signal 15; go on with --resume" in capsys.readouterr().err
     # The other settings are those of the run.
-    assert recipe.main(["--resume", "--out", str(tmp_path)]) == 143
-    assert recipe.main(["--resume", "--out", str(tmp_path)]) == 0
-    expected, found = result(whole), result(tmp_path)
+    assert recipe.main(["--resume", "--out", str(out)]) == 143
+    # Without a directory it is the newest run of this recipe.
+    for name, other in (("older", "vit"), ("other", "gemma_lora")):
+        (out.parent / name / "checkpoints" / "step_00000001").mkdir(parents=True)
+        (out.parent / name / "config.json").write_text(json.dumps({"recipe": other}))
+        os.utime(out.parent / name / "checkpoints" / "step_00000001", (1, 1))
+    assert recipe.main(["--resume"]) == 0
+    assert f"--resume goes on with {out}, the newest run of vit" in capsys.readouterr().out
+    with (out / "history.csv").open() as file:
+        speeds = [row["samples_per_s"] for row in csv.DictReader(file) if row["row"] == "epoch"]
+    # All steps of the first epoch were those of former processes.
+    assert speeds[0] == "" and 0 < float(speeds[1]) < 1e6
+    expected, found = result(whole), result(out)
     assert found["step_losses"] == expected["step_losses"]
     assert found["weights_digest"] == expected["weights_digest"]
     assert found["metrics"] == expected["metrics"]

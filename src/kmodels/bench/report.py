@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 from kmodels.units import counted
 
 # Of the precisions, as far as there are rows of them; readable by colour-blind eyes.
@@ -105,7 +105,7 @@ def write(result: dict[str, Any], out: str | Path) -> list[Path]:
     Returns:
         What was written: the picture only where a row was measured.
     """
-    path = Path(out)
+    path = local_path(out)
     path = path if path.suffix == ".json" else path / "bench.json"
     text = json.dumps(result, indent=1) + "\n"
     written = [atomic_write(path, lambda temporary: temporary.write_text(text))]

@@ -17,7 +17,7 @@ from kmodels.convert import serving
 from kmodels.convert.formats import Format, Runtime, find
 from kmodels.dispatch import backend_module
 from kmodels.errors import InputError, check_whole
-from kmodels.files import atomic_directory, atomic_write
+from kmodels.files import atomic_directory, atomic_write, local_path
 from kmodels.units import human
 from kmodels.weights.native import refuse_to_replace
 
@@ -104,7 +104,7 @@ def convert(
     form = find(to)
     kind = form.choose_dtype(dtype)
     check_whole("sequence_length", sequence_length, 2)
-    destination = Path(destination).expanduser()
+    destination = local_path(destination)
     _check_destination(form, destination)
     form.check_backend()
     made = isinstance(source, str | Path)

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 from kmodels.data.folder import read_folder
 from kmodels.data.readers import read_digits, read_idx, read_npz
@@ -11,6 +10,7 @@ from kmodels.data.shards import TarShards
 from kmodels.data.sources import DataBundle, SyntheticSource
 from kmodels.data.tfrecords import TFRecords
 from kmodels.errors import InputError
+from kmodels.files import local_path
 
 SPECS = "digits, synthetic[:N], idx:DIR, folder:DIR_OR_ZIP, npz:FILE, FILES.tar, FILES.tfrecord"
 _KINDS = ("digits", "synthetic", "idx", "folder", "npz")
@@ -56,6 +56,8 @@ def open_dataset(
     if not 0.0 <= validation_split < 0.5:
         raise InputError(f"validation_split is {validation_split}; give at least 0 and below 0.5")
     kind, colon, argument = spec.partition(":")
+    if kind not in _KINDS:
+        local_path(spec)
     if kind not in _KINDS and (opened := _SAMPLES.search(spec)):
         samples = TarShards(spec) if opened["tar"] else TFRecords(spec)
         return read_samples(samples, spec, image_size, seed, validation_split, skip_bad)
@@ -66,11 +68,11 @@ def open_dataset(
     elif kind == "synthetic" and (not colon or argument):
         return _synthetic(argument or "1000", image_size, seed, validation_split)
     elif kind == "idx":
-        bundle = read_idx(Path(argument).expanduser(), seed, validation_split)
+        bundle = read_idx(local_path(argument), seed, validation_split)
     elif kind == "npz":
-        bundle = read_npz(Path(argument).expanduser(), seed, validation_split)
+        bundle = read_npz(local_path(argument), seed, validation_split)
     elif kind == "folder":
-        path = Path(argument).expanduser()
+        path = local_path(argument)
         return read_folder(path, image_size, seed, validation_split, skip_bad)
     else:
         raise InputError(f"data {spec!r} is unknown; give one of {SPECS}")

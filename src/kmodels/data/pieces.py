@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.errors import InputError
+from kmodels.files import local_path
 
 _MOST_OPEN = 64
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -25,7 +26,7 @@ def expand(pattern: str) -> list[Path]:
         InputError: where a file is missing, or none fits.
     """
     found: list[Path] = []
-    for name in dict.fromkeys(_braced(str(Path(pattern).expanduser()))):
+    for name in dict.fromkeys(_braced(str(local_path(pattern)))):
         hits = sorted(glob.glob(name)) if any(mark in name for mark in "*?[") else [name]
         found += [Path(hit) for hit in hits]
     if not found:

@@ -13,6 +13,7 @@ import keras
 
 from kmodels import lora
 from kmodels.errors import InputError
+from kmodels.files import local_path
 from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
 from kmodels.interop.packages import need
 from kmodels.models import registry
@@ -147,11 +148,11 @@ def read_lora(model: Any, file: str | Path) -> None:
     peers = registry.family(backbone.family).keras_hub
     settings = getattr(model, "settings", {})
     peer = next(peer for peer in peers if peer.belongs(backbone.config, settings))
-    hub_lora.read(model, Path(file), peer, _hub())
+    hub_lora.read(model, local_path(file), peer, _hub())
 
 
 def _load(source: str | Path) -> Any:
-    hub, path = _hub(), Path(source).expanduser()
+    hub, path = _hub(), local_path(source)
     if not path.is_dir():
         raise InputError(f"{path} is no directory; give one that keras-hub's save_to_preset wrote")
     described = path / "config.json"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.errors import InputError
-from kmodels.files import atomic_directory
+from kmodels.files import atomic_directory, local_path
 from kmodels.layers import Dense
 from kmodels.lora import peft, seal
 from kmodels.lora.adapter import LoraSettings
@@ -40,7 +40,7 @@ def save_adapter(
         InputError: without adapters, for a layer that has no name in transformers, or where
             something trained is neither an adapter nor a head.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     found = adapters(model)
     if not found:
         hint = "; call unmerge_lora first" if adapters(model, merged=True) else ""
@@ -127,7 +127,7 @@ def load_adapter(model: Any, directory: str | Path) -> None:
         InputError: lists all that does not fit; or the directory is damaged, or the model has
             merged adapters.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
             raise InputError(

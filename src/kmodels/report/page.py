@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 
 NAME = "report.html"
 # Pictures that recipes draw, in the order of the page: (file, heading, what it shows).
@@ -43,7 +43,7 @@ def write(folder: str | Path) -> Path:
     # Takes 50 ms, and only runs that end need it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    folder = Path(folder)
+    folder = local_path(folder)
     page = Environment(
         loader=PackageLoader("kmodels.report", "."),
         autoescape=True,

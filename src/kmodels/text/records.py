@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.errors import InputError
+from kmodels.files import local_path
 
 Record = dict[str, Any]
 MAX_LINE_BYTES = 4 * 2**20
@@ -58,7 +59,7 @@ def read_records(
     """
     records = Records()
     try:
-        with Path(path).open("rb") as lines:
+        with local_path(path).open("rb") as lines:
             for number, line in _numbered(lines, max_line_bytes):
                 try:
                     records.rows.append(_parse(line, max_line_bytes))

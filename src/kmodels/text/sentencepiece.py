@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kmodels.errors import InputError
+from kmodels.files import local_path
 from kmodels.text import pieces as build
 
 # Field numbers of sentencepiece_model.proto.
@@ -85,7 +86,7 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
         InputError: for a file that is not such a model, or of kind character.
     """
     try:
-        return parse(Path(path).read_bytes(), path, special)
+        return parse(local_path(path).read_bytes(), path, special)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 

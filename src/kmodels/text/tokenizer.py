@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 from kmodels.text import settings as described
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
@@ -104,7 +104,7 @@ class Tokenizer:
         Raises:
             InputError: if there is no such file or it is none of these.
         """
-        path = Path(path)
+        path = local_path(path)
         if path.is_dir():
             found = next((path / name for name in FILES if (path / name).is_file()), None)
             if found is None:
@@ -187,7 +187,7 @@ class Tokenizer:
         Args:
             directory: where to; it is made where it is missing.
         """
-        directory = Path(directory)
+        directory = local_path(directory)
         core = tokenizers.Tokenizer.from_str(self.core.to_str())
         if self.start_token is not None and core.post_processor is None:
             core.post_processor = TemplateProcessing(

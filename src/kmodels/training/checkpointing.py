@@ -11,7 +11,7 @@ import keras
 from kmodels import compat
 from kmodels.distribution import processes
 from kmodels.errors import InputError, check_whole
-from kmodels.files import unlock
+from kmodels.files import local_path, unlock
 from kmodels.training import checkpoint, moments, run_directory, same_run, state, stored
 from kmodels.training.agree import Requests, in_all
 from kmodels.training.best_epochs import is_best
@@ -100,7 +100,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
         if mode == "auto":
             mode = "max" if best and any(part in best for part in _HIGHER_IS_BETTER) else "min"
-        self.directory = Path(directory).expanduser()
+        self.directory = local_path(directory)
         self.due = Due(every)
         self.keep, self.best, self.mode, self.resume = keep, best, mode, resume
         self.only_trainable, self.origin = only_trainable, origin

@@ -17,6 +17,7 @@ import numpy as np
 
 from kmodels.archives import check_zip
 from kmodels.errors import InputError
+from kmodels.files import local_path
 from kmodels.training import state
 
 WEIGHTS = "model.weights.h5"
@@ -42,7 +43,7 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
         InputError: for a file that is damaged or does not fit, naming all that is missing, too much
             or of another shape; the model is unchanged then.
     """
-    path = Path(path).expanduser()
+    path = local_path(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}; give one that model.save wrote")
     wanted = list(model.variables)

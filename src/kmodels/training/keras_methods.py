@@ -6,6 +6,7 @@ import keras
 
 from kmodels import traced
 from kmodels.distribution.by_main import alone
+from kmodels.files import local_path
 from kmodels.training.signatures import like
 from kmodels.weights import deferred, gather
 
@@ -69,6 +70,7 @@ class KerasMethods(traced.Follows):
     @like(keras.Model.save)
     def save(self, filepath: Any, **kwargs: Any) -> None:
         """Keras' `save`; of several processes that hold all weights one may call it alone."""
+        local_path(filepath)
         gather.check_whole(self, "save")
         with alone():
             super().save(filepath, **kwargs)
@@ -76,6 +78,7 @@ class KerasMethods(traced.Follows):
     @like(keras.Model.save_weights)
     def save_weights(self, filepath: Any, **kwargs: Any) -> None:
         """Keras' `save_weights`; as `save`."""
+        local_path(filepath)
         gather.check_whole(self, "save_weights")
         with alone():
             super().save_weights(filepath, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kmodels.dispatch import backend, backend_module
 from kmodels.errors import InputError
+from kmodels.files import local_path
 from kmodels.training import state
 from kmodels.training.agree import in_all
 
@@ -28,7 +29,7 @@ def save_orbax(model: Any, directory: str | Path) -> Path:
     Raises:
         InputError: on another backend, without Orbax, or where the directory is there.
     """
-    path = Path(directory).expanduser().resolve()
+    path = local_path(directory).resolve()
     module = _module()
     in_all("Orbax begins", lambda: _check_new(path))
     held = state.parts(model, False)
@@ -47,7 +48,7 @@ def load_orbax(model: Any, directory: str | Path) -> None:
         InputError: on another backend, without Orbax, for a directory that Orbax did not write, or
             naming all that does not fit; nothing is filled then.
     """
-    path = Path(directory).expanduser().resolve()
+    path = local_path(directory).resolve()
     module = _module()
     held = state.parts(model, False)
     module.load(path, {part: held[part] for part in PARTS})

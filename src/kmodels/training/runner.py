@@ -199,12 +199,15 @@ class Runner(keras.callbacks.Callback):
         seconds = perf_counter() - self._epoch_started
         shown = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
         row = {"row": "epoch", "epoch": epoch + 1, "step": self.step, **shown}
-        speed = self.samples_per_s
-        row |= {"samples_per_s": round(speed, 1), "seconds": round(seconds, 3)}
-        self.history.add([row])
+        row |= {"seconds": round(seconds, 3)}
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
         left = seconds / max(self.batch, 1) * (self.total_steps - self.step)
-        text = f"epoch {epoch + 1}/{self.epochs}  {numbers}  {speed:,.0f} samples/s"
+        text = f"epoch {epoch + 1}/{self.epochs}  {numbers}"
+        # The epoch may have had all of its steps in a former process.
+        if self.trained_here:
+            row |= {"samples_per_s": round(self.samples_per_s, 1)}
+            text += f"  {self.samples_per_s:,.0f} samples/s"
+        self.history.add([row])
         self.progress.epoch(text, left)
         if (waited := self.feed.clock.line()) is not None:
             self.progress.epoch(waited, None)
@@ -231,7 +234,7 @@ class Runner(keras.callbacks.Callback):
 
     @property
     def samples_per_s(self) -> float:
-        """Pictures per second of training, without the first step and evaluation."""
+        """Pictures per second of training here, without the first step and evaluation."""
         steps, seconds = map(sum, zip(*self._steady(), strict=True))
         return steps * self.batch_size / max(seconds, 1e-9)
 
@@ -251,7 +254,7 @@ class Runner(keras.callbacks.Callback):
         return self.feed.clock.share
 
     def _steady(self) -> list[tuple[int, float]]:
-        return self._windows[1:] or self._windows or [(1, 0.0)]
+        return self._windows[1:] or self._windows
 
     # Parts
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels import lora
 from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 from kmodels.models.gemma import weights_gguf
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.text import gguf as vocabulary
@@ -44,7 +44,7 @@ def export_to_gguf(model: Any, path: str | Path, dtype: str = "float16") -> Path
         InputError: for another suffix or dtype, without the gguf package, for a model with
             adapters, or with all that llama.cpp's Gemma cannot express.
     """
-    path = Path(path)
+    path = local_path(path)
     if path.suffix != ".gguf":
         raise InputError(f"{path} is to be a GGUF file; give a name that ends in .gguf")
     if dtype not in KINDS:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kmodels import presets
 from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
 from kmodels.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.text import Cut, Example, Template, Tokenizer, Turns, encode, pack, pad
@@ -286,7 +286,7 @@ class GemmaCausalLMPreprocessor(Preprocessor):
         Raises:
             InputError: for the directory of a model.
         """
-        folder = Path(directory)
+        folder = local_path(directory)
         self._check_folder(folder)
         self.tokenizer.save(folder)
         held = {"class_name": type(self).__name__, "config": self._settings()}

@@ -10,7 +10,8 @@ import keras
 import tokenizers
 
 from kmodels import presets
-from kmodels.errors import InputError, check_whole
+from kmodels.errors import InputError
+from kmodels.files import check_whole, local_path
 from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text.texts import as_text
 from kmodels.text.tokenizer import TURNS
@@ -241,6 +242,6 @@ def _content(proto: Any) -> tuple[bytes, object]:
         except binascii.Error:
             pass
     try:
-        return Path(proto).expanduser().read_bytes(), proto
+        return local_path(proto).read_bytes(), proto
     except OSError as error:
         raise InputError(f"{str(proto)[:200]} cannot be read: {error.strerror}") from error

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.files import atomic_write, local_path
 from kmodels.models.vit import weights_augreg
 from kmodels.models.vit.config import ViTConfig
 from kmodels.weights import export
@@ -28,7 +28,7 @@ def export_to_npz(model: Any, path: str | Path) -> Path:
     Raises:
         InputError: for another suffix, or with all that such a file cannot express.
     """
-    path = Path(path)
+    path = local_path(path)
     if path.suffix != ".npz":
         raise InputError(f"{path} is to be an .npz file; give a name that ends in .npz")
     backbone = getattr(model, "backbone", model)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.errors import InputError
-from kmodels.files import atomic_directory
+from kmodels.files import atomic_directory, local_path
 from kmodels.models.vit import weights_timm
 from kmodels.models.vit.config import ViTConfig
 from kmodels.weights import LazyArray, constant, export, write_safetensors
@@ -31,7 +31,7 @@ def export_to_timm(model: Any, directory: str | Path) -> Path:
     Raises:
         InputError: lists what timm's ViT cannot express, or files that would be lost.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
     described = _describe(config, settings)

@@ -1,0 +1,81 @@
+"""Addresses such as "gs://bucket" are refused where a path is taken, and leave no folder "gs:"."""
+
+from pathlib import Path
+
+import pytest
+
+import kmodels
+from kmodels import bench, data, recipe, report, text, training
+from kmodels.convert import convert
+from kmodels.errors import InputError
+from kmodels.files import local_path
+
+
+@pytest.fixture(scope="module")
+def vit():
+    backbone = kmodels.models.ViTBackbone(
+        image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=1, hidden_dim=4, mlp_dim=8
+    )
+    return kmodels.models.ViTImageClassifier(backbone, num_classes=2)
+
+
+@pytest.fixture(scope="module")
+def gemma():
+    return kmodels.models.GemmaCausalLM(
+        kmodels.models.GemmaBackbone(
+            vocabulary_size=16, num_layers=1, num_query_heads=1, num_key_value_heads=1,
+            hidden_dim=8, intermediate_dim=8, head_dim=8,
+        )
+    )  # fmt: skip
+
+
+def refused(act):
+    with pytest.raises(InputError, match=r"is an address, and kmodels reads and writes local path"):
+        act()
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.iterdir())
+
+
+def test_which_are_addresses():
+    for address in ("gs://b/x", "s3://b", "memory://x", "file:///x", Path("gs://b")):
+        refused(lambda address=address: local_path(address))
+    for path in ("x", "/x/y", "C:/x", "a:b", "run: 3/x"):
+        assert local_path(path) == Path(path)
+    assert local_path("~/x") == Path.home() / "x"
+
+
+def test_models(vit, gemma):
+    for model, name in ((vit, "ViTImageClassifier"), (gemma, "GemmaCausalLM")):
+        refused(lambda name=name: getattr(kmodels.models, name).from_preset("gs://b/x"))
+        refused(lambda model=model: model.save_to_preset("s3://b/x"))
+        refused(lambda model=model: model.save_to_preset(Path("s3://b/x")))
+        refused(lambda model=model: model.save("gs://b/x.keras"))
+        refused(lambda model=model: model.save_weights("gs://b/x.weights.h5"))
+        refused(lambda model=model: model.export_to_transformers("gs://b/x"))
+        refused(lambda model=model: model.save_adapter("gs://b/x"))
+        refused(lambda model=model: model.load_adapter("gs://b/x"))
+        refused(lambda model=model: training.load_keras_file("gs://b/x.keras", model))
+    refused(lambda: vit.export_to_timm("gs://b/x"))
+    refused(lambda: vit.export_to_npz("gs://b/x.npz"))
+    refused(lambda: gemma.export_to_gguf("gs://b/x.gguf"))
+    refused(lambda: convert(vit, "gs://b/x", to="npz"))
+
+
+def test_runs():
+    refused(lambda: training.Checkpoint("gs://b/x"))
+    refused(lambda: recipe.Folder("vit", "gs://b/x", None))
+    refused(lambda: report.write("gs://b/x"))
+    refused(lambda: bench.write({}, "gs://b/x"))
+
+
+def test_data():
+    for spec in ("gs://b/x.npz", "npz:gs://b/x", "folder:s3://b/x", "idx:gs://b", "gs://b/0.tar"):
+        refused(lambda spec=spec: data.open_dataset(spec))
+    refused(lambda: data.TarShards("gs://b/{0..3}.tar"))
+    refused(lambda: text.read_records("gs://b/x.jsonl"))
+    refused(lambda: text.Tokenizer.from_file("gs://b/x"))
