@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
 
-from kmodels import compat, lora
+from kmodels import lora
 from kmodels.dispatch import backend_module
 from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.layers import quantized
 from kmodels.lora import changes, hub_names, stored
+from kmodels.training.averages import average_by_update
 from kmodels.training.keras_methods import KerasMethods
 from kmodels.training.other_variables import follow_variables
 from kmodels.training.probability_loss import warn_of_logits
@@ -369,7 +370,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
             auto_scale_loss=auto_scale_loss,
         )
         if self.optimizer is not None:
-            compat.average_by_update(self.optimizer)
+            average_by_update(self.optimizer)
 
     @property
     def gives_logits(self) -> bool:

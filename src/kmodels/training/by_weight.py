@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from kmodels import compat
 from kmodels.errors import InputError, check_whole
+from kmodels.training.averages import average_by_update
 
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
 NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding|probe)$")
@@ -86,7 +86,7 @@ class ByWeight(keras.optimizers.Optimizer):
             **momentum,
             **kwargs,
         )
-        compat.average_by_update(self)
+        average_by_update(self)
         self.no_decay = tuple(no_decay)
         self.layer_decay = layer_decay
         self.accumulate = accumulate

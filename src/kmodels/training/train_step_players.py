@@ -7,6 +7,7 @@ import keras
 
 from kmodels import compat
 from kmodels.errors import InputError
+from kmodels.training.averages import average_by_update
 from kmodels.training.other_variables import follow_variables
 
 # The name of the only player.
@@ -136,7 +137,7 @@ class Players:
             scaled = keras.optimizers.LossScaleOptimizer
             if half and auto_scale_loss and not isinstance(found, scaled):
                 found = scaled(found, name="loss_scale_optimizer")
-            compat.average_by_update(found)
+            average_by_update(found)
             player.optimizer, player.variables = found, []
 
     def settle(self) -> None:
