@@ -5,8 +5,8 @@ from keras import ops
 
 from kmodels.dispatch import Tensor, op
 from kmodels.errors import InputError
-from kmodels.ops.dropout import dropout as dropout_op
 from kmodels.ops._wide import wide
+from kmodels.ops.dropout import dropout as dropout_op
 
 # Far below any score, yet finite: softmax over -inf alone is NaN, and so is its gradient.
 MASKED = -1e30
