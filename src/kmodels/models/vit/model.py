@@ -61,7 +61,9 @@ class Block(Layer):
             dtype=policy,
         )
         self.mlp_norm = LayerNorm(epsilon, name="mlp_norm", dtype=policy)
-        form = {} if config.use_swiglu_ffn else {"approximate": config.approximate_gelu}
+        form: dict[str, Any] = {}
+        if not config.use_swiglu_ffn:
+            form["approximate"] = config.approximate_gelu
         self.mlp = (SwiGLU if config.use_swiglu_ffn else MLP)(
             config.mlp_dim,
             dropout=rate,
