@@ -38,10 +38,8 @@ class ViTImageConverter(Preprocessor):
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
-        pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size.
-
-    Returns:
-        float32 (B, height, width, C), or (height, width, C) of one picture.
+        pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size -> float32
+        (B, height, width, C), or (height, width, C) of one picture.
 
     Raises:
         InputError: for padding, channels in front, or an interpolation that is not here.

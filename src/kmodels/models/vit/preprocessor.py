@@ -38,9 +38,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         x: uint8 pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size;
             floats are taken as values in [0, 255].
         y, sample_weight: handed through.
-
-    Returns:
-        float32 (B, height, width, C), or (height, width, C) of one picture; with y or weights a
+        -> float32 (B, height, width, C), or (height, width, C) of one picture; with y or weights a
         tuple, as Keras' preprocessors give it.
 
     Raises:
