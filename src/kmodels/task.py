@@ -15,7 +15,7 @@ from kmodels.layers import quantized
 from kmodels.lora import changes, hub_names, stored
 from kmodels.training.averages import average_by_update
 from kmodels.training.keras_methods import KerasMethods
-from kmodels.training.other_variables import follow_variables
+from kmodels.training.other_variables import follow_variables, noted_slots
 from kmodels.training.probability_loss import warn_of_logits
 from kmodels.weights import gather
 
@@ -386,13 +386,13 @@ class Task(Presets, Adapters, KerasMethods, Model):
         config = super().get_compile_config()
         if not config:
             return config
-        slots = self.optimizer is not None and self.optimizer.built
-        return {**config, **self._as_given, "optimizer_built": slots}
+        return noted_slots({**config, **self._as_given}, self.optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Calls `compile` with what `get_compile_config` gave, and makes the slots it had."""
         config = dict(config)
-        slots = config.pop("optimizer_built", True)
+        optimizer = config.get("optimizer")
+        slots = not isinstance(optimizer, dict) or optimizer.get("built", True)
         self.compile(**keras.saving.deserialize_keras_object(config))
         if slots and self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)

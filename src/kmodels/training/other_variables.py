@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 from kmodels import compat
 from kmodels.training.slots import slots
 
@@ -43,3 +45,17 @@ def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
             "begin anew; call compile after such a change to choose an optimizer for it",
             stacklevel=2,
         )
+
+
+def noted_slots(config: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    """The arguments of `compile` with "built" noted for the optimizer: whether it has its slots.
+
+    The note stands beside the optimizer's own config, where Keras passes over it: `clone_model`
+    gives these arguments to the `compile` of a plain model.
+    """
+    if optimizer is None:
+        return config
+    given = config["optimizer"]
+    if not isinstance(given, dict):
+        given = keras.optimizers.serialize(keras.optimizers.get(given))
+    return {**config, "optimizer": {**given, "built": optimizer.built}}
