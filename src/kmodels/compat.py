@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
@@ -38,7 +38,9 @@ __all__ = [
     "draw_values",
     "draws_later",
     "forget_losses",
+    "forget_parameters",
     "forget_step",
+    "give_shape",
     "give_value",
     "global_seed",
     "has_value",
@@ -56,6 +58,7 @@ __all__ = [
     "step_output",
     "sublayers",
     "symbolic_build",
+    "symbolic_calls",
     "unbuild",
     "unweighted_metrics",
     "warn_of_inputs",
@@ -145,6 +148,17 @@ def set_trainable(layer: Any, trainable: bool) -> None:
 def sublayers(layer: Any) -> list[Any]:
     """The layer itself and all below it, in no order to rely on."""
     return list(layer._flatten_layers())
+
+
+def symbolic_calls(layer: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Keyword arguments and outputs of each call of a layer that is part of a graph."""
+    for node in layer._inbound_nodes:
+        yield node.arguments.kwargs, node.outputs
+
+
+def give_shape(tensor: Any, shape: Sequence[int | None]) -> None:
+    """Gives a KerasTensor another shape, in all graphs that it is part of."""
+    tensor._shape = tuple(shape)
 
 
 @contextmanager
@@ -400,6 +414,11 @@ def unbuild(optimizer: Any, restart: bool) -> None:
     optimizer.built = False
     if restart:
         optimizer._iterations.assign(0)
+
+
+def forget_parameters(model: Any) -> None:
+    """Has a model list its parameters anew on torch, so that it lets go of those it lost."""
+    vars(model).get("_modules", {}).pop("_torch_params", None)
 
 
 def unweighted_metrics(model: Any) -> Any:

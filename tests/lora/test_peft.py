@@ -194,6 +194,14 @@ def wrong_pattern(folder, config):
     config.update(alpha_pattern={"q_proj": "many"})
 
 
+def some_tokens(folder, config):
+    config.update(trainable_token_indices=[1, 2])
+
+
+def whole_vocabulary(folder, config):
+    config.update(modules_to_save=["embed_tokens"], ensure_weight_tying=True)
+
+
 def no_rank(folder, config):
     del config["r"]
 
@@ -210,7 +218,9 @@ def no_rank(folder, config):
             replicated,
             r"fan_in_fan_out=True, layer_replication=\[\[0, 1\]\], target_parameters=\['w'\]",
         ),
-        (wrong_pattern, "has a rank_pattern, alpha_pattern or trainable_token_indices in"),
+        (wrong_pattern, "has a rank_pattern or alpha_pattern in"),
+        (some_tokens, r"kind not known here: trainable_token_indices=\[1, 2\]$"),
+        (whole_vocabulary, r"modules_to_save=\['embed_tokens'\], of which the vocabulary is not"),
         (no_rank, "has no r and lora_alpha"),
     ],
 )

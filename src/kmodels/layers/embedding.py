@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
-from kmodels import ops
+from kmodels import compat, ops, traced
 from kmodels.errors import check_whole
 from kmodels.layers.base import Layer, Shape
 from kmodels.layers.parts import using
@@ -73,16 +74,51 @@ class Embedding(Layer):
 
     def build(self, input_shape: Shape | None = None) -> None:
         """Makes the table."""
-        self.embeddings = self.add_parameter(
+        self.embeddings = self._table(self.embeddings_initializer)
+
+    def _table(self, initializer: Any) -> Any:
+        return self.add_parameter(
             "embeddings",
             (self.input_dim, self.output_dim),
-            self.embeddings_initializer,
+            initializer,
             regularizer=self.embeddings_regularizer,
             constraint=self.embeddings_constraint,
         )
 
+    def resize(self, input_dim: int) -> None:
+        """Replaces the table by one of more or fewer rows.
+
+        The rows that both have keep their values; each new one is the mean of all old ones. Graphs
+        that the layer is part of get the new shape of its logits.
+
+        Args:
+            input_dim: rows of the new table.
+
+        Raises:
+            InputError: for a size that is no whole number above 0.
+        """
+        check_whole("input_dim", input_dim)
+        if input_dim == self.input_dim:
+            return
+        old = self.embeddings
+        values = np.asarray(keras.ops.convert_to_numpy(old.value), "float32")[:input_dim]
+        if input_dim > self.input_dim:
+            mean = values.mean(axis=0, dtype="float64").astype("float32")
+            values = np.concatenate([values, np.tile(mean, (input_dim - self.input_dim, 1))])
+        self.input_dim = input_dim
+        compat.detach(self, [old])
+        with compat.changing(self):
+            self.embeddings = self._table("zeros")
+        self.embeddings.assign(values)
+        self.embeddings.trainable = old.trainable
+        for arguments, outputs in compat.symbolic_calls(self):
+            for logits in outputs if arguments.get("reverse") else ():
+                compat.give_shape(logits, (*logits.shape[:-1], input_dim))
+        traced.changed()
+
     def call(self, x: Any, reverse: bool = False) -> Any:
         """(B, T) -> (B, T, D), or (B, T, D) -> (B, T, V)."""
+        traced.note()
         if reverse:
             return self.logits(x)
         if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input

@@ -16,7 +16,6 @@ from kmodels.lora.adapter import LoraSettings
 
 PREFIX = "base_model.model."
 PARTS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
-ROWS, TABLE = "token_adapter.trainable_tokens_delta", "token_adapter.base_layer.weight"
 # Settings that `settings` and `modules` read.
 READ = (
     "r",
@@ -28,10 +27,10 @@ READ = (
     "use_rslora",
     "use_dora",
     "modules_to_save",
-    "trainable_token_indices",
     "init_lora_weights",
-    "ensure_weight_tying",
 )
+# Modules that PEFT can train as a whole and that have no place here.
+VOCABULARY = ("embed_tokens", "lm_head")
 # Those that choose modules, whose tensors tell as much, and those about the making of the file.
 HARMLESS = (
     "layers_to_transform",
@@ -51,6 +50,7 @@ HARMLESS = (
     "corda_config",
     "lora_ga_config",
     "qalora_group_size",
+    "ensure_weight_tying",
 )
 # Ways to begin that leave the base as it is, and those that change it too, so that the adapter does
 # not suit the plain one; PEFT takes some in any case.
@@ -66,15 +66,11 @@ class Described:
         settings: of all adapters but those that a pattern names.
         ranks: rank by the end of a module's name, or a pattern for it.
         alphas: alpha likewise.
-        tokens: rows of the embedding table that are trained.
-        tied: whether a table that is trained as a whole is the output layer too.
     """
 
     settings: LoraSettings
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
-    tokens: tuple[int, ...] = ()
-    tied: bool = False
 
     def of(self, module: str) -> LoraSettings:
         """The settings of one module."""
@@ -84,7 +80,7 @@ class Described:
 
     def counted(self) -> dict[str, Any]:
         """What the hash of a file counts."""
-        more = {"ranks": self.ranks, "alphas": self.alphas, "tokens": self.tokens}
+        more = {"ranks": self.ranks, "alphas": self.alphas}
         return asdict(self.settings) | {key: value for key, value in more.items() if value}
 
 
@@ -131,7 +127,7 @@ def paths(model: Any, layers: Iterable[str]) -> dict[str, str]:
 def split(name: str) -> tuple[str, str | None]:
     """Module and part of a tensor's name; the part is None where it is no part of an adapter."""
     name = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
-    for part in (*PARTS, ROWS, TABLE, "weight", "bias"):
+    for part in (*PARTS, "weight", "bias"):
         if name.endswith(f".{part}"):
             return name.removesuffix(f".{part}"), part
     return name, None
@@ -141,8 +137,6 @@ def config(
     adapters: Mapping[str, LoraSettings],
     others: Sequence[str],
     heads: Sequence[str],
-    tokens: Sequence[int] = (),
-    tied: bool = False,
 ) -> dict[str, Any]:
     """adapter_config.json.
 
@@ -150,8 +144,6 @@ def config(
         adapters: settings by name of the adapted module.
         others: names of the linear modules that have no adapter.
         heads: names of the modules that are trained as a whole.
-        tokens: rows of the embedding table that are trained.
-        tied: whether the table is among the heads.
 
     Raises:
         InputError: for adapters that differ in more than PEFT can say.
@@ -179,8 +171,6 @@ def config(
         "use_rslora": rslora,
         "use_dora": dora,
         "modules_to_save": sorted(heads) or None,
-        "trainable_token_indices": list(tokens) or None,
-        "ensure_weight_tying": tied,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -210,6 +200,9 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
         for key, value in described.items()
         if key not in known and value not in (None, False, "none", [], {})
     ]
+    saved = [name.rpartition(".")[2] for name in _list(described.get("modules_to_save"))]
+    if set(saved) & set(VOCABULARY):
+        wrong.append(_said(described, "modules_to_save") + ", of which the vocabulary is not read")
     begun = described.get("init_lora_weights", True)
     if not isinstance(begun, bool | None) and str(begun).lower() not in BEGINNINGS:
         changes = str(begun).lower().startswith(CHANGED_BASES)
@@ -236,14 +229,12 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
     try:
         ranks = {key: int(n) for key, n in _pattern(described, "rank_pattern")}
         alphas = {key: float(n) for key, n in _pattern(described, "alpha_pattern")}
-        tokens = _tokens(described.get("trainable_token_indices"))
     except (TypeError, ValueError, OverflowError, re.error):
         raise InputError(
-            f"{origin} has a rank_pattern, alpha_pattern or trainable_token_indices in "
-            "adapter_config.json that means nothing: patterns are names with numbers, and the rows "
-            "of one table are whole numbers, each once"
+            f"{origin} has a rank_pattern or alpha_pattern in adapter_config.json that means "
+            "nothing: patterns are names with numbers"
         ) from None
-    return Described(found, ranks, alphas, tokens, bool(described.get("ensure_weight_tying")))
+    return Described(found, ranks, alphas)
 
 
 def _said(described: Mapping[str, Any], key: str) -> str:
@@ -257,15 +248,6 @@ def _pattern(described: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]
     for name in given:
         re.compile(name)
     return given.items()
-
-
-def _tokens(given: Any) -> tuple[int, ...]:
-    """The rows; PEFT names them by module where there are several tables, which here are one."""
-    lists = list(given.values()) if isinstance(given, Mapping) else [given or []]
-    rows = [int(n) for n in lists[0]] if lists else []
-    if any(list(other) != list(lists[0]) for other in lists) or len(set(rows)) < len(rows):
-        raise ValueError
-    return tuple(rows)
 
 
 def _list(value: Any) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Any
 import keras
 
 from kmodels import compat, ops, presets
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 from kmodels.generation import protocol
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
+from kmodels.layers import Embedding
 from kmodels.layers import compile as compiling
 from kmodels.models.gemma import exports_gguf
 from kmodels.models.gemma.inputs import OptionalInputs
@@ -56,7 +57,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         compile: bool = True,
         **kwargs: Any,
     ):
-        _check_vocabulary(backbone, preprocessor)
+        _check_vocabulary(backbone.config.vocabulary_size, preprocessor)
         # === Graph ===
         inputs = backbone.input
         outputs = backbone.token_embedding(backbone(inputs), reverse=True)
@@ -252,6 +253,27 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             held.build(y, y_pred)
         return self.get_metrics_result()
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int, pad_to_multiple_of: int | None = None
+    ) -> Embedding:
+        """As `GemmaBackbone.resize_token_embeddings`; the logits have as many columns.
+
+        Args:
+            new_num_tokens: rows of the new table.
+            pad_to_multiple_of: rounds the number of rows up to a multiple of this.
+
+        Returns:
+            The layer with the table.
+
+        Raises:
+            InputError: as there, or for fewer rows than the preprocessor's tokenizer has tokens.
+        """
+        check_whole("new_num_tokens", new_num_tokens)
+        _check_vocabulary(new_num_tokens, self.preprocessor)
+        table = self.backbone.resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
+        compat.forget_parameters(self)
+        return table
+
     def export_to_gguf(
         self, path: str | Path, dtype: str = "float16", text_only: bool = False
     ) -> Path:
@@ -271,17 +293,16 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         return exports_gguf.export_to_gguf(self, path, dtype)
 
 
-def _check_vocabulary(backbone: GemmaBackbone, preprocessor: Any) -> None:
+def _check_vocabulary(rows: int, preprocessor: Any) -> None:
     """Raises where a tokenizer belongs to another model; ids beyond the table have no embedding.
 
     Tokens that were added later may go beyond it: Gemma 3 has one for pictures, of no use here.
     """
     core = getattr(getattr(preprocessor, "tokenizer", None), "core", None)
-    rows = backbone.config.vocabulary_size
     if core is not None and (tokens := core.get_vocab_size(with_added_tokens=False)) > rows:
         raise InputError(
             f"the tokenizer has {tokens} tokens and the embedding table {rows} rows; give the "
-            "tokenizer of this model, or a backbone with as many rows"
+            "tokenizer of this model, or the backbone as many rows by resize_token_embeddings"
         )
 
 

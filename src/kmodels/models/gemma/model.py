@@ -9,13 +9,14 @@ What differs from a plain decoder, generation by generation:
   rotary base in the global ones.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
 
 from kmodels import compat
 from kmodels.distribution import layout
-from kmodels.errors import InputError
+from kmodels.errors import InputError, check_whole
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
 from kmodels.models.gemma import weights_peft
@@ -31,6 +32,7 @@ from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
 from kmodels.models.gemma.sharding import LAYOUT
 from kmodels.task import Backbone
+from kmodels.weights import gather
 
 
 class _Steps(NamedTuple):
@@ -194,6 +196,41 @@ class GemmaBackbone(OptionalInputs, Backbone):
         """(B, T, D) in the compute dtype."""
         shape = (*complete(self, inputs)["token_ids"].shape, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.dtype_policy.compute_dtype)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int, pad_to_multiple_of: int | None = None
+    ) -> Embedding:
+        """Gives the embedding table, which is the output layer too, more or fewer rows.
+
+        Compiled functions, `.keras` files, presets and exports follow. An optimizer that has made
+        steps begins anew, with a warning.
+
+        Args:
+            new_num_tokens: rows of the new table. New ones are the mean of all old ones; those that
+                go are the last.
+            pad_to_multiple_of: rounds the number of rows up to a multiple of this.
+
+        Returns:
+            The layer with the table.
+
+        Raises:
+            InputError: for numbers that are no whole ones above 0, or a model in parts.
+
+        Source:
+            The method of this name in Transformers, which draws new rows around that mean.
+        """
+        check_whole("new_num_tokens", new_num_tokens)
+        if pad_to_multiple_of is not None:
+            check_whole("pad_to_multiple_of", pad_to_multiple_of)
+            new_num_tokens += -new_num_tokens % pad_to_multiple_of
+        gather.check_whole(self, "resize_token_embeddings")
+        self.token_embedding.resize(new_num_tokens)
+        compat.forget_parameters(self)
+        before, after = self.config, replace(self.config, vocabulary_size=new_num_tokens)
+        for layer in compat.sublayers(self):
+            if getattr(layer, "config", None) == before:
+                layer.config = after
+        return self.token_embedding
 
     @property
     def transformer_layers(self) -> list[GemmaBlock]:
