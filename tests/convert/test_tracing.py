@@ -64,6 +64,20 @@ if BACKEND == "torch":
         program = torch.export.load(tmp_path / "model.pt2").module()
         near(program(torch.from_numpy(images[:1])), model(images[:1]))
 
+    @pytest.mark.needs("onnxruntime")
+    @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+    def test_onnx_of_a_causal_lm(tmp_path) -> None:
+        """Keras traces one token, and the file takes longer rows and their masks."""
+        import onnxruntime
+
+        backbone, inputs = gemma()
+        model = models.GemmaCausalLM(backbone)
+        expected = model(inputs)
+        model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+        near(keras.ops.convert_to_tensor(session.run(None, inputs)[0]), expected)
+
     def test_torch_func() -> None:
         """Its transforms cannot look into an autograd.Function; ops take their generic path."""
         model, images = vit()

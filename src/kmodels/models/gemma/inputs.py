@@ -5,10 +5,12 @@ from typing import Any
 import keras
 
 from kmodels import compat
+from kmodels.dispatch import backend_module
 from kmodels.errors import InputError
 
 GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
+_native: Any = backend_module("kmodels.models.gemma.order")
 
 
 class OptionalInputs:
@@ -83,7 +85,8 @@ class TokensFirst(keras.Operation):
             is_token, before, keras.ops.sum(count, axis=1, keepdims=True) + masked
         )
         back = keras.ops.cast(back, "int32")
-        return keras.ops.cast(keras.ops.argsort(back, axis=1), "int32"), back
+        front = keras.ops.argsort(back, axis=1) if _native is None else _native.inverse(back)
+        return keras.ops.cast(front, "int32"), back
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -99,6 +102,8 @@ class Reordered(keras.Operation):
         """(B, T, ...) -> (B, T, ...)."""
         if x is None or order is None:
             return x
+        if _native is not None:
+            return _native.moved(keras.ops.convert_to_tensor(x), order)
         if len(x.shape) == 3:
             order = keras.ops.expand_dims(order, -1)
         return keras.ops.take_along_axis(x, order, axis=1)
