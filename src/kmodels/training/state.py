@@ -13,6 +13,7 @@ from kmodels.distribution import processes
 from kmodels.errors import InputError
 from kmodels.training import placed, stored
 from kmodels.training.agree import in_all
+from kmodels.training.counted import as_counted
 from kmodels.training.slots import slots, unique
 from kmodels.training.stored import Arrays
 from kmodels.weights import engine
@@ -156,7 +157,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """Variables, with what this process holds of each."""
-    found = {part: stored.read(path, part) for part in wanted}
+    found = as_counted({part: stored.read(path, part) for part in wanted}, wanted)
     check_fits(path, found, wanted)
     return [
         (
