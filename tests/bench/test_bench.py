@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -82,6 +83,8 @@ def test_ctrl_c_leaves_no_child(tmp_path):
         env={**os.environ, name: value},
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that a shell put into the background ignores the signal, and its children would.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not any(b"kmodels.processes.child" in command for command in marked()):
