@@ -16,6 +16,8 @@ from kmodels.models import (
     DeiTImageConverter,
 )
 
+pytestmark = pytest.mark.across
+
 SIZES = {
     "image_shape": (28, 28, 3),
     "patch_size": 4,

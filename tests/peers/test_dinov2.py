@@ -8,6 +8,8 @@ from hub_case import assert_close, run_model_saving_test, run_vision_backbone_te
 from kmodels.errors import InputError
 from kmodels.models import DINOV2Backbone
 
+pytestmark = pytest.mark.across
+
 PLAIN = {
     "patch_size": 14,
     "num_layers": 2,

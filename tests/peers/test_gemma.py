@@ -11,6 +11,8 @@ from peers.hub_case import assert_close, run_backbone_test, run_model_saving_tes
 from sentencepiece_files import words_model
 from tolerances import tolerance
 
+pytestmark = pytest.mark.across
+
 WORDS = ("the", "brown", "earth", "fox", "is", "quick", "round")
 FOX = "the quick brown fox"
 GEMMA = {

@@ -7,6 +7,8 @@ from kmodels.models import Gemma3CausalLMPreprocessor, Gemma3Tokenizer
 from peers.hub_case import run_preprocessing_layer_test
 from sentencepiece_files import words_model
 
+pytestmark = pytest.mark.across
+
 WORDS = ("the", "brown", "earth", "fox", "is", "quick", "round")
 SPECIAL = ("<start_of_image>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>", "<img>")
 TEXTS = ["the quick brown fox", "the earth is round"]

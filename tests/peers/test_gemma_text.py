@@ -7,6 +7,8 @@ from kmodels.models import GemmaCausalLMPreprocessor, GemmaTokenizer
 from peers.hub_case import run_preprocessing_layer_test
 from sentencepiece_files import NORMAL, UNKNOWN, sentencepiece_model, words_model
 
+pytestmark = pytest.mark.across
+
 WORDS = ("the", "brown", "earth", "fox", "is", "quick", "round")
 TEXTS = ["the quick brown fox", "the earth is round"]
 FOX = [4, 9, 5, 7]

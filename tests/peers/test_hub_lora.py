@@ -8,6 +8,8 @@ from arrays import to_numpy
 from kmodels.models import Gemma3Backbone, GemmaBackbone
 from tolerances import tolerance
 
+pytestmark = pytest.mark.across
+
 GEMMA = {
     "vocabulary_size": 50,
     "num_layers": 2,

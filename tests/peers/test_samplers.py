@@ -20,6 +20,8 @@ from kmodels.generation import (
     serialize,
 )
 
+pytestmark = pytest.mark.across
+
 LENGTH, LETTERS, WIDTH = 12, 26, 3
 ONE_BY_ONE = {
     "greedy": GreedySampler,

@@ -7,6 +7,8 @@ from hub_case import assert_close, run_backbone_test, run_model_saving_test
 from kmodels.errors import InputError
 from kmodels.models import SigLIPVisionEncoder, ViTImageClassifier
 
+pytestmark = pytest.mark.across
+
 # keras-hub's tests give these by position, in this order; its pictures have 224 pixels.
 NAMES = ("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim")
 FIRST = {**dict(zip(NAMES, (16, 64, 2, 2, 128), strict=True)), "image_shape": (64, 64, 3)}

@@ -15,6 +15,8 @@ from kmodels.models import (
     ViTImageConverter,
 )
 
+pytestmark = pytest.mark.across
+
 SIZES = {
     "image_shape": (28, 28, 3),
     "patch_size": (4, 4),
