@@ -259,7 +259,7 @@ def test_a_weight_that_is_not_right_is_refused_by_its_name(references, case, tmp
         else:
             np.savez(file, **{name: x.read() for name, x in damaged.items()})
         with pytest.raises(InputError, match=message):
-            ViTImageClassifier.from_preset(file, **_head(references, case))
+            ViTImageClassifier.from_preset(file, preprocessor=None, **_head(references, case))
 
 
 def test_a_gated_mlp_of_another_kind_is_refused(references, tmp_path):

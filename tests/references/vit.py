@@ -46,6 +46,13 @@ TIMM = {
 }
 
 
+def save_huggingface(model: torch.nn.Module, path: Path, **settings) -> None:
+    """Saves a model of transformers together with the settings of its image processor."""
+    model.save_pretrained(path, **settings)
+    pictures = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    (path / "preprocessor_config.json").write_text(json.dumps(pictures))
+
+
 def randomise(model: torch.nn.Module, seed: int) -> None:
     """Weights that leave activations of order one, and norms and biases that are not trivial."""
     generator = torch.Generator().manual_seed(seed)
@@ -109,7 +116,7 @@ def huggingface(folder: Path, name: str, seed: int, classifier: bool = True, **c
     made = transformers.ViTForImageClassification if classifier else transformers.ViTModel
     model = made(config)
     randomise(model, seed)
-    model.to(dtype).save_pretrained(folder / name / "model", **save)
+    save_huggingface(model.to(dtype), folder / name / "model", **save)
     model.float()
     image = config.image_size
     size = tuple(image) if isinstance(image, list | tuple) else (image, image)
@@ -227,7 +234,7 @@ def full_size(folder: Path) -> None:
     base_path, small_path = folder / "base" / "model", folder / "small" / "model"
     for seed, model in enumerate((base, small)):
         randomise(model, seed)
-    base.save_pretrained(base_path)
+    save_huggingface(base, base_path)
     timm.models.save_for_hf(small, small_path, safe_serialization=True)
     with torch.no_grad():
         base_logits, small_logits = base(image).logits, small(image)

@@ -12,7 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from references.vit import arrays, blocks_of, npz_tensors, pictures, randomise
+from references.vit import (
+    arrays,
+    blocks_of,
+    npz_tensors,
+    pictures,
+    randomise,
+    save_huggingface,
+)
 
 import timm  # isort: skip (references.vit prepares torch for it)
 import transformers  # isort: skip
@@ -69,7 +76,7 @@ def rows_of(images: torch.Tensor) -> dict[str, torch.Tensor]:
 def huggingface(folder: Path, name: str, seed: int, model: torch.nn.Module, tower=None) -> None:
     """Saves a model with what it gives; `tower` is its part that sees images."""
     randomise(model, seed)
-    model.save_pretrained(folder / name / "model")
+    save_huggingface(model, folder / name / "model")
     tower = tower or getattr(model, model.base_model_prefix, model)
     tower = getattr(tower, "vision_model", tower)
     encoder = getattr(tower, "encoder", tower)

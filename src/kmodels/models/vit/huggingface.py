@@ -83,12 +83,17 @@ def _pair(value: Any) -> tuple[int, int]:
     return (int(value[0]), int(value[1])) if isinstance(value, Sequence) else (value, value)
 
 
-def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any]:
-    """Arguments of the preprocessor that preprocessor_config.json describes."""
+def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
+    """Arguments of the preprocessor that a directory describes, or None where it describes none.
+
+    An image processor is saved as preprocessor_config.json, and one that was saved together with
+    a tokenizer as a part of processor_config.json.
+    """
+    held = _image_processor(path)
+    if held is None:
+        return None
     channels = config.image_shape[2]
     found: dict[str, Any] = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
-    file = path / "preprocessor_config.json"
-    held = read_json(file) if file.is_file() else {}
     if held.get("do_normalize", True):
         for name, key in (("mean", "image_mean"), ("std", "image_std")):
             if len(held.get(key) or ()) == channels:
@@ -97,6 +102,13 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any]:
         found = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
     found["interpolation"] = INTERPOLATION.get(held.get("resample", 2), "bilinear")
     return {**found, "image_size": config.image_shape[:2]}
+
+
+def _image_processor(path: Path) -> dict[str, Any] | None:
+    if (alone := path / "preprocessor_config.json").is_file():
+        return read_json(alone)
+    together = path / "processor_config.json"
+    return read_json(together).get("image_processor") if together.is_file() else None
 
 
 def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | None:

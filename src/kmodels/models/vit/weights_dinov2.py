@@ -6,6 +6,7 @@ from typing import Any
 from kmodels.models.vit import huggingface
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fitting import fitting
+from kmodels.models.vit.statistics import preprocessing
 from kmodels.weights import (
     Checkpoint,
     Rule,
@@ -127,7 +128,7 @@ def open_checkpoint(
         kind="Hugging Face",
         backbone=backbone,
         task={"pooling": "token" if classes is None else "token_gap", "num_classes": classes},
-        preprocessor=huggingface.preprocessor(path, config),
+        **preprocessing(path, huggingface.preprocessor(path, config)),
         tensors=tensors,
         rules=rules(config, prefix),
         fit=fitting(config, prefix + POSITIONS),

@@ -7,6 +7,7 @@ from kmodels.errors import InputError
 from kmodels.models.vit import huggingface
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fitting import fitting
+from kmodels.models.vit.statistics import preprocessing
 from kmodels.weights import Checkpoint, Rule, patch_kernel, read_safetensors
 
 POSITIONS = "embeddings.position_embeddings"
@@ -105,7 +106,7 @@ def open_checkpoint(
             "intermediate_dim": pooler.shape[0] if pooler is not None else None,
             "num_classes": head.shape[0] if head is not None else labels,
         },
-        preprocessor=huggingface.preprocessor(path, config),
+        **preprocessing(path, huggingface.preprocessor(path, config)),
         tensors=tensors,
         rules=rules(config, prefix, distilled),
         fit=fitting(config, prefix + POSITIONS),

@@ -1,7 +1,6 @@
 """timm's `vit_*` and `deit*`: safetensors, alone or in a directory with timm's config.json."""
 
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from kmodels.errors import InputError
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fitting import fitting
+from kmodels.models.vit.statistics import preprocessing
 from kmodels.weights import (
     Checkpoint,
     LazyArray,
@@ -144,29 +144,19 @@ def open_checkpoint(
     config = ViTConfig(**backbone)
     tensors = _with_zero_biases(tensors, config)
     statistics = _statistics(name, description, config.image_shape[2])
-
-    def warn() -> None:
-        if statistics is None:
-            warnings.warn(
-                f"{path} does not say how its pictures are normalised, so the model has no "
-                "preprocessor; give preprocessor=ViTImageClassifierPreprocessor(image_size, mean, "
-                "std), or preprocessor=None",
-                stacklevel=4,
-            )
+    pictures = statistics and {
+        "image_size": config.image_shape[:2],
+        "mean": statistics[0],
+        "std": statistics[1],
+        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
+    }
 
     return Checkpoint(
         path=path,
         kind="timm",
         backbone=backbone,
         task=_task(path, description, arguments, tensors),
-        preprocessor=statistics
-        and {
-            "image_size": config.image_shape[:2],
-            "mean": statistics[0],
-            "std": statistics[1],
-            "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
-        },
-        verify_preprocessor=warn,
+        **preprocessing(path, pictures),
         tensors=tensors,
         rules=rules(config),
         fit=fitting(config, "pos_embed"),

@@ -10,6 +10,7 @@ from typing import Any
 from kmodels.models.vit import huggingface
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fitting import fitting
+from kmodels.models.vit.statistics import preprocessing
 from kmodels.weights import (
     Checkpoint,
     Rule,
@@ -129,7 +130,7 @@ def open_checkpoint(
         kind="Hugging Face",
         backbone=backbone,
         task=task,
-        preprocessor=huggingface.preprocessor(path, config),
+        **preprocessing(path, huggingface.preprocessor(path, config)),
         tensors={name: x for name, x in tensors.items() if not name.startswith(left)},
         rules=rules(config, prefix, projection is not None, kind in SIGLIP2),
         fit=fitting(config, prefix + POSITIONS, flat=True),
