@@ -258,6 +258,22 @@ def test_contrastive_search_without_a_penalty_is_greedy(model, prompts, continue
     assert same.tolist() == continued[0][:12] != other.tolist()
 
 
+def test_a_call_with_cache_of_ones_own_is_what_generate_calls(model, prompts, monkeypatch):
+    given = model.call_with_cache
+
+    def always_seven(*args):
+        logits, hidden, cache = given(*args)
+        return keras.ops.where(keras.ops.arange(logits.shape[-1]) == 7, 1e9, logits), hidden, cache
+
+    monkeypatch.setattr(model, "call_with_cache", always_seven)
+    model.use_sampler("greedy")
+    inputs = {"token_ids": np.array([prompts[0]])}
+    found = model.generate(inputs, 8, stop_token_ids=None)["token_ids"][0].tolist()
+    assert found == [*prompts[0], 7, 7, 7]
+    with pytest.raises(InputError, match="own call_with_cache, which knows no stream and no beams"):
+        model.generate(inputs, 8, stop_token_ids=None, stream=print)
+
+
 def test_lengths_that_contradict(model):
     with pytest.raises(InputError, match="max_length and max_new_tokens; give one"):
         model.generate({"token_ids": [[3]]}, 4, max_new_tokens=2)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.generation import Sampler
 from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaCausalLMPreprocessor, GemmaTokenizer
 from peers.hub_case import assert_close, run_backbone_test, run_model_saving_test, run_task_test
 from sentencepiece_files import words_model
@@ -101,10 +100,12 @@ def test_causal_lm_basics(init_kwargs):
 
 def test_cache_correctness(causal_lm, preprocessor):
     """Token by token with a cache gives the logits of all at once."""
-    token_ids = preprocessor([FOX, FOX])[0]["token_ids"]
-    whole = to_numpy(causal_lm({"token_ids": token_ids}))
-    backbone = causal_lm.backbone
-    cache = keras.ops.zeros((2, len(backbone.blocks), 2, 8, *backbone.cache_shape))
+    prepared = preprocessor([FOX, FOX])[0]
+    token_ids = prepared["token_ids"]
+    # An array beside a tensor, as what is computed of an array is one.
+    padding_mask = keras.ops.ones_like(prepared["padding_mask"])
+    whole = to_numpy(causal_lm({"token_ids": token_ids, "padding_mask": padding_mask}))
+    cache = keras.ops.zeros_like(causal_lm._build_cache(token_ids)[1])
     for place in range(8):
         new = token_ids[:, place : place + 1]
         logits, hidden, cache = causal_lm.call_with_cache(new, cache, place)
@@ -136,28 +137,24 @@ def test_generate_with_bfloat16(init_kwargs, preprocessor):
     _generates(GemmaCausalLM(backbone, preprocessor), preprocessor)
 
 
-class _Always(Sampler):
-    """Chooses one token whatever the model says."""
+def choose_always(monkeypatch, causal_lm, token):
+    """Has the model's `call_with_cache` favour one token, as keras-hub's tests replace it."""
+    given = causal_lm.call_with_cache
 
-    def __init__(self, token):
-        super().__init__()
-        self.token = token
+    def favouring(*args, **kwargs):
+        logits, hidden, cache = given(*args, **kwargs)
+        chosen = keras.ops.arange(logits.shape[-1]) == token
+        return keras.ops.where(chosen, 1e9, logits), hidden, cache
 
-    def get_next_token(self, probabilities):
-        return keras.ops.argmax(probabilities * 0.0, axis=-1) * 0 + self.token
-
-
-def test_early_stopping(causal_lm, preprocessor):
-    """Where the end token is chosen at once the prompt comes back."""
-    causal_lm.compile(sampler=_Always(preprocessor.tokenizer.end_token_id))
-    assert causal_lm.generate([FOX, "the quick"]) == [FOX, "the quick"]
+    monkeypatch.setattr(causal_lm, "call_with_cache", favouring)
 
 
-def test_multitoken_stopping(causal_lm, preprocessor):
-    """Any of several stop tokens ends a text."""
-    end = preprocessor.tokenizer.end_token_id
-    causal_lm.compile(sampler=_Always(end))
-    assert causal_lm.generate([FOX, "the quick"], stop_token_ids=(3, end)) == [FOX, "the quick"]
+@pytest.mark.parametrize("stop", ["auto", (3,)], ids=["early", "multitoken"])
+def test_stopping(causal_lm, preprocessor, monkeypatch, stop):
+    """Where the end token is chosen at once the prompt comes back, whatever else may end it."""
+    choose_always(monkeypatch, causal_lm, preprocessor.tokenizer.end_token_id)
+    prompts = [FOX, "the quick"]
+    assert causal_lm.generate(prompts, stop_token_ids=stop) == prompts
 
 
 def test_generate_compilation(causal_lm):
@@ -200,3 +197,13 @@ def test_score_layer_intercept_fn_exfiltration(causal_lm, preprocessor):
 
     causal_lm.score(**inputs, scoring_mode="logits", layer_intercept_fn=intercept)
     assert seen == dict.fromkeys((-1, 0, 1), (2, 8, 8))
+
+
+def test_get_quantization_layer_structure(causal_lm):
+    """The embeddings as a model and the blocks, for what quantizes block by block."""
+    found = causal_lm.get_quantization_layer_structure("gptq")
+    (embedding,) = found["pre_block_layers"]
+    assert isinstance(embedding, keras.Model)
+    assert tuple(embedding(np.ones((1, 3), "int32")).shape) == (1, 3, 8)
+    assert found["sequential_blocks"] == causal_lm.backbone.transformer_layers
+    assert causal_lm.get_quantization_layer_structure("int8") is None

@@ -66,6 +66,17 @@ def test_stateless_call(name):
     assert _text(found) == ["zzzzzaaaaaaa"]
 
 
+def test_stateless_call_of_beams_with_one_row_of_logits():
+    """keras-hub's test of beams answers with the logits of one row, which stand for each beam."""
+
+    def following(prompt, cache, index):
+        logits = keras.ops.one_hot(keras.ops.zeros(1, "int32"), LETTERS) * 1e9
+        return logits, keras.ops.ones((prompt.shape[0], WIDTH)), cache
+
+    found = BeamSampler(num_beams=5)(next=following, prompt=_ids("z" * LENGTH), index=5)
+    assert _text(found) == ["zzzzzaaaaaaa"]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_stateful_call(name):
     """The cache goes from step to step."""

@@ -49,7 +49,7 @@ def continue_by_protocol(
     """Continues prompts by calling the sampler itself, not compiled.
 
     Args:
-        model: with `call_with_cache` and a backbone.
+        model: with `call_with_cache` and `_build_cache`.
         prompts: token ids, at least one each.
         limits: of each prompt and its continuation together.
         sampler: is called with `next`, the prompts, a filled cache and its hidden states.
@@ -62,8 +62,7 @@ def continue_by_protocol(
     ids, kept = np.zeros((len(prompts), length), "int32"), np.zeros((len(prompts), length), bool)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt)], kept[row, : len(prompt)] = prompt, True
-    cache = empty_cache(model.backbone, len(prompts), length)
-    _, hidden, cache = model.call_with_cache(keras.ops.convert_to_tensor(ids), cache, 0)
+    hidden, cache = model._build_cache(keras.ops.convert_to_tensor(ids))
 
     def following(rows: Any, cache: Any, index: Any) -> tuple[Any, Any, Any]:
         new = rows[:, index - 1 : index]

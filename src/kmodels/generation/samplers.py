@@ -170,7 +170,10 @@ class BeamSampler(Sampler):
                 break
             logits, _, cache = next(rows.tensor(), cache, at)
             likely = ops.log(self.compute_probabilities(logits))
-            likely = np.asarray(ops.convert_to_numpy(likely)).reshape(batch, beams, -1)
+            likely = np.asarray(ops.convert_to_numpy(likely))
+            # One row of logits stands for all, as in keras-hub.
+            likely = np.broadcast_to(likely, (batch * beams, likely.shape[-1]))
+            likely = likely.reshape(batch, beams, -1)
             # A token that stays is no choice: each beam goes on with it.
             stays = rows.kept[:, at].reshape(batch, beams)[:, :1]
             found = (total[:, :, None] + likely).reshape(batch, -1)

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.errors import InputError, check_whole
 from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.generate import check_prompts, continue_prompts
-from kmodels.generation.protocol import continue_by_protocol
+from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get
 from kmodels.weights import gather
@@ -153,6 +153,7 @@ class Generates:
             InputError: for what the sampler cannot do.
         """
         sampler = self.generator.sampler
+        own_cache = getattr(self.call_with_cache, "__func__", None) is not Generates.call_with_cache
         settings = {
             "stop": stop,
             "jit_compile": self.generator.jit_compile,
@@ -160,6 +161,11 @@ class Generates:
         }
         if isinstance(sampler, BeamSampler | ContrastiveSampler) and on_token is not None:
             raise InputError(f"{type(sampler).__name__} has no token before it has all; no stream")
+        if own_cache and (on_token is not None or isinstance(sampler, BeamSampler)):
+            raise InputError(
+                "generate goes by this model's own call_with_cache, which knows no stream and no "
+                "beams; leave stream out, and take another sampler than 'beam'"
+            )
         if isinstance(sampler, BeamSampler):
             if count > sampler.num_beams:
                 raise InputError(
@@ -172,7 +178,7 @@ class Generates:
             )
         prompts = [prompt for prompt in prompts for _ in range(count)]
         limits = [limit for limit in limits for _ in range(count)]
-        if isinstance(sampler, ContrastiveSampler):
+        if own_cache or isinstance(sampler, ContrastiveSampler):
             check_prompts(prompts)
             return continue_by_protocol(self, prompts, limits, sampler, stop)
         return continue_prompts(
@@ -183,6 +189,30 @@ class Generates:
             on_token=on_token,
             **settings,
         )
+
+    def call_with_cache(
+        self, token_ids: Any, cache: Any, cache_update_index: Any
+    ) -> tuple[Any, Any, Any]:
+        """Logits and hidden states of new tokens, and the cache with them, as keras-hub's method.
+
+        `generate` has a cache of its own, which takes less memory, and compiles its steps. Where
+        this method is replaced, in a subclass or a model, it calls that instead, not compiled.
+
+        Args:
+            token_ids: (B, T) int, the new tokens.
+            cache: (B, layers, 2, S, K, H), of keys and values, zeros at first.
+            cache_update_index: place of the first new token.
+
+        Returns:
+            logits (B, T, V), hidden states (B, T, D), cache.
+        """
+        return call_with_cache(self.backbone, token_ids, cache, cache_update_index)
+
+    def _build_cache(self, token_ids: Any) -> tuple[Any, Any]:
+        """Hidden states (B, T, D) of token ids (B, T) and the cache with them; keras-hub's name."""
+        cache = empty_cache(self.backbone, *token_ids.shape)
+        _, hidden, cache = self.call_with_cache(token_ids, cache, 0)
+        return hidden, cache
 
     def _stop_tokens(self, given: Collection[int] | str | None) -> frozenset[int]:
         if given is None:

@@ -1,5 +1,6 @@
 """Adapters on a whole model: on, merged, off."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,13 +34,13 @@ def enable(model: Any, settings: LoraSettings) -> None:
     """
     if adapters(model) or adapters(model, merged=True):
         raise InputError("this model has LoRA adapters already; make a new one to start afresh")
-    put(model, {path: (layer, settings) for path, layer in choose(model, settings.targets).items()})
+    layers = choose(model, settings.targets)
+    warn_of_rank(layers, settings.rank)
+    put(model, {path: (layer, settings) for path, layer in layers.items()})
 
 
 def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bool = True) -> None:
     """Freezes a model and gives each chosen layer an adapter of its own settings."""
-    for path, (layer, settings) in chosen.items():
-        check_rank(path, layer, settings.rank)
     for variable in model.weights if freeze else ():
         variable.trainable = False
     for layer, settings in chosen.values():
@@ -49,19 +50,24 @@ def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bo
 def beside(layer: Dense, rank: int, alpha: float | None) -> list[Any]:
     """Gives one layer an adapter and freezes its kernel; the two matrices are returned."""
     settings = LoraSettings(rank, alpha, targets=(layer.name,))
-    check_rank(layer.path, layer, rank)
+    warn_of_rank({layer.path: layer}, rank)
     layer.adapter = Adapter(layer, settings)
     if layer.kernel is not None:
         layer.kernel.trainable = False
     return layer.adapter.variables
 
 
-def check_rank(path: str, layer: Dense, rank: int) -> None:
-    """Raises `InputError` for a rank that no product of two matrices of this layer has."""
-    if rank > (limit := min(layer.input_dim, layer.units)):
-        raise InputError(
-            f"LoRA rank {rank} is above {limit}, the smaller side of {path}; give at most {limit}"
-        )
+def warn_of_rank(layers: Mapping[str, Dense], rank: int) -> None:
+    """Warns of a rank that no product of the two matrices has; it costs numbers and gains none."""
+    limits = {path: min(layer.input_dim, layer.units) for path, layer in layers.items()}
+    if not (narrow := [path for path, limit in limits.items() if rank > limit]):
+        return
+    more = f" and {len(narrow) - 1} more" if narrow[1:] else ""
+    warnings.warn(
+        f"LoRA rank {rank} is above {limits[narrow[0]]}, the smaller side of {narrow[0]}{more}; a "
+        "rank up to there can learn as much",
+        stacklevel=4,
+    )
 
 
 @contextmanager

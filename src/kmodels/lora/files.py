@@ -13,7 +13,7 @@ from kmodels.files import atomic_directory, local_path
 from kmodels.layers import Dense
 from kmodels.lora import peft, seal
 from kmodels.lora.adapter import LoraSettings
-from kmodels.lora.enable import adapters, check_rank, put, values
+from kmodels.lora.enable import adapters, put, values
 from kmodels.lora.targets import linear_layers
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
@@ -186,7 +186,6 @@ def _match(
     for path, parts in filled.items():
         layer = layers[path]
         if any(part in parts for part in peft.PARTS):
-            check_rank(path, layer, settings[path].rank)
             chosen[path] = (layer, settings[path])
         problems += _problems(path, layer, parts, settings[path] if path in chosen else None)
     if not chosen and not problems:

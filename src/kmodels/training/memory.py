@@ -16,7 +16,6 @@ import keras
 from kmodels.dispatch import backend_module
 from kmodels.layers import quantized
 from kmodels.layers.parts import parts_of
-from kmodels.lora.enable import check_rank
 from kmodels.lora.targets import choose, linear_layers
 from kmodels.training import activations
 from kmodels.training.footprint import (
@@ -93,7 +92,7 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
         Each of them, with its part.
 
     Raises:
-        InputError: for LoRA targets or ranks that the model does not have.
+        InputError: for LoRA targets that the model does not have.
     """
     policy = keras.dtype_policies.get(setup.precision)
     backbone = getattr(model, "backbone", model)
@@ -109,7 +108,6 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
             yield Held(part, variable.path, shape, policy.variable_dtype, parts=parts)
     if setup.lora is not None:
         for path, layer in choose(backbone, setup.lora.targets).items():
-            check_rank(path, layer, setup.lora.rank)
             rank, (inward, outward) = setup.lora.rank, layer.parts
             made = {
                 "a": ((layer.input_dim, rank), (inward, None)),

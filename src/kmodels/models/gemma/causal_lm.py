@@ -9,7 +9,6 @@ import keras
 
 from kmodels import compat, ops, presets
 from kmodels.errors import InputError, check_whole
-from kmodels.generation import protocol
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
@@ -53,7 +52,7 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         backbone: GemmaBackbone,
         preprocessor: GemmaCausalLMPreprocessor | None = None,
         generation_config: Mapping[str, Any] | None = None,
-        name: str = "gemma_causal_lm",
+        name: str | None = None,
         compile: bool = True,
         **kwargs: Any,
     ):
@@ -173,23 +172,6 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         hidden = self.backbone(inputs, training=training)
         return hidden if self.head.active else self.backbone.token_embedding(hidden, reverse=True)
 
-    def call_with_cache(
-        self, token_ids: Any, cache: Any, cache_update_index: Any
-    ) -> tuple[Any, Any, Any]:
-        """Logits and hidden states of new tokens, and the cache with them, as keras-hub's method.
-
-        `generate` has a cache of its own, which takes less memory.
-
-        Args:
-            token_ids: (B, T) int, the new tokens.
-            cache: (B, layers, 2, S, K, H), of keys and values, zeros at first.
-            cache_update_index: place of the first new token.
-
-        Returns:
-            logits (B, T, V), hidden states (B, T, D), cache.
-        """
-        return protocol.call_with_cache(self.backbone, token_ids, cache, cache_update_index)
-
     def score(
         self,
         token_ids: Any,
@@ -273,6 +255,24 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         table = self.backbone.resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
         compat.forget_parameters(self)
         return table
+
+    def get_quantization_layer_structure(self, mode: str | None = None) -> dict[str, Any] | None:
+        """The parts that a method which quantizes block by block walks through, as keras-hub's.
+
+        `quantize` itself knows int8 and int4 alone, which need no such walk.
+
+        Args:
+            mode: "gptq" or "awq".
+
+        Returns:
+            {"pre_block_layers": a list with one model of token ids (B, T) to what the first block
+            takes, "sequential_blocks": the blocks}; None for other modes.
+        """
+        if mode not in ("gptq", "awq"):
+            return None
+        token_ids = keras.Input((None,), dtype="int32")
+        embedding = keras.Model(token_ids, self.backbone.token_embedding(token_ids))
+        return {"pre_block_layers": [embedding], "sequential_blocks": self.backbone.blocks}
 
     def export_to_gguf(
         self, path: str | Path, dtype: str = "float16", text_only: bool = False

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels import compat
 from kmodels.dispatch import backend_module
@@ -18,7 +19,8 @@ class OptionalInputs:
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with None for each optional input that is not given."""
-        return super().__call__(complete(self, inputs), *args, **kwargs)  # type: ignore[misc]
+        inputs = _all_tensors(complete(self, inputs))
+        return super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
 
 
 def complete(model: Any, inputs: Any) -> dict[str, Any]:
@@ -45,6 +47,19 @@ def complete(model: Any, inputs: Any) -> dict[str, Any]:
         compat.warn_of_inputs(model, inputs)
     given = {name: inputs[name] for name in NAMES if inputs.get(name) is not None}
     return {"padding_mask": None, **given}
+
+
+def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs, with arrays as tensors where they stand beside tensors: Keras takes no mixture.
+
+    A preprocessor gives arrays, and what is computed from one of them is a tensor.
+    """
+    if not any(keras.ops.is_tensor(x) for x in inputs.values()):
+        return inputs
+    return {
+        name: keras.ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
+        for name, x in inputs.items()
+    }
 
 
 def as_tensors(model: Any, inputs: Any) -> dict[str, Any]:

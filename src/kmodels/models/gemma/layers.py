@@ -150,6 +150,11 @@ class GemmaBlock(Layer):
         self.dropout = Dropout(config.dropout, name="dropout", dtype=policy)
         self.mlp_dropout = Dropout(config.dropout, name="mlp_dropout", dtype=policy)
 
+    @property
+    def use_sliding_window_attention(self) -> bool:
+        """Whether tokens of this block see a window alone, by keras-hub's name."""
+        return self.attention.window is not None
+
     def build(self, input_shape: Shape) -> None:
         """Builds every part for the width of the hidden states."""
         parts = (self.attention_norm, self.attention, self.post_attention_norm)

@@ -90,7 +90,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
         intermediate_dim: keras-hub's: for Gemma 1 and 2 twice the width of the MLP's gate.
         head_dim: width of each head.
         dtype: policy, such as "bfloat16"; Keras' global one by default.
-        name: of the model.
+        name: of the model; Keras gives one by default.
         **variants: the other fields of `GemmaConfig`.
 
     Call:
@@ -123,7 +123,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
         intermediate_dim: int,
         head_dim: int,
         dtype: Any = None,
-        name: str = "gemma_backbone",
+        name: str | None = None,
         **variants: Any,
     ):
         config = self.make_config(

@@ -328,7 +328,7 @@ class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
 
     Args:
         tokenizer: as there, like all that is not listed.
-        image_converter: None.
+        image_converter: keras-hub's, or None; not used, as there are no pictures.
         sequence_length: as there.
         add_start_token: as there.
         add_end_token: as there.
@@ -339,7 +339,7 @@ class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
         **kwargs: of `keras.layers.Layer`.
 
     Raises:
-        InputError: for an image converter, or pictures among the texts.
+        InputError: for pictures among the texts.
     """
 
     tokenizer_class = Gemma3Tokenizer
@@ -347,7 +347,7 @@ class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
     def __init__(
         self,
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
-        image_converter: None = None,
+        image_converter: Any = None,
         sequence_length: int = 1024,
         add_start_token: bool = True,
         add_end_token: bool = True,
@@ -357,11 +357,6 @@ class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
         loss_on: str = "responses",
         **kwargs: Any,
     ):
-        if image_converter is not None:
-            raise InputError(
-                f"image_converter is a {type(image_converter).__name__}; Gemma 3 takes text alone "
-                "here: leave it out"
-            )
         super().__init__(
             tokenizer, sequence_length, add_start_token, add_end_token, template, loss_on, **kwargs
         )
