@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from arrays import read_npz
 from kmodels import InputError, lora
 from kmodels.lora.enable import adapters
 from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
@@ -42,7 +43,7 @@ def logits(model, inputs):
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_of_peft_gives_its_logits(case, references, tmp_path):
     folder = references / "lora" / case
-    expected = np.load(folder / "expected.npz")
+    expected = read_npz(folder / "expected.npz")
     model = base(case, references)
     plain = logits(model, expected["inputs"])
     assert np.abs(plain - expected["logits"]).max() > 0.01
@@ -92,7 +93,7 @@ def test_a_file_written_here_loads_in_peft(family, dora, references, tmp_path):
     classes = {"vit": "ViTForImageClassification", "gemma": "Gemma3ForCausalLM"}
     theirs = getattr(transformers, classes[family]).from_pretrained(references / "lora" / family)
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
-    inputs = np.load(references / "lora" / f"{family}_plain" / "expected.npz")["inputs"]
+    inputs = read_npz(references / "lora" / f"{family}_plain" / "expected.npz")["inputs"]
     given = torch.from_numpy(inputs)
     given = given.permute(0, 3, 1, 2) if family == "vit" else given.long()
     with torch.no_grad():

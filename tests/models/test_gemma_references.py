@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import to_numpy
+from arrays import read_npz, to_numpy
 from kmodels.errors import InputError
 from kmodels.models import Gemma3CausalLM, GemmaBackbone, GemmaCausalLM
 from kmodels.weights import read_safetensors
@@ -21,7 +21,7 @@ class Case:
 
     def __init__(self, folder):
         self.path = folder / "model"
-        self.expected = np.load(folder / "expected.npz")
+        self.expected = read_npz(folder / "expected.npz")
         self.model = GemmaCausalLM.from_preset(self.path)
         ids = self.expected["token_ids"].astype("int32")
         self.inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
@@ -129,7 +129,7 @@ def test_multimodal_directory_gives_its_text_part(references, tmp_path):
     write_safetensors(tmp_path / "model.safetensors", tensors)
     with pytest.warns(UserWarning, match="vision_tower of the checkpoint are left out; the model"):
         model = Gemma3CausalLM.from_preset(tmp_path)
-    expected = np.load(references / "gemma" / "gemma3" / "expected.npz")
+    expected = read_npz(references / "gemma" / "gemma3" / "expected.npz")
     ids = expected["token_ids"].astype("int32")
     logits = to_numpy(model({"token_ids": ids, "padding_mask": np.ones_like(ids)}))
     np.testing.assert_allclose(logits, expected["logits"], atol=tolerance("logits"), rtol=0)
