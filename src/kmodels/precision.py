@@ -1,4 +1,4 @@
-"""How exactly float32 matrix products are computed, and how much GPU memory is taken."""
+"""Dtypes that a backend holds, how exactly float32 products are computed, and GPU memory."""
 
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -57,14 +57,26 @@ def memory_fraction(fraction: float) -> None:
 
 
 def check_policy(policy: Any) -> None:
-    """Raises `InputError` for what is no dtype policy of Keras; None is the global one."""
+    """Stops before a model is made in a dtype that there is not.
+
+    Args:
+        policy: as Keras takes it; None is the global one.
+
+    Raises:
+        InputError: for what is no dtype policy of Keras, or for float64, in the policy or as Keras'
+            `floatx`, where the backend would make float32 of it.
+    """
     try:
-        keras.dtype_policies.get(policy)
+        found = keras.dtype_policies.get(policy)
     except (TypeError, ValueError):
         raise InputError(
             f"the dtype is {policy!r}; give float32, bfloat16, mixed_bfloat16 or another policy of "
             "Keras"
         ) from None
+    wanted = {"dtype": found.compute_dtype, "floatx": keras.config.floatx()}
+    for name, dtype in wanted.items():
+        if dtype == "float64" and (reason := _module().lacks_float64()):
+            raise InputError(f"{name} is float64, and {reason}; or choose {name} float32")
 
 
 def _module() -> ModuleType:

@@ -16,6 +16,13 @@ def matmul_precision() -> str:
     return getattr(jax.config, "jax_default_matmul_precision") or "default"  # noqa: B009
 
 
+def lacks_float64() -> str | None:
+    """Why arrays of float64 become float32 (a clause that says what to do), or None."""
+    if jax.config.jax_enable_x64:
+        return None
+    return "JAX has float32 alone until jax.config.update('jax_enable_x64', True) is called"
+
+
 def memory_fraction(fraction: float) -> bool:
     """Sets the variable that XLA's client reads when it starts; returns whether it still can."""
     if xla_bridge.backends_are_initialized():

@@ -16,6 +16,11 @@ def matmul_precision() -> str:
     return "high (TF32 allowed)" if allowed else "highest"
 
 
+def lacks_float64() -> str | None:
+    """None: there is float64."""
+    return None
+
+
 def memory_fraction(fraction: float) -> bool:
     """Limits the logical device on each GPU; returns whether TensorFlow still can."""
     devices = tf.config.list_physical_devices("GPU")

@@ -15,6 +15,11 @@ def matmul_precision() -> str:
     return f"{torch.get_float32_matmul_precision()} (convolutions {convolutions})"
 
 
+def lacks_float64() -> str | None:
+    """None: there is float64."""
+    return None
+
+
 def memory_fraction(fraction: float) -> bool:
     """Limits the caching allocator of each GPU, which torch can do at any time."""
     for device in range(torch.cuda.device_count()):

@@ -11,6 +11,7 @@ import keras
 from kmodels import initializers
 from kmodels.layers import remat
 from kmodels.layers.parts import Parts, add_weight
+from kmodels.precision import check_policy
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
 Shape = tuple[Any, ...]
@@ -77,9 +78,19 @@ class Layer(keras.layers.Layer):
 
     Each argument of a subclass is kept in an attribute of the same name, from which `get_config`
     is made.
+
+    Args:
+        **kwargs: of `keras.layers.Layer`.
+
+    Raises:
+        InputError: for a dtype that Keras does not know, or that the backend would round.
     """
 
     _takes_training = False
+
+    def __init__(self, **kwargs: Any):
+        check_policy(kwargs.get("dtype"))
+        super().__init__(**kwargs)
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

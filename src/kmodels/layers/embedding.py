@@ -11,6 +11,7 @@ from kmodels import compat, ops, traced
 from kmodels.errors import check_whole
 from kmodels.layers.base import Layer, Shape
 from kmodels.layers.parts import using
+from kmodels.ops._wide import wide
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -124,7 +125,7 @@ class Embedding(Layer):
         if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input
             x = keras.ops.cast(x, "int32")
         rows = keras.ops.cast(keras.ops.take(self.embeddings, x, axis=0), self.compute_dtype)
-        return rows * keras.ops.cast(math.sqrt(self.output_dim), rows.dtype)
+        return rows * keras.ops.convert_to_tensor(math.sqrt(self.output_dim), rows.dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """(B, T), True where the id is not 0; None without `mask_zero`."""
@@ -143,11 +144,11 @@ class Embedding(Layer):
             return function(*args, **kwargs)
 
     def logits(self, hidden: Any) -> Any:
-        """(..., D) -> (..., V), float32, soft-capped."""
+        """(..., D) -> (..., V), soft-capped; float32, or float64 for float64."""
         table = keras.ops.transpose(keras.ops.cast(self.embeddings, hidden.dtype))
         # One row is left to the backend: it walks the table as it lies, which `dense` cannot know.
         product = keras.ops.matmul if hidden.shape[:-1] == (1,) else ops.dense
-        logits = keras.ops.cast(product(hidden, table), "float32")
+        logits = keras.ops.cast(product(hidden, table), wide(hidden))
         if self.soft_cap is None:
             return logits
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)
@@ -159,5 +160,5 @@ class Embedding(Layer):
     def compute_output_spec(self, x: Any, reverse: bool = False) -> keras.KerasTensor:
         """Shape and dtype of what `call` gives."""
         if reverse:
-            return keras.KerasTensor((*x.shape[:-1], self.input_dim), dtype="float32")
+            return keras.KerasTensor((*x.shape[:-1], self.input_dim), dtype=wide(x))
         return keras.KerasTensor((*x.shape, self.output_dim), dtype=self.compute_dtype)

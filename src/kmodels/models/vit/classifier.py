@@ -15,6 +15,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.ops._wide import wide
 from kmodels.task import Task
 
 POOLINGS = ("token", "gap", "token_gap", "distilled", "map")
@@ -127,8 +128,8 @@ class ViTImageClassifier(Task):
         else:
             x = drop(pooled(tokens))
             x = head("logits")(x) if num_classes else x
-        # The loss needs float32, whatever the head's own policy.
-        x = keras.ops.cast(x, "float32")
+        # The loss needs float32 at least, whatever the head's own policy.
+        x = keras.ops.cast(x, wide(x))
         outputs = keras.activations.get(activation)(x)
         super().__init__(
             backbone=backbone,
@@ -278,7 +279,7 @@ class ViTImageClassifier(Task):
             x = (one(tokens[:, 0]) + two(tokens[:, 1])) / 2
         else:
             x = self.output_dense(self.pooled(tokens))
-        return self.activation(keras.ops.cast(x, "float32"))
+        return self.activation(keras.ops.cast(x, wide(x)))
 
     def feature_model(self, outputs: str | Sequence[str] = "pooled_output") -> keras.Model:
         """A model of what is computed on the way to the logits; it shares this one's weights.

@@ -195,7 +195,8 @@ class ViTBackbone(Backbone):
         steps += self.last_steps(config, policy)
 
         # === Graph ===
-        x = images = keras.Input(config.image_shape, name="images", dtype="float32")
+        dtype = "float64" if policy.compute_dtype == "float64" else "float32"
+        x = images = keras.Input(config.image_shape, name="images", dtype=dtype)
         out = {}
         for step in steps:
             x = step(x)
