@@ -16,8 +16,8 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 # Bottom to top. A unit is a module or folder of src/kmodels; it imports from its own row and below.
 ROWS = (
     (
-        *("archives", "backward", "compat", "dispatch", "errors", "files", "heap", "step"),
-        *("initializers", "precision", "processes", "registered", "replicas"),
+        *("archives", "backward", "compat", "dispatch", "errors", "files", "heap", "image_format"),
+        *("initializers", "precision", "processes", "registered", "replicas", "step"),
         *("seeds", "tensors", "traced", "units"),
     ),
     ("ops", "overrides"),

@@ -18,7 +18,7 @@ def matmul_precision() -> str:
 
 def lacks_float64() -> str | None:
     """Why arrays of float64 become float32 (a clause that says what to do), or None."""
-    if jax.config.jax_enable_x64:
+    if getattr(jax.config, "jax_enable_x64"):  # noqa: B009
         return None
     return "JAX has float32 alone until jax.config.update('jax_enable_x64', True) is called"
 

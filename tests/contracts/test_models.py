@@ -16,7 +16,6 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import models, registered
-from kmodels.errors import InputError
 from kmodels.task import Backbone, Task
 
 GEMMA = {
@@ -236,15 +235,3 @@ def test_every_registered_class_is_found_by_its_name():
     listed = {f"kmodels>{name}" for names in registered.MODULES.values() for name in names}
     assert ours == listed, f"mend kmodels/registered.py: {sorted(ours ^ listed)}"
     assert not [name for name in ours if not inspect.isclass(known[name])]
-
-
-@pytest.mark.parametrize("cls", [models.ViTBackbone, models.ViTImageClassifier])
-def test_channels_first_is_refused(cls):
-    keras.config.set_image_data_format("channels_first")
-    try:
-        with pytest.raises(
-            InputError, match=r"image_data_format is 'channels_first'; pictures are"
-        ):
-            CASES[cls][0]()
-    finally:
-        keras.config.set_image_data_format("channels_last")

@@ -15,6 +15,7 @@ from kmodels.data.resizing import USUAL, Resizing
 from kmodels.data.sources import ImageSource
 from kmodels.data.workers import WorkerPool
 from kmodels.errors import InputError, check_whole
+from kmodels.image_format import check_channels_last
 
 
 class ImageLoader(keras.utils.PyDataset):
@@ -43,6 +44,10 @@ class ImageLoader(keras.utils.PyDataset):
         one_hot: number of classes for labels as float32 (B, classes), which mixing always gives.
 
     A batch is float32 images (B, H, W, C) and int32 labels (B,).
+
+    Raises:
+        InputError: for settings that do not fit, or where Keras' `image_data_format` is
+            "channels_first".
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class ImageLoader(keras.utils.PyDataset):
     ):
         # Keras' own workers fork; ours do the work, and Keras sees a plain sequence of batches.
         super().__init__(workers=1, use_multiprocessing=False)
+        check_channels_last()
         check_whole("workers", workers, 0)
         if augment is not None and augment.mixes:
             one_hot = augment.num_classes

@@ -17,6 +17,7 @@ from kmodels import compat
 from kmodels.data.adapters import Mapped
 from kmodels.data.streams import to_numpy
 from kmodels.errors import InputError
+from kmodels.image_format import check_channels_last
 from kmodels.interop.packages import need
 
 __all__ = ["Augmentation", "layers"]
@@ -65,11 +66,13 @@ class Augmentation:
         It gives the same structure; pictures float32, labels of the dtype that they had.
 
     Raises:
-        InputError: without keras-cv or TensorFlow, inside a compiled step, or for labels that a
-            layer mixes and that are no one-hot floats.
+        InputError: without keras-cv or TensorFlow, inside a compiled step, for labels that a layer
+            mixes and that are no one-hot floats, or where Keras' `image_data_format` is
+            "channels_first".
     """
 
     def __init__(self, *layers: Any, seed: int = 0):
+        check_channels_last()
         _module = globals()["layers"]()
         wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
         if wrong or not layers:

@@ -9,6 +9,7 @@ import numpy as np
 from kmodels.data.resizing import Resizing
 from kmodels.data.streams import to_numpy
 from kmodels.errors import InputError
+from kmodels.image_format import check_channels_last
 from kmodels.preprocessing import Preprocessor
 
 # keras-hub's names of the kernels.
@@ -123,8 +124,10 @@ def pictures(
         (B, height, width, C), or (height, width, C) of one picture.
 
     Raises:
-        InputError: for what is no picture, or has another number of channels.
+        InputError: for what is no picture, or has another number of channels; or where Keras'
+            `image_data_format` is "channels_first".
     """
+    check_channels_last()
     if isinstance(x, list | tuple):
         return np.stack([_resize(_picture(one, channels), size, resizing) for one in x])
     x = to_numpy(x)
@@ -138,6 +141,7 @@ def pictures(
 
 def output_shape(shape: Sequence[int | None], size: Sequence[int] | None) -> tuple[int | None, ...]:
     """The shape of pictures after `pictures`."""
+    check_channels_last()
     return tuple(shape) if size is None else (*shape[:-3], *size, shape[-1])
 
 

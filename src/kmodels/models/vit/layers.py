@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.errors import InputError
+from kmodels.image_format import check_channels_last
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
 from kmodels.layers.dense import WithKernel
 from kmodels.models.vit.config import ViTConfig
@@ -55,11 +55,7 @@ class PatchEmbedding(WithKernel):
                 mode="fan_in", distribution="untruncated_normal"
             )
         super().__init__(kernel_initializer=kernel_initializer, **kwargs)
-        if keras.config.image_data_format() != "channels_last":
-            raise InputError(
-                "Keras' image_data_format is 'channels_first'; pictures are (height, width, "
-                "channels) here: call keras.config.set_image_data_format('channels_last')"
-            )
+        check_channels_last()
         self.supports_masking = False
         self.patch_size = patch_size
         self.units = units
