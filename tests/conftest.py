@@ -119,6 +119,8 @@ def _is_chosen(item: pytest.Item, across: bool) -> bool:
     marks = list(item.iter_markers("across"))
     needs = item.get_closest_marker("needs") is not None
     if not across:
+        if item.get_closest_marker("once") and ENVIRONMENT in BACKENDS and BACKEND != "torch":
+            return False
         # What a single environment lacks by design, the full one runs: deselected, not skipped.
         return not marks and not (ENVIRONMENT in BACKENDS and _missing(item))
     if not marks and not needs:

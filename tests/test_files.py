@@ -4,6 +4,8 @@ import pytest
 
 from kmodels.files import atomic_directory, atomic_write
 
+pytestmark = pytest.mark.once
+
 
 def test_a_file_is_replaced(tmp_path):
     path = tmp_path / "deep" / "result.json"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "kmodels"
 FRAMEWORKS = ("jax", "torch", "tensorflow")

@@ -12,6 +12,8 @@ from kmodels.errors import InputError
 from kmodels.training import plots
 from kmodels.training.history import COLUMNS
 
+pytestmark = pytest.mark.once
+
 LONG = "/data/" + "a" * 300
 SETTINGS = {"recipe": "vit", "preset": "vit_debug", "data": LONG, "mesh": None, "seed": 0}
 RESULT = {

@@ -10,7 +10,10 @@ import pytest
 from kmodels.errors import InputError
 from kmodels.processes import Child, ChildError, LeftOut, OutOfMemory, installed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 
 @pytest.fixture

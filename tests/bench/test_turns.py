@@ -7,6 +7,8 @@ from kmodels.bench import cases as making
 from kmodels.bench import turns
 from kmodels.processes import ChildError, LeftOut, OutOfMemory
 
+pytestmark = pytest.mark.once
+
 FACTS = {
     **{"parameters": 10, "dropout": {}, "text": False, "compile": "none", "device": "cpu x1"},
     **{"cpu": True, "host_bytes": 2**34, "variables": "float32", "compute": "float32"},

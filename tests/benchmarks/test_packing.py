@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kmodels.text import demo
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.once  # tests/models has the losses of packed rows on each backend
 def test_packing_removes_padding_and_keeps_losses(backend, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:60]))

@@ -11,6 +11,8 @@ from kmodels.data.draws import symmetric_beta, uniforms
 from kmodels.data.rand_augment import OPERATIONS, rand_augment
 from kmodels.errors import InputError
 
+pytestmark = pytest.mark.once
+
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (13, 10, 8, 3), dtype="uint8")
 LABELS = np.arange(13) % 4

@@ -12,6 +12,8 @@ from kmodels.data.pictures import PictureError, decode, with_channels
 from kmodels.data.resizing import resize
 from kmodels.errors import InputError
 
+pytestmark = pytest.mark.once
+
 
 def picture(size=(6, 4), color=(200, 30, 60)):
     return Image.new("RGB", size, color)

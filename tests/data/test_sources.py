@@ -14,6 +14,8 @@ from kmodels.data import ImageSource, open_dataset
 from kmodels.data.sources import split
 from kmodels.errors import InputError
 
+pytestmark = pytest.mark.once
+
 
 def write_idx(folder, part, count=20, size=6, labels=None, pack=False):
     rng = np.random.default_rng(len(part))

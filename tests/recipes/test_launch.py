@@ -14,6 +14,8 @@ from kmodels.distribution import parse_mesh
 from kmodels.errors import InputError
 from kmodels.recipe import parse
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "recipes" / "launch"
 SHELL = sorted(LAUNCH.glob("*.sh"))

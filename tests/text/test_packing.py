@@ -1,11 +1,14 @@
 """Packed rows hold every example once, whole, and apart from its neighbours."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmodels.text import Example, pack, pad
 from kmodels.text.packing import assign
+
+pytestmark = pytest.mark.once
 
 LENGTH = 16
 

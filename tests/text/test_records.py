@@ -8,6 +8,8 @@ from kmodels.errors import InputError
 from kmodels.text import read_records
 from kmodels.text.demo import instructions, tasks, texts
 
+pytestmark = pytest.mark.once
+
 GOOD = b'{"instruction": "a", "response": "b"}\n'
 
 

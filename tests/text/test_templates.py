@@ -6,6 +6,8 @@ from kmodels.errors import InputError
 from kmodels.models.gemma.preprocessor import CHATS
 from kmodels.text import Template
 
+pytestmark = pytest.mark.once
+
 RECORD = {"instruction": "Say {response}.", "context": "", "response": "Hi {context}."}
 WITH_CONTEXT = RECORD | {"context": "Now."}
 CHAT = {

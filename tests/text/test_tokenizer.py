@@ -10,6 +10,8 @@ from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from kmodels.text.training import train_tokenizer
 from sentencepiece_files import sentencepiece_model, words_model
 
+pytestmark = pytest.mark.once
+
 TEXT = "Hello  wörld,\n\n 123 times\ttab \U0001f600   end "
 SPECIAL = "<start_of_turn>user\nHello<end_of_turn>\n"
 

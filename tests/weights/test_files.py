@@ -11,6 +11,8 @@ from kmodels.errors import InputError
 from kmodels.weights import LazyArray, constant, read_npz, read_safetensors, write_safetensors
 from kmodels.weights.readers import INDEX, read_json
 
+pytestmark = pytest.mark.once
+
 
 def _arrays():
     rng = np.random.default_rng(0)

@@ -8,6 +8,8 @@ from scipy import ndimage
 from kmodels.errors import InputError
 from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, square_grid
 
+pytestmark = pytest.mark.once
+
 SIZES = [(14, 16), (16, 14), (8, 5), (5, 11), (7, 7), (2, 9), (24, 3)]
 
 RESAMPLING = {
