@@ -282,7 +282,7 @@ def restore(path: Path, described: dict[str, Any], model: keras.Model) -> None:
     """
     base = described.get("base")
     wanted = state.parts(model, base is not None)
-    if base is not None and state.digest(state.frozen(model)) != base["sha256"]:
+    if base is not None and not state.is_frozen_base(model, base["sha256"]):
         raise CheckpointError(
             f"{path} was trained beside other frozen weights"
             f"{' (' + str(base['origin']) + ')' if base.get('origin') else ''}; give the same base"

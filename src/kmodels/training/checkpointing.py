@@ -316,8 +316,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self.only_trainable is None:
             self.only_trainable = state.has_adapters(model)
         if self.only_trainable:
-            digest = state.digest(state.frozen(model))
-            self._base = {"sha256": digest, "origin": self.origin}
+            self._base = {"sha256": state.base_digest(model), "origin": self.origin}
 
     def _follow(self, leader: "Checkpoint") -> None:
         """Begins where the first Checkpoint of this `fit` does, and saves beside it."""

@@ -40,6 +40,12 @@ def as_counted(
     return moved if same else found
 
 
+def from_first(found: Mapping[str, T]) -> dict[str, T]:
+    """Calls layers as if the first of each kind among them had been the first of the process."""
+    move = _moved({kind: -number for kind, number in _lowest(found).items()})
+    return {move(name): held for name, held in found.items()}
+
+
 def _lowest(names: Iterable[str]) -> dict[str, int]:
     """The lowest number of each kind of layer; one without a number is the first of its kind."""
     lowest: dict[str, int] = {}

@@ -11,6 +11,7 @@ import numpy as np
 from kmodels import compat
 from kmodels.errors import InputError
 from kmodels.training import state
+from kmodels.training.counted import as_counted
 
 Variables = Mapping[str, Mapping[str, Any]]
 
@@ -35,15 +36,21 @@ def load(path: Path, variables: Variables) -> None:
                 f"{path} is not what save_orbax wrote: {' '.join(str(error).split())[:200]}"
             ) from error
         found = {part: dict(found.get(part) or {}) for part in variables}
-        state.check_fits(path, found, variables)
+        # By the names that variables have in this process, those in the file.
+        there = as_counted({part: {n: n for n in held} for part, held in found.items()}, variables)
+        named = {
+            part: {name: found[part][stored] for name, stored in names.items()}
+            for part, names in there.items()
+        }
+        state.check_fits(path, named, variables)
         target = {
-            part: {name: _like(variable) for name, variable in held.items()}
+            part: {there[part][name]: _like(variable) for name, variable in held.items()}
             for part, held in variables.items()
         }
         values = checkpointer.restore(path, target)
     for part, held in variables.items():
         for name, variable in held.items():
-            compat.give_value(variable, values[part][name])
+            compat.give_value(variable, values[part][there[part][name]])
 
 
 def _like(variable: Any) -> jax.ShapeDtypeStruct:

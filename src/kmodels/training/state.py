@@ -13,7 +13,7 @@ from kmodels.distribution import processes
 from kmodels.errors import InputError
 from kmodels.training import placed, stored
 from kmodels.training.agree import in_all
-from kmodels.training.counted import as_counted
+from kmodels.training.counted import as_counted, from_first
 from kmodels.training.slots import slots, unique
 from kmodels.training.stored import Arrays
 from kmodels.weights import engine
@@ -109,6 +109,23 @@ def digest(variables: Mapping[str, Any]) -> str:
         found.update(f"{path} {values.dtype} {values.shape}\n".encode())
         found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
+
+
+def is_frozen_base(model: keras.Model, sha256: str) -> bool:
+    """Whether a hash is that of the weights that training does not change.
+
+    Args:
+        model: with frozen weights.
+        sha256: of `digest`, over names as the process had them, or as if it had begun with them.
+    """
+    held = frozen(model)
+    # Checkpoints of before layers were counted from the first hold the hash of the names as such.
+    return any(digest(names) == sha256 for names in (from_first(held), held))
+
+
+def base_digest(model: keras.Model) -> str:
+    """`digest` of the weights that training does not change, by structure."""
+    return digest(from_first(frozen(model)))
 
 
 def weights_digest(model: keras.Model) -> str:
