@@ -18,6 +18,7 @@ from kmodels.models import (
     ViTImageClassifierPreprocessor,
 )
 from kmodels.models.vit import channels, weights_timm
+from kmodels.weights.positions import resize_matrix
 from tolerances import tolerance
 
 
@@ -87,16 +88,17 @@ def test_a_resized_copy_is_what_a_preset_of_that_size_is(tmp_path):
 
 
 @pytest.mark.needs("timm")
-def test_a_resized_copy_is_what_timm_makes_of_its_own(tmp_path):
+@pytest.mark.parametrize(("size", "patch"), [((40, 24), None), ((40, 24), 4), ((48, 24), 12)])
+def test_a_resized_copy_is_what_timm_makes_of_its_own(tmp_path, size, patch):
     torch, timm = import_module("torch"), import_module("timm")
     theirs = timm.models.vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1, num_classes=3
     ).eval()
     file = tmp_path / "vit_tiny_patch8_32.augreg.safetensors"
     import_module("safetensors.torch").save_file(theirs.state_dict(), file)
-    ours = ViTImageClassifier.from_preset(file, num_heads=1).resized((40, 24))
-    theirs.set_input_size(img_size=(40, 24))
-    x = pictures(2, 40, 24, 3)
+    ours = ViTImageClassifier.from_preset(file, num_heads=1).resized(size, patch)
+    theirs.set_input_size(size, patch and (patch, patch))
+    x = pictures(2, *size, 3)
     with torch.no_grad():
         wanted = theirs(torch.from_numpy(x.transpose(0, 3, 1, 2))).numpy()
         tokens = theirs.forward_features(torch.from_numpy(x.transpose(0, 3, 1, 2)))
@@ -105,6 +107,32 @@ def test_a_resized_copy_is_what_timm_makes_of_its_own(tmp_path):
     close(ours.backbone(x), tokens.numpy(), "hidden")
     close(ours.head(ours.backbone(x), pre_logits=True), pooled, "hidden")
     close(ours.head(ours.backbone(x)), wanted, "logits")
+
+
+@pytest.mark.needs("timm")
+@pytest.mark.parametrize(("method", "smooth"), [("bicubic_antialias", True), ("bilinear", False)])
+@pytest.mark.parametrize("side", [8, 18, 32])
+def test_kernels_of_other_patches_are_those_of_timm(side, method, smooth):
+    torch, layers = import_module("torch"), import_module("timm.layers")
+    kernel = pictures(16, 16, 2, 3)
+    conv = torch.from_numpy(kernel.transpose(3, 2, 0, 1).copy())
+    wanted = layers.resample_patch_embed(
+        conv, (side, side), interpolation=method.split("_")[0], antialias=smooth
+    )
+    close(channels.resample(kernel, side, method), wanted.numpy().transpose(2, 3, 1, 0))
+
+
+def test_larger_patches_of_larger_pictures_give_the_same(tmp_path):
+    model = classifier()
+    model.save_to_preset(tmp_path / "model")
+    twice = ViTImageClassifier.from_preset(
+        tmp_path / "model", image_shape=(32, 32, 1), patch_size=16
+    )
+    matrix = resize_matrix(8, 16, "bicubic_antialias")
+    patches = pictures(2, 2, 8, 2, 8)
+    large = np.einsum("ai,briwj,cj->brawc", matrix, patches, matrix).astype("float32")
+    grey = np.repeat(patches.reshape(2, 16, 16, 1), 3, -1)
+    close(twice(large.reshape(2, 32, 32, 1)), model(grey))
 
 
 def test_patches_are_given_as_one_number_or_two_equal_ones():
@@ -116,7 +144,7 @@ def test_patches_are_given_as_one_number_or_two_equal_ones():
 # === Heads ===
 
 
-@pytest.mark.parametrize("pooling", ["token", "avg", "token_gap", "map"])
+@pytest.mark.parametrize("pooling", ["token", "max", "token_gap", "map"])
 def test_the_head_alone_makes_the_logits_of_the_tokens(pooling):
     model = classifier(pooling=pooling)
     x = pictures()
@@ -139,8 +167,23 @@ def test_another_head_over_the_same_backbone():
     without = model.with_head(0)
     assert without.output_dense is None
     close(without(pictures()), model.head(model.backbone(pictures()), pre_logits=True))
-    with pytest.raises(InputError, match=r"pooling is 'max'; choose one of .*avg; tokens that are"):
-        model.with_head(2, pooling="max")
+    with pytest.raises(InputError, match=r"pooling is 'prr'; choose one of .*avg; tokens that are"):
+        model.with_head(2, pooling="prr")
+
+
+@pytest.mark.needs("timm")
+@pytest.mark.parametrize("pooling", ["max", "avgmax"])
+def test_the_maximum_over_the_patches_is_that_of_timm(tmp_path, pooling):
+    torch, timm = import_module("torch"), import_module("timm")
+    model = classifier(pooling=pooling)
+    model.export_to_timm(tmp_path / "model")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
+    again = ViTImageClassifier.from_preset(tmp_path / "model", preprocessor=None)
+    assert theirs.global_pool == again.pooling == pooling
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(pictures().transpose(0, 3, 1, 2))).numpy()
+    close(model(pictures()), wanted, "logits")
+    close(again(pictures()), wanted, "logits")
 
 
 # === compile ===

@@ -230,9 +230,9 @@ def test_a_head_that_does_not_fit():
     backbone = ViTBackbone(**TINY, use_class_token=False)
     with pytest.raises(InputError, match='pooling is "token" but the backbone has no class token'):
         ViTImageClassifier(backbone, 5)
-    known = "token, gap, token_gap, distilled, map"
-    with pytest.raises(InputError, match=f"pooling is 'max'; choose one of {known}"):
-        ViTImageClassifier(backbone, 5, pooling="max")
+    known = "token, gap, max, avgmax, token_gap, distilled, map"
+    with pytest.raises(InputError, match=f"pooling is 'mean'; choose one of {known}"):
+        ViTImageClassifier(backbone, 5, pooling="mean")
     with pytest.raises(InputError, match="num_classes is -1; give at least 0"):
         ViTImageClassifier(backbone, -1, pooling="gap")
     with pytest.raises(InputError, match='pooling is "token_gap" but the backbone has no class'):

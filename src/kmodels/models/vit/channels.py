@@ -1,4 +1,4 @@
-"""The patch embedding of a file for pictures of another number of channels, by timm's rule."""
+"""The patch embedding of a file for other channels or other patches, by timm's rules."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,38 +7,47 @@ import numpy as np
 
 from kmodels.models.vit.config import ViTConfig
 from kmodels.weights import Rule, Transform
+from kmodels.weights.positions import Method, resize_matrix
 
 KERNEL = "patch_embedding/kernel"
 
 
 def adapt_rules(rules: Sequence[Rule], held: ViTConfig, wanted: ViTConfig) -> Sequence[Rule]:
-    """Rules of a file whose patch kernel fits another number of channels.
+    """Rules of a file whose patch kernel fits other channels and patches.
 
     Args:
         rules: of the file.
         held: config of the file.
         wanted: config of the model.
     """
-    old, new = held.image_shape[2], wanted.image_shape[2]
+    old, new = ((c.patch_size, c.image_shape[2]) for c in (held, wanted))
     if old == new:
         return rules
+    smooth = not held.position_interpolation.startswith("bilinear")
+    method: Method = "bicubic_antialias" if smooth else "bilinear"
     return [
-        replace(rule, transform=_adapted(rule.transform, held.patch_size, old, new))
+        replace(rule, transform=_adapted(rule.transform, old, new, method))
         if rule.target == KERNEL
         else rule
         for rule in rules
     ]
 
 
-def _adapted(transform: Transform, patch: int, old: int, new: int) -> Transform:
+def _adapted(
+    transform: Transform, old: tuple[int, int], new: tuple[int, int], method: Method
+) -> Transform:
+    """From (side, channels) of the file to those of the model."""
+    (side, channels), (new_side, new_channels) = old, new
+
     def forward(x: np.ndarray) -> np.ndarray:
         kernel = transform.forward(x)
-        found = adapt(kernel.reshape(patch, patch, old, -1).astype("float32"), new)
-        return found.reshape(patch * patch * new, -1).astype(kernel.dtype)
+        found = kernel.reshape(side, side, channels, -1).astype("float32")
+        found = adapt(resample(found, new_side, method), new_channels)
+        return found.reshape(new_side * new_side * new_channels, -1).astype(kernel.dtype)
 
     def inverse(x: np.ndarray) -> np.ndarray:
         # Asked for the shape of the file's tensor alone: what was summed cannot be taken apart.
-        rows = patch * patch * old
+        rows = side * side * channels
         return transform.inverse(np.broadcast_to(np.zeros((), x.dtype), (rows, x.shape[-1])))
 
     return Transform(forward, inverse)
@@ -58,6 +67,29 @@ def adapt(kernel: np.ndarray, channels: int) -> np.ndarray:
         return kernel.sum(axis=2, keepdims=True)
     turn = np.arange(channels) % old
     return kernel[:, :, turn] * np.float32(old / channels)
+
+
+def resample(kernel: np.ndarray, side: int, method: Method = "bicubic_antialias") -> np.ndarray:
+    """A kernel (p, p, C, D) for patches of another side.
+
+    It is the one whose products with resized patches come closest to those of the kernel with the
+    patches as they were, for all patches alike; with larger patches they are equal.
+
+    Args:
+        kernel: float32.
+        side: of the new patches.
+        method: by which patches would be resized, of `weights.positions.resize_matrix`.
+
+    Source:
+        Beyer et al. 2023 (FlexiViT, arXiv:2212.08013, section 3.4); timm's `resample_patch_embed`,
+        which resizes by "bicubic_antialias", in `.npz` files by "bilinear".
+    """
+    if side == kernel.shape[0]:
+        return kernel
+    # Resizing is separable, and so is the pseudoinverse of its matrix.
+    back = np.linalg.pinv(resize_matrix(kernel.shape[0], side, method))  # (p, side)
+    found = np.einsum("ai,bj,abcd->ijcd", back, back, kernel.astype("float64"), optimize=True)
+    return found.astype(kernel.dtype)
 
 
 def adapt_statistics(values: Sequence[float], channels: int) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.ops._wide import wide
 from kmodels.task import Task
 
-POOLINGS = ("token", "gap", "token_gap", "distilled", "map")
+POOLINGS = ("token", "gap", "max", "avgmax", "token_gap", "distilled", "map")
 # timm's name for the mean over the patches.
 ALSO = {"avg": "gap"}
 
@@ -32,10 +32,10 @@ class ViTImageClassifier(Task):
         num_classes: number of logits; 0 for no head, so that the model gives what is pooled: the
             features that a probe or another model goes on with.
         preprocessor: turns raw pictures into what the backbone takes, or None.
-        pooling: "token" (the class token), "gap" or "avg" (mean over the patches), "token_gap"
-            (both, one behind the other, as DINOv2's classifier), "distilled" (DeiT: a head each on
-            class and distillation token, and the mean of their logits) or "map" (attention
-            pooling).
+        pooling: "token" (the class token), "gap" or "avg" (mean over the patches), "max"
+            (their maximum), "avgmax" (the mean of both), "token_gap" (class token and mean, one
+            behind the other, as DINOv2's classifier), "distilled" (DeiT: a head each on class and
+            distillation token, and the mean of their logits) or "map" (attention pooling).
         intermediate_dim: width of a tanh layer in front of the logits (the pre-logits of the
             original), or None for none.
         activation: on the logits, such as "softmax"; None leaves logits.
@@ -258,9 +258,9 @@ class ViTImageClassifier(Task):
             self.backbone, preprocessor=self.preprocessor, head_dtype=policy, **settings
         )
 
-    def resized(self, image_size: Sequence[int]) -> Self:
-        """A copy for pictures of another size; see `ViTBackbone.resized`."""
-        return fitting.resized(self, image_size)
+    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
+        """A copy for pictures, or patches, of another size; see `ViTBackbone.resized`."""
+        return fitting.resized(self, image_size, patch_size)
 
     def head(self, tokens: Any, pre_logits: bool = False) -> Any:
         """What the model makes of the backbone's tokens, without dropout.

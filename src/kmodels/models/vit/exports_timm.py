@@ -13,7 +13,8 @@ from kmodels.weights.native import refuse_to_replace
 
 FILES = ("config.json", "model.safetensors")
 GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
-POOLINGS = {"token": "token", "distilled": "token", "gap": "avg", "map": "map"}
+POOLINGS = {pooling: name for name, pooling in weights_timm.POOLINGS.items()}
+POOLINGS["distilled"] = "token"
 # What timm's own names decide and no argument in a file can say: a second token, the gated MLP, and
 # the norms' epsilon.
 PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"

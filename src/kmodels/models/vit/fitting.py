@@ -41,14 +41,17 @@ def fitting(
     return fit
 
 
-def resized(model: Any, image_size: Sequence[int]) -> Any:
-    """A copy of a backbone or task for pictures of (height, width).
+def resized(model: Any, image_size: Sequence[int], patch_size: int | None = None) -> Any:
+    """A copy of a backbone or task for pictures of (height, width), in patches of another side.
 
-    It goes by way of a preset, which knows adapters, quantized kernels and the rule for positions.
+    It goes by way of a preset, which knows adapters, quantized kernels and the rules for positions
+    and patches.
     """
     height, width = image_size
-    shape = (height, width, getattr(model, "backbone", model).config.image_shape[2])
+    config = getattr(model, "backbone", model).config
+    fields = {"image_shape": (height, width, config.image_shape[2])}
+    fields |= {} if patch_size is None else {"patch_size": patch_size}
     with tempfile.TemporaryDirectory() as folder:
         path = model.save_to_preset(Path(folder) / "model")
         dtype = getattr(model, "backbone", model).dtype_policy
-        return type(model).from_preset(path, dtype=dtype, image_shape=shape)
+        return type(model).from_preset(path, dtype=dtype, **fields)

@@ -156,10 +156,10 @@ class Pooling(Layer):
     """One vector from the tokens.
 
     Args:
-        kind: "token", the class token; "gap", the mean over the patches; "token_gap", both, one
-            behind the other; "distilled", the mean of class and distillation token; "map",
-            attention of a learned query over the patches, then a residual MLP (Zhai et al. 2022,
-            section 3.4).
+        kind: "token", the class token; "gap", the mean over the patches; "max", their maximum;
+            "avgmax", the mean of these two; "token_gap", class token and mean, one behind the
+            other; "distilled", the mean of class and distillation token; "map", attention of a
+            learned query over the patches, then a residual MLP (Zhai et al. 2022, section 3.4).
         config: of the backbone.
 
     Call:
@@ -199,6 +199,10 @@ class Pooling(Layer):
         patches = tokens[:, self.config.num_prefix_tokens :]
         if self.kind == "gap":
             return keras.ops.mean(patches, axis=1)
+        if self.kind == "max":
+            return keras.ops.max(patches, axis=1)
+        if self.kind == "avgmax":
+            return (keras.ops.max(patches, axis=1) + keras.ops.mean(patches, axis=1)) / 2
         if self.kind == "token_gap":
             return keras.ops.concatenate([tokens[:, 0], keras.ops.mean(patches, axis=1)], axis=-1)
         probe = keras.ops.tile(

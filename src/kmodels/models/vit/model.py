@@ -249,16 +249,20 @@ class ViTBackbone(Backbone):
             return inputs
         return {"images": inputs} if self.named_inputs else inputs["images"]
 
-    def resized(self, image_size: Sequence[int]) -> Self:
-        """A copy for pictures of another size; the position embedding is resized by its rule.
+    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
+        """A copy for pictures, or patches, of another size.
+
+        The position embedding is resized by its rule, the kernel of the patches by timm's, see
+        `kmodels.models.vit.channels.resample`.
 
         Args:
             image_size: (height, width) in pixels.
+            patch_size: side of a patch in pixels; None keeps it.
 
         Raises:
             InputError: for sides that the patch does not divide.
         """
-        return fitting.resized(self, image_size)
+        return fitting.resized(self, image_size, patch_size)
 
     def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
         """A model of what this one computes on its way; it shares its weights.

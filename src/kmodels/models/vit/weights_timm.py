@@ -58,7 +58,7 @@ UNKNOWN = {
     "mlp_layer": ("", None),
 }
 # As timm says it; DeiT's classifier with two heads calls itself "token".
-POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
+POOLINGS = {"token": "token", "avg": "gap", "max": "max", "avgmax": "avgmax", "map": "map"}
 NORMS = {
     "norm_pre": "pre_norm",
     "norm": "final_norm",
