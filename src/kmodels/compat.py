@@ -16,53 +16,13 @@ from keras.src.losses.loss import scale_loss_for_distribution
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.saving import saving_lib
 from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter as PyDatasetAdapter
 from keras.src.utils import rng_utils
 
 _CONTEXT = "current_call_ctx"
 _CALLBACK_LIST: Any = CallbackList
 _UNINITIALIZED = "uninitialized_variables"
-
-__all__ = [
-    "DataAdapter",
-    "PyDatasetAdapter",
-    "attach",
-    "built_for",
-    "callbacks_beside",
-    "changing",
-    "children",
-    "count_since_seed",
-    "data_adapter",
-    "detach",
-    "draw_values",
-    "draws_later",
-    "forget_losses",
-    "forget_parameters",
-    "forget_step",
-    "give_shape",
-    "give_value",
-    "global_seed",
-    "has_value",
-    "keep_watching",
-    "made_trainable",
-    "metrics_built",
-    "part_of_loss",
-    "random_seed",
-    "saved_arrays",
-    "set_epoch",
-    "set_epoch_of_fit",
-    "set_trainable",
-    "side_by_side",
-    "start_at",
-    "step_output",
-    "sublayers",
-    "symbolic_build",
-    "symbolic_calls",
-    "unbuild",
-    "unweighted_metrics",
-    "warn_of_inputs",
-]
 
 
 class _Seed(int):
@@ -154,6 +114,35 @@ def symbolic_calls(layer: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     """Keyword arguments and outputs of each call of a layer that is part of a graph."""
     for node in layer._inbound_nodes:
         yield node.arguments.kwargs, node.outputs
+
+
+class ClonedAs:
+    """A functional model that `keras.models.clone_model` makes another graph of.
+
+    Keras asks no config of a functional model, and walks its graph with new layers instead. What
+    it makes is a plain functional model.
+    """
+
+    def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
+        """Outputs of the clone.
+
+        Args:
+            inputs: of the clone, in the structure of the model's own.
+            clone: gives the new layer for one of this model, always the same.
+            call: `call(layer, *args, **kwargs)`, which may add others.
+        """
+        return super()._run_through_graph(inputs, operation_fn=clone, call_fn=call)  # type: ignore[misc]
+
+    def _run_through_graph(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() != {"operation_fn", "call_fn"}:  # None but `clone_model` names both.
+            return super()._run_through_graph(inputs, *args, **kwargs)  # type: ignore[misc]
+        call = kwargs["call_fn"] or (lambda layer, *args, **kwargs: layer(*args, **kwargs))
+        return self.clone_graph(inputs, kwargs["operation_fn"], call)
+
+
+def through_graph(model: Any, inputs: Any, clone: Any, call: Any) -> Any:
+    """What the graph of a model gives with other layers, see `ClonedAs.clone_graph`."""
+    return model._run_through_graph(inputs, operation_fn=clone, call_fn=call)
 
 
 def give_shape(tensor: Any, shape: Sequence[int | None]) -> None:

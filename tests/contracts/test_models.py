@@ -17,65 +17,7 @@ import pytest
 from arrays import to_numpy
 from kmodels import models, registered
 from kmodels.task import Backbone, Task
-
-GEMMA = {
-    "vocabulary_size": 31, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1,
-    "hidden_dim": 8, "intermediate_dim": 24, "head_dim": 4,
-}  # fmt: skip
-VIT = {
-    "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 8,
-    "mlp_dim": 12,
-}  # fmt: skip
-IMAGES = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
-IDS = {
-    "token_ids": np.arange(10).reshape(2, 5) % 31,
-    "padding_mask": np.ones((2, 5), "int32"),
-}
-CASES = {
-    models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
-    models.DeiTBackbone: (lambda **more: models.DeiTBackbone(**VIT, **more), IMAGES),
-    models.DINOV2Backbone: (lambda **more: models.DINOV2Backbone(**VIT, **more), IMAGES),
-    models.SigLIPVisionEncoder: (lambda **more: models.SigLIPVisionEncoder(**VIT, **more), IMAGES),
-    models.DeiTImageClassifier: (
-        lambda dtype=None, **more: models.DeiTImageClassifier(
-            models.DeiTBackbone(**VIT, dtype=dtype), num_classes=3, **more
-        ),
-        IMAGES,
-    ),
-    models.GemmaBackbone: (lambda **more: models.GemmaBackbone(**GEMMA, **more), IDS),
-    models.Gemma3Backbone: (
-        lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
-        IDS,
-    ),
-    models.ViTImageClassifier: (
-        lambda dtype=None, **more: models.ViTImageClassifier(
-            models.ViTBackbone(**VIT, dtype=dtype), num_classes=3, activation="softmax", **more
-        ),
-        IMAGES,
-    ),
-    models.GemmaCausalLM: (
-        lambda dtype=None, **more: models.GemmaCausalLM(
-            models.GemmaBackbone(**GEMMA, dtype=dtype), **more
-        ),
-        IDS,
-    ),
-    models.Gemma3CausalLM: (
-        lambda dtype=None, **more: models.Gemma3CausalLM(
-            models.Gemma3Backbone(**GEMMA, dtype=dtype), **more
-        ),
-        IDS,
-    ),
-}
-cases = pytest.mark.parametrize(
-    ("make", "x"), list(CASES.values()), ids=[cls.__name__ for cls in CASES]
-)
-
-
-def random(model, seed=1):
-    """The model with every weight drawn, so that none hides behind zeros."""
-    rng = np.random.default_rng(seed)
-    model.set_weights([rng.normal(0.2, 0.3, w.shape) for w in model.weights])
-    return model
+from public_models import CASES, IMAGES, cases, random
 
 
 def assert_equal(again, model, x):
@@ -116,78 +58,12 @@ def test_config_file_and_copies(make, x, policy, tmp_path):
     assert_equal(other, model, x)
 
 
-@pytest.mark.parametrize("cls", [models.ViTBackbone, models.ViTImageClassifier])
-def test_clones(cls):
-    """Keras makes a plain functional model of a clone, with new weights."""
-    make, x = CASES[cls]
-    model = make()
-    clone = keras.models.clone_model(model)
-    drawn = [w for w in model.weights if to_numpy(w).std() > 0]
-    others = {w.path: to_numpy(w) for w in clone.weights}
-    assert all((to_numpy(w) != others[w.path]).any() for w in drawn)
-    clone.set_weights(model.get_weights())
-    np.testing.assert_allclose(to_numpy(clone(x)), to_numpy(model(x)), atol=1e-6)
-
-
 @cases
 def test_a_batch_of_any_size(make, x):
     model = make()
     for rows in (1, 2):
         part = {k: v[:rows] for k, v in x.items()} if isinstance(x, dict) else x[:rows]
         assert model(part).shape[0] == rows
-
-
-@keras.saving.register_keras_serializable(package="contracts")
-class Own(keras.Model):
-    """A user's model around a backbone and a block."""
-
-    def __init__(self, backbone, **kwargs):
-        super().__init__(**kwargs)
-        self.backbone = backbone
-        self.head = keras.layers.Dense(3)
-
-    def call(self, x):
-        return self.head(keras.ops.mean(self.backbone(x), axis=1))
-
-    def get_config(self):
-        return {"backbone": keras.saving.serialize_keras_object(self.backbone), "name": self.name}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(keras.saving.deserialize_keras_object(config.pop("backbone")), **config)
-
-
-def functional(backbone):
-    inputs = backbone.input
-    y = keras.layers.Dense(3)(keras.ops.mean(backbone(inputs), axis=1))
-    return keras.Model(inputs, y)
-
-
-def sequential(backbone):
-    pool = keras.layers.GlobalAveragePooling1D()
-    return keras.Sequential([backbone, pool, keras.layers.Dense(3)])
-
-
-@pytest.mark.parametrize(
-    ("cls", "around"),
-    [
-        (models.ViTBackbone, functional),
-        (models.ViTBackbone, sequential),
-        (models.ViTBackbone, Own),
-        (models.GemmaBackbone, Own),
-    ],
-    ids=lambda value: value.__name__,
-)
-def test_models_of_the_user_around_a_backbone(cls, around, tmp_path):
-    make, x = CASES[cls]
-    model = around(make())
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    model.fit(x, np.ones((2, 3)), verbose=0)
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(to_numpy(again(x)), to_numpy(model(x)), atol=1e-6)
-    losses = [m.fit(x, np.ones((2, 3)), verbose=0).history["loss"] for m in (model, again)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_feature_models_are_saved(tmp_path):

@@ -1,7 +1,7 @@
 """`generate`, for tasks whose backbone can be extended token by token."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.generate import check_prompts, continue_prompts
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.sampler import Sampler
-from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get
+from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
 from kmodels.weights import gather
 
 
@@ -34,6 +34,28 @@ class Generates:
             InputError: for an unknown name.
         """
         self.generator = _Generator(get(sampler), jit_compile)
+
+    def get_config(self) -> dict[str, Any]:
+        """The task's own, and how tokens are drawn.
+
+        The arguments of `compile` would be the place, but in a clone they go to a plain model.
+        """
+        return {**super().get_config(), "sampler": serialize(self.generator.sampler)}  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        """The task of `get_config`."""
+        config = dict(config)
+        sampler = config.pop("sampler", None)
+        task = super().from_config(config, custom_objects)  # type: ignore[misc]
+        if sampler is not None:
+            task.use_sampler(sampler)
+        return task
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Calls `compile` with what `get_compile_config` gave; tokens are drawn as before."""
+        sampler = serialize(self.generator.sampler)
+        super().compile_from_config({"sampler": sampler, **config})  # type: ignore[misc]
 
     def generate(
         self,

@@ -1,10 +1,12 @@
 """The base of every layer: weights that are keyed by their path."""
 
+import functools
+import importlib
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import keras
 
@@ -73,6 +75,11 @@ def plain(value: Any) -> Any:
     return keras.saving.serialize_keras_object(value)
 
 
+def _changes() -> Any:
+    # Adapters are made above the layers; this is a look-up by name.
+    return importlib.import_module("kmodels.lora.changes")
+
+
 class Layer(keras.layers.Layer):
     """A Keras layer whose first weights are the same on each backend.
 
@@ -87,6 +94,7 @@ class Layer(keras.layers.Layer):
     """
 
     _takes_training = False
+    _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
 
     def __init__(self, **kwargs: Any):
         check_policy(kwargs.get("dtype"))
@@ -105,7 +113,7 @@ class Layer(keras.layers.Layer):
         return type(self).call(self, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again, as plain values.
+        """The arguments that make this layer again, and what was done to it since, as plain values.
 
         Raises:
             NotImplementedError: for a subclass that keeps an argument elsewhere and has no
@@ -119,7 +127,26 @@ class Layer(keras.layers.Layer):
                 "argument in an attribute of its name, or write get_config"
             )
         own = {name: plain(getattr(self, name)) for name in names if name not in lacking}
-        return {**own, **super().get_config()}
+        changed = _changes().describe_layer(self) if self.built else self._waiting
+        return {**own, **super().get_config(), **({"changes": changed} if changed else {})}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The layer of `get_config`; adapters, few bits and frozen parts come when it is built."""
+        config = dict(config)
+        changed = config.pop("changes", None)
+        layer = super().from_config(config)
+        if changed:
+            build = layer.build
+
+            @functools.wraps(build)
+            def build_changed(*args: Any, **kwargs: Any) -> None:
+                build(*args, **kwargs)
+                _changes().restore_layer(layer, changed)
+
+            layer.build = build_changed
+            object.__setattr__(layer, "_waiting", changed)  # Keras would make its own dict of it
+        return layer
 
     def add_parameter(
         self,

@@ -202,18 +202,6 @@ class Dense(WithKernel):
             return self.quantized.wide()
         return keras.ops.cast(self.kernel, "float32")
 
-    def get_build_config(self) -> dict[str, Any]:
-        """Keras' shapes, and what was done to the layer since, for `.keras` files."""
-        changed = importlib.import_module("kmodels.lora.changes").describe(self)
-        return {**(super().get_build_config() or {}), **({"changes": changed} if changed else {})}
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds the layer as `get_build_config` says."""
-        config = dict(config)
-        changed = config.pop("changes", {})
-        super().build_from_config(config)
-        importlib.import_module("kmodels.lora.changes").restore(self, changed)
-
     def enable_lora(
         self,
         rank: int,

@@ -1,11 +1,11 @@
 """What a model has become since it was made: kernels in few bits, adapters, frozen weights.
 
-It stands in the config beside what the model was made with, so that `.keras` files, `clone_model`,
-`deepcopy` and `pickle` give the same model. Merged adapters leave nothing to carry: the kernels are
-what they are.
+It stands in the config beside what a model or a layer was made with, so that `.keras` files,
+`clone_model`, `deepcopy` and `pickle` give the same one. Merged adapters leave nothing to carry:
+the kernels are what they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kmodels import compat
@@ -42,6 +42,38 @@ def restore(model: Any, description: Mapping[str, Any], without: Any = None) -> 
     restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
     if "frozen" in description:
         freeze(model, description["frozen"], without)
+
+
+def describe_layer(layer: Any) -> dict[str, Any]:
+    """What `restore_layer` makes a new layer the same with, by paths that begin below the layer.
+
+    Args:
+        layer: a built layer. That one without parts is frozen stands in Keras' own config.
+    """
+    found = describe(layer)
+    if found == {"frozen": {"layers": {"": False}}} and not compat.children(layer):
+        return {}
+    return _renamed(found, lambda path: path.removeprefix(layer.path).removeprefix("/"))
+
+
+def restore_layer(layer: Any, description: Mapping[str, Any]) -> None:
+    """Does to a new layer what was done to the described one, whatever it is part of."""
+    restore(layer, _renamed(description, lambda path: f"{layer.path}/{path}".removesuffix("/")))
+
+
+def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """A description with other paths; the model or layer as a whole is the layer "" in any."""
+    found = {
+        key: {rename(path): value for path, value in description[key].items()}
+        for key in ("quantization", "lora")
+        if key in description
+    }
+    if "frozen" in description:
+        found["frozen"] = {
+            key: {rename(path) if path else "": value for path, value in parts.items()}
+            for key, parts in description["frozen"].items()
+        }
+    return found
 
 
 def frozen(model: Any, without: Any = None) -> dict[str, dict[str, bool]]:

@@ -64,7 +64,8 @@ def linear_cross_entropy_tensorflow(
         return sums(*found[:3]), backward
 
     if trainable_table:
-        return trainable(hidden, table)
+        # A variable that is read inside would, eagerly, count as one that the function holds.
+        return trainable(hidden, tf.convert_to_tensor(table))
     table = tf.stop_gradient(table)
     return frozen(hidden)
 

@@ -27,7 +27,7 @@ REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaCausalLM(OptionalInputs, Generates, Task):
+class GemmaCausalLM(OptionalInputs, compat.ClonedAs, Generates, Task):
     """A Gemma that predicts the next token.
 
     Args:
@@ -155,7 +155,6 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
             jit_compile=jit_compile,
             auto_scale_loss=auto_scale_loss,
         )
-        self._as_given["sampler"] = keras.saving.serialize_keras_object(sampler)
 
     def train_step(self, *args: Any) -> Any:
         """One step of `fit`."""
@@ -171,6 +170,14 @@ class GemmaCausalLM(OptionalInputs, Generates, Task):
         """Logits, or inside a step of `fit` or `evaluate` the hidden states."""
         hidden = self.backbone(inputs, training=training)
         return hidden if self.head.active else self.backbone.token_embedding(hidden, reverse=True)
+
+    def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
+        """The backbone's layers in one graph with the head: the table then stays one in all clones.
+
+        As a layer and as part of a model it would become two.
+        """
+        hidden = compat.through_graph(self.backbone, inputs, clone, call)
+        return call(clone(self.backbone.token_embedding), hidden, reverse=True)
 
     def score(
         self,

@@ -24,7 +24,7 @@ ALSO = {"avg": "gap"}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageClassifier(Task):
+class ViTImageClassifier(compat.ClonedAs, Task):
     """A ViT with a head for images of one class each.
 
     Args:
@@ -156,6 +156,14 @@ class ViTImageClassifier(Task):
         self.head_dtype = policy
         if compile:
             self.compile_by_default()
+
+    def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
+        """The graph with all tokens, since the backbone may become a model without `keep`."""
+
+        def call_whole(layer: Any, *args: Any, keep: int | None = None, **kwargs: Any) -> Any:
+            return call(layer, *args, **kwargs)
+
+        return super().clone_graph(inputs, clone, call_whole)
 
     def compile_by_default(self) -> None:
         """Compiles with the defaults of `compile`, where the model has a head that they fit."""

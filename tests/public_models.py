@@ -1,0 +1,67 @@
+"""The smallest model of every public class, and what it is called on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kmodels import models
+
+GEMMA = {
+    "vocabulary_size": 31, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1,
+    "hidden_dim": 8, "intermediate_dim": 24, "head_dim": 4,
+}  # fmt: skip
+VIT = {
+    "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 8,
+    "mlp_dim": 12,
+}  # fmt: skip
+IMAGES = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+IDS = {
+    "token_ids": np.arange(10).reshape(2, 5) % 31,
+    "padding_mask": np.ones((2, 5), "int32"),
+}
+CASES = {
+    models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
+    models.DeiTBackbone: (lambda **more: models.DeiTBackbone(**VIT, **more), IMAGES),
+    models.DINOV2Backbone: (lambda **more: models.DINOV2Backbone(**VIT, **more), IMAGES),
+    models.SigLIPVisionEncoder: (lambda **more: models.SigLIPVisionEncoder(**VIT, **more), IMAGES),
+    models.DeiTImageClassifier: (
+        lambda dtype=None, **more: models.DeiTImageClassifier(
+            models.DeiTBackbone(**VIT, dtype=dtype), num_classes=3, **more
+        ),
+        IMAGES,
+    ),
+    models.GemmaBackbone: (lambda **more: models.GemmaBackbone(**GEMMA, **more), IDS),
+    models.Gemma3Backbone: (
+        lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
+        IDS,
+    ),
+    models.ViTImageClassifier: (
+        lambda dtype=None, **more: models.ViTImageClassifier(
+            models.ViTBackbone(**VIT, dtype=dtype), num_classes=3, activation="softmax", **more
+        ),
+        IMAGES,
+    ),
+    models.GemmaCausalLM: (
+        lambda dtype=None, **more: models.GemmaCausalLM(
+            models.GemmaBackbone(**GEMMA, dtype=dtype), **more
+        ),
+        IDS,
+    ),
+    models.Gemma3CausalLM: (
+        lambda dtype=None, **more: models.Gemma3CausalLM(
+            models.Gemma3Backbone(**GEMMA, dtype=dtype), **more
+        ),
+        IDS,
+    ),
+}
+cases = pytest.mark.parametrize(
+    ("make", "x"), list(CASES.values()), ids=[cls.__name__ for cls in CASES]
+)
+
+
+def random(model: Any, seed: int = 1) -> Any:
+    """The model with every weight drawn, so that none hides behind zeros."""
+    rng = np.random.default_rng(seed)
+    model.set_weights([rng.normal(0.2, 0.3, w.shape) for w in model.weights])
+    return model
