@@ -42,16 +42,20 @@ def make_model(**optimizer):
     key = str(sorted(optimizer.items()))
     if key not in _MADE:
         keras.utils.set_random_seed(7)
+        keras.config.set_dtype_policy(optimizer.pop("policy", "float32"))
+        scale = optimizer.pop("scale", None)
         inputs = keras.Input((5,))
         x = keras.layers.Dense(8, activation="tanh", name="first")(inputs)
         x = keras.layers.BatchNormalization(name="norm")(x)
         x = keras.layers.Dropout(0.3, name="drop")(x)
         model = keras.Model(inputs, keras.layers.Dense(3, name="second")(x))
+        keras.config.set_dtype_policy("float32")
         rate = optimizer.pop("rate", 0.05)
         if rate == "cosine":
             rate = keras.optimizers.schedules.CosineDecay(0.05, STEPS * EPOCHS)
+        inner = keras.optimizers.AdamW(rate, **optimizer)
         model.compile(
-            keras.optimizers.AdamW(rate, **optimizer),
+            keras.optimizers.LossScaleOptimizer(inner, scale, 3) if scale else inner,
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )

@@ -99,7 +99,7 @@ def test_models_of_one_process_are_no_copies_of_each_other():
 def test_a_program_gives_the_same_models_again(seed):
     def program():
         keras.utils.set_random_seed(seed)
-        models = [ViTBackbone(**VIT) for _ in range(2)]
+        models = [ViTBackbone(**VIT, dtype=dtype) for dtype in (None, "mixed_bfloat16")]
         return [first_weights(model) for model in models]
 
     for one, other in zip(program(), program(), strict=True):

@@ -106,8 +106,11 @@ def test_by_place_is_by_name(capsys):
 
 
 def test_a_step_on_a_batch_is_fit_on_it():
-    for raw, labels in ((PICTURES, LABELS), (list(PICTURES), LABELS)):
-        by_fit, by_batch = classifier(), classifier()
+    for raw, labels, dtype in (
+        (PICTURES, LABELS, "float32"),
+        (list(PICTURES), LABELS, "mixed_bfloat16"),
+    ):
+        by_fit, by_batch = classifier(dtype=dtype), classifier(dtype=dtype)
         assert by_batch.preprocessor is not None
         wanted = by_fit.fit(raw, labels, batch_size=6, verbose=0, shuffle=False).history
         logs = by_batch.train_on_batch(raw, labels, return_dict=True)
@@ -129,10 +132,10 @@ def test_a_step_on_a_batch_is_fit_on_it():
 
 @pytest.mark.parametrize("kind", ["texts", "records"])
 def test_a_step_on_a_batch_of_texts(kind, text_preprocessor):
-    given = TEXTS
+    given, dtype = TEXTS, "mixed_bfloat16"
     if kind == "records":
-        given = {"prompts": TEXTS, "responses": TEXTS[::-1]}
-    by_fit, by_batch = gemma(text_preprocessor), gemma(text_preprocessor)
+        given, dtype = {"prompts": TEXTS, "responses": TEXTS[::-1]}, "float32"
+    by_fit, by_batch = (gemma(text_preprocessor, dtype=dtype) for _ in range(2))
     wanted = by_fit.fit(given, batch_size=4, verbose=0, shuffle=False).history
     logs = by_batch.train_on_batch(given, return_dict=True)
     for name, value in logs.items():

@@ -17,11 +17,13 @@ GENERATOR = np.random.default_rng(0)
 IMAGES = GENERATOR.normal(size=(4, 16, 16, 3)).astype("float32")
 LABELS = np.array([0, 1, 2, 1])
 CLOSE = {"rtol": 0, "atol": tolerance("logits")}
+# Compiled, XLA rounds to bfloat16 less often than Python does.
+NARROW = {"rtol": 0, "atol": tolerance("logits", "bfloat16")}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def classifier():
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1)
+def classifier(dtype="float32"):
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1, dtype=dtype)
     model.compile(keras.optimizers.SGD(0.1), LOSS, weighted_metrics=[])
     return model
 
@@ -50,12 +52,13 @@ def compiled(model):
 def assert_follows(model):
     predicted, on_batch, loss = compiled(model)
     wanted = called(model)
-    np.testing.assert_allclose(predicted, wanted, **CLOSE)
-    np.testing.assert_allclose(on_batch, wanted, **CLOSE)
+    close = CLOSE if model.compute_dtype == "float32" else NARROW
+    np.testing.assert_allclose(predicted, wanted, **close)
+    np.testing.assert_allclose(on_batch, wanted, **close)
     wide = np.asarray(wanted, "float64")
     softmax = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
     cross = -np.log(softmax[np.arange(4), LABELS]).mean()
-    np.testing.assert_allclose(loss, cross, **CLOSE)
+    np.testing.assert_allclose(loss, cross, **close)
     return wanted
 
 
@@ -93,14 +96,14 @@ def test_what_is_traced_with_adapters_disabled_stays_inside():
 
 
 def test_two_tasks_of_one_backbone_both_follow():
-    first = classifier()
+    first = classifier("mixed_bfloat16")
     second = ViTImageClassifier(first.backbone, num_classes=3)
     second.compile("sgd", LOSS)
     before = assert_follows(first), assert_follows(second)
     first.enable_lora(2)
     far(first)
     for model, former in zip((first, second), before, strict=True):
-        assert np.abs(assert_follows(model) - former).max() > 0.01
+        assert np.abs(assert_follows(model) - former).max() > 2 * NARROW["atol"]
 
 
 def test_a_model_of_ones_own_around_a_backbone_follows():
@@ -123,7 +126,7 @@ def test_fit_after_enable_lora_is_fit_after_compile(on_batch):
     found = []
     for again in (False, True):
         keras.utils.set_random_seed(3)
-        model = classifier()
+        model = classifier("mixed_bfloat16" if on_batch else "float32")
         model.compile(keras.optimizers.Adam(1e-2), LOSS)
         model.backbone.enable_lora(2)
         if again:
@@ -197,7 +200,7 @@ def test_generic_ops_are_followed_by_a_traced_predict():
 
 
 def test_train_step_follows_and_trains_the_adapters():
-    model = classifier()
+    model = classifier("mixed_bfloat16")
     model.build(IMAGES.shape)
 
     def loss(models, batch, training):
@@ -210,7 +213,7 @@ def test_train_step_follows_and_trains_the_adapters():
     model.backbone.enable_lora(2)
     far(model)
     wanted = float(LOSS(LABELS, called(model)))
-    np.testing.assert_allclose(step.evaluate(IMAGES, LABELS, verbose=0), wanted, **CLOSE)
+    np.testing.assert_allclose(step.evaluate(IMAGES, LABELS, verbose=0), wanted, **NARROW)
     frozen = {v.path: to_numpy(v.value) for v in model.non_trainable_variables}
     adapters = {v.path: to_numpy(v.value) for v in model.trainable_variables}
     with pytest.warns(UserWarning, match="begin anew"):
@@ -257,9 +260,10 @@ def test_a_loop_follows_disabled_adapters_and_names_new_variables():
     assert np.isfinite(called(bare)).all()
 
 
-def test_generate_follows_disabled_and_merged_adapters():
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_generate_follows_disabled_adapters(policy):
     keras.utils.set_random_seed(1)
-    lm = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma_debug"]))
+    lm = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma_debug"], dtype=policy))
     ids = np.random.default_rng(0).integers(3, 320, (2, 6)).astype("int32")
     prompt = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
 

@@ -291,8 +291,7 @@ def test_masks(case):
 @cases
 def test_copies(case):
     """`deepcopy` and `pickle` give the same numbers, in variables of their own."""
-    layer = case.make()
-    model = keras.Sequential([layer])
+    model = keras.Sequential([case.make(dtype="mixed_bfloat16")])
     wanted = to_numpy(model(case.input()))
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         np.testing.assert_allclose(to_numpy(again(case.input())), wanted, atol=1e-6)
@@ -324,7 +323,8 @@ def test_keras_files(case, tmp_path):
     x = keras.Input(shape, dtype=dtype)
     models = [keras.Model(x, case.make(name="held")(x))]
     if case.layer in (layers.Dense, layers.Embedding, layers.MLP, Block):
-        models.append(keras.Sequential([keras.Input(shape, dtype=dtype), case.make(name="held")]))
+        held = case.make(name="held", dtype="mixed_bfloat16")
+        models.append(keras.Sequential([keras.Input(shape, dtype=dtype), held]))
         models.append(Wrapped(case.make(name="held")))
     for i, model in enumerate(models):
         wanted = to_numpy(model(case.input()))

@@ -67,7 +67,7 @@ def test_a_batch_of_any_size(make, x):
 
 
 def test_feature_models_are_saved(tmp_path):
-    task = random(CASES[models.ViTImageClassifier][0]())
+    task = random(CASES[models.ViTImageClassifier][0](dtype="mixed_bfloat16"))
     for model in (
         task.backbone.feature_model(["tokens", "block_0"]),
         task.feature_model("pooled_output"),

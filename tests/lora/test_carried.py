@@ -42,8 +42,8 @@ def classifier(dtype=None):
     return ViTImageClassifier(ViTBackbone(**VIT, dtype=dtype), num_classes=3)
 
 
-def causal_lm():
-    return GemmaCausalLM(GemmaBackbone(**GEMMA))
+def causal_lm(dtype="mixed_bfloat16"):
+    return GemmaCausalLM(GemmaBackbone(**GEMMA, dtype=dtype))
 
 
 def frozen(model):
@@ -115,7 +115,7 @@ def test_what_was_done_to_a_model_is_in_its_file(change, tmp_path):
         model.save(tmp_path / "model.keras")
         check_same(keras.saving.load_model(tmp_path / "model.keras"), model, x)
         model.save_to_preset(tmp_path / make.__name__)
-        again = type(model).from_preset(tmp_path / make.__name__)
+        again = type(model).from_preset(tmp_path / make.__name__, dtype=model.dtype_policy)
         check_outputs(again, model, x)
         if change is not merged:
             check_same(again, model, x)

@@ -22,6 +22,7 @@ CASES = {
     "gemma_plain": ("query", "value"),
     "gemma_dora": ("gate", "key"),
 }
+NARROW = ("vit_rslora", "gemma_dora")
 
 
 def numpy(x):
@@ -31,7 +32,8 @@ def numpy(x):
 def base(case, references):
     family = case.split("_")[0]
     cls = {"vit": ViTImageClassifier, "gemma": GemmaCausalLM}[family]
-    return cls.from_preset(references / "lora" / family, preprocessor=None)
+    dtype = "mixed_bfloat16" if case in NARROW else "float32"
+    return cls.from_preset(references / "lora" / family, preprocessor=None, dtype=dtype)
 
 
 def logits(model, inputs):
@@ -49,7 +51,11 @@ def test_a_file_of_peft_gives_its_logits(case, references, tmp_path):
     assert np.abs(plain - expected["logits"]).max() > 0.01
     model.load_adapter(folder / "adapter")
     found = logits(model, expected["inputs"])
-    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=tolerance("logits"))
+    # Of the narrow ones in their place: closer to it than to what the base alone gives.
+    limit = tolerance("logits", "bfloat16" if case in NARROW else "float32")
+    limit *= max(1, np.abs(expected["logits"]).max())
+    assert np.abs(plain - expected["logits"]).max() > 2 * limit
+    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=limit)
     wanted = {path for path in adapters(model) for t in CASES[case] if path.endswith(f"/{t}")}
     assert set(adapters(model)) == wanted and len(wanted) == 2 * len(CASES[case])
     # What is written here are the same tensors under the same names.

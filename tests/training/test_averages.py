@@ -26,13 +26,13 @@ def averages_of(optimizer):
 
 
 def averages(optimizer):
-    return optimizer._model_variables_moving_average
+    return getattr(optimizer, "inner_optimizer", optimizer)._model_variables_moving_average
 
 
-def assert_equal(one, other):
+def assert_equal(one, other, dtype="float32"):
     assert len(one) == len(other)
     for got, wanted in zip(one, other, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("optimizer"))
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("optimizer", dtype))
 
 
 @pytest.mark.parametrize("make", [training.SGD, training.AdamW])
@@ -63,7 +63,8 @@ def reference(rate, momentum):
     return average
 
 
-def test_a_step_of_ones_own_with_keras_optimizers():
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_of_ones_own_with_keras_optimizers(scaled):
     settings = {"use_ema": True, "ema_momentum": 0.8, "gradient_accumulation_steps": K}
     model = tiny()
 
@@ -72,7 +73,8 @@ def test_a_step_of_ones_own_with_keras_optimizers():
         return keras.ops.mean(keras.ops.square(model(x, training=training) - y))
 
     step = kmodels.training.TrainStep(model, loss)
-    step.compile(keras.optimizers.SGD(0.1, **settings))
+    optimizer = keras.optimizers.SGD(0.1, **settings)
+    step.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer)
     step.fit(X, Y, batch_size=SMALL, shuffle=False, verbose=0)
     assert_equal(averages_of(step.optimizer), reference(0.1, 0.8))
     # Keras puts the average into the model at the end of fit.
@@ -83,8 +85,9 @@ def test_a_task_with_keras_optimizers():
     pictures = rng.normal(size=(8, 8, 8, 3)).astype("float32")
     labels = rng.integers(0, 2, 8)
     backbone = kmodels.models.ViTBackbone(
-        image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=1, hidden_dim=4, mlp_dim=8
-    )
+        image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=1, hidden_dim=4, mlp_dim=8,
+        dtype="mixed_bfloat16",
+    )  # fmt: skip
     start = None
     found = []
     for k in (1, 2):
@@ -98,4 +101,4 @@ def test_a_task_with_keras_optimizers():
         model.compile(optimizer, loss)
         model.fit(pictures, labels, batch_size=4 // k, epochs=2, shuffle=False, verbose=0)
         found.append(model.get_weights())
-    assert_equal(*found)
+    assert_equal(*found, "bfloat16")

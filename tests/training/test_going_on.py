@@ -19,11 +19,12 @@ def steps_in(folder):
 
 def together(folder, stops=(), turned=False):
     """A run with a Checkpoint every 4 steps and one after each epoch, killed at the stops."""
+    policy = "mixed_bfloat16" if turned else "float32"
     for stop in (*stops, None):
         often, epochs = Checkpoint(folder / "often", every=4), Checkpoint(folder / "epochs")
         scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
         both = [epochs, scheduler, often] if turned else [often, scheduler, epochs]
-        model = make_model(rate=0.3)
+        model = make_model(rate=0.3, policy=policy)
         if stop is None:
             history = fit(model, both).history
             return state.weights_digest(model), history
@@ -78,10 +79,13 @@ def test_a_fit_that_has_nothing_left_to_train_says_so(tmp_path):
 
 
 def test_a_changed_number_is_used_and_said(tmp_path, capsys):
-    """Within an epoch and between two; the next resume finds nothing changed any more."""
+    """Within an epoch and between two; the next resume finds nothing changed any more.
+
+    The numbers are those of the optimizer that the scaling of the loss is around.
+    """
 
     def part(stop, epochs=EPOCHS, callbacks=(), **optimizer):
-        model = make_model(**optimizer)
+        model = make_model(policy="mixed_float16", scale=2.0**10, **optimizer)
         checkpoints = [Checkpoint(tmp_path, every=4), *callbacks]
         if stop is None:
             fit(model, checkpoints, epochs)

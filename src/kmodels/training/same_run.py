@@ -84,12 +84,16 @@ def check_same(
 def _name(optimizer: Any) -> str:
     """Class and name; Keras numbers the names that it gives by how many the process has made."""
     name = re.sub(r"_\d+$", "", optimizer.name)
-    return f"{type(optimizer).__name__} {name!r}"
+    found = f"{type(optimizer).__name__} {name!r}"
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return found if inner is None else f"{found} around {_name(inner)}"
 
 
 def _schedule(optimizer: Any) -> Any:
     try:
-        rate = optimizer.get_config().get("learning_rate")
+        # What scales losses has its rate from the optimizer inside.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        rate = inner.get_config().get("learning_rate")
     except NotImplementedError:  # A user's own schedule need not have a config.
         return None
     return rate if isinstance(rate, dict) else None
@@ -166,7 +170,9 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(path, value["config"])
             return
         for name, part in value.items():
-            if name != "name":
+            if name == "inner_optimizer":  # Users know its numbers by their own names.
+                yield from _flat(path, part["config"])
+            elif name != "name":
                 yield from _flat(f"{path}.{name}" if path else name, part)
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value):
