@@ -94,6 +94,33 @@ def test_matches_float64(data, generic, trainable, soft_cap, compiled):
         assert not dt.any()
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("generic", "soft_cap", "compiled"),
+    [(True, 3.0, False), (False, None, True), (False, 3.0, False)],
+)
+def test_rows_that_stand_in_a_frozen_table(data, generic, soft_cap, compiled):
+    hidden, table, labels, weights = (x.copy() for x in data)
+    chosen = np.array([5, 0, VOCABULARY - 1, labels[weights > 0][0]], "int32")
+    rows, table[chosen] = table[chosen], 9.0
+    labels, weights, ids = (keras.ops.convert_to_tensor(x) for x in (labels, weights, chosen))
+
+    def run(h, t, r):
+        given = {"rows": r, "row_ids": ids, "soft_cap": soft_cap}
+        return ops.linear_cross_entropy(h, t, labels, weights, **given)
+
+    reset_decisions()
+    with generic_only() if generic else nullcontext():
+        loss, hits, (dh, dt, dr) = value_and_gradients(run, (hidden, table, rows), compiled)
+    assert decisions()["linear_cross_entropy"]["override"] == (not generic)
+    expected = reference(*data, soft_cap)
+    close(loss, expected[0])
+    close(float(hits), expected[1])
+    close(dh, expected[2])
+    close(dr, expected[3][chosen])
+    assert not dt.any()
+
+
 def test_what_has_no_weight_plays_no_part(data):
     hidden, table, labels, weights = (x.copy() for x in data)
     expected = reference(hidden, table, labels, weights, None)
@@ -157,3 +184,13 @@ def test_what_does_not_fit_is_refused(data):
         ops.linear_cross_entropy(hidden, table[:, :7], labels, weights)
     with pytest.raises(InputError, match="soft_cap 0; it must be positive"):
         ops.linear_cross_entropy(hidden, table, labels, weights, soft_cap=0)
+    for given in (
+        {"rows": table[:2]},
+        {"rows": table[:2, :3], "row_ids": labels[:2]},
+        {"rows": table[:2], "row_ids": labels[:3]},
+    ):
+        with pytest.raises(InputError, match=r"takes rows \(N, D\) with row_ids \(N,\), got"):
+            ops.linear_cross_entropy(hidden, table, labels, weights, **given)
+    given = {"rows": table[:2], "row_ids": labels[:2], "trainable_table": True}
+    with pytest.raises(InputError, match="rows beside a frozen table; leave out trainable_table"):
+        ops.linear_cross_entropy(hidden, table, labels, weights, **given)

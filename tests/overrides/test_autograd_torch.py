@@ -70,6 +70,13 @@ if keras.backend.backend() == "torch":
                 lambda h: ops.linear_cross_entropy(h, torch.eye(7, 3).double(), LABELS, WEIGHTS)[0],
                 [(4, 3)],
             ),
+            (
+                lambda h, r: ops.linear_cross_entropy(
+                    *(h, torch.eye(7, 3).double(), LABELS, WEIGHTS),
+                    **{"rows": r, "row_ids": LABELS[:2], "soft_cap": 2.0},
+                )[0],
+                [(4, 3), (2, 3)],
+            ),
         ],
         "mlp_torch._MLP": [
             (lambda *x: ops.mlp(*x), MLP),

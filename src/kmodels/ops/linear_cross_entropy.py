@@ -18,6 +18,8 @@ def linear_cross_entropy(
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
+    rows: Tensor | None = None,
+    row_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weighted cross-entropy of the logits `hidden @ table.T`, and how many labels were the best.
 
@@ -36,19 +38,24 @@ def linear_cross_entropy(
         weights: of each position. What lies at a position of weight 0 plays no part, not even NaN.
         soft_cap: logits are squashed to `soft_cap * tanh(logits / soft_cap)`.
         trainable_table: whether the table gets a gradient; without, it gets none or zeros.
+        rows: (N, D) float, which stand in place of some rows of a frozen table and are trained.
+        row_ids: (N,) integer, which rows those are, each once.
 
     Returns:
         The sum of weight x cross-entropy, and the sum of the weights whose label has the highest
-        logit (a tie counts). The first has a gradient by `hidden` and, where asked for, `table`.
+        logit (a tie counts). The first has a gradient by `hidden` and, where asked for, by `table`,
+        or by `rows`.
 
     Raises:
-        InputError: if shapes do not fit, or the soft cap is not positive.
+        InputError: if shapes do not fit, the soft cap is not positive, or rows are given with a
+            table that is trained.
 
     Parity: `torch.nn.functional.cross_entropy(reduction="none")` on the logits.
     Source: https://arxiv.org/abs/2411.09009 (cut cross-entropy), https://arxiv.org/abs/1805.02867
         (running maximum and sum)
     """
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
+    check_rows(table, rows, row_ids, trainable_table)
     dtype = wide(hidden)
     weights = ops.stop_gradient(ops.cast(weights, dtype))
     counted = ops.not_equal(weights, 0)
@@ -57,6 +64,9 @@ def linear_cross_entropy(
     table = ops.cast(table, ops.dtype(hidden))
     if not trainable_table:
         table = ops.stop_gradient(table)
+    if rows is not None:
+        places = ops.expand_dims(ops.cast(row_ids, "int32"), 1)
+        table = ops.scatter_update(table, places, ops.cast(rows, ops.dtype(table)))
     logits = ops.cast(matmul(hidden, ops.transpose(table)), dtype)
     if soft_cap is not None:
         logits = ops.tanh(logits / soft_cap) * soft_cap
@@ -89,6 +99,62 @@ def check_linear_cross_entropy(
         raise InputError(
             f"linear_cross_entropy got soft_cap {soft_cap}; it must be positive, or None."
         )
+
+
+def check_rows(
+    table: Tensor, rows: Tensor | None, row_ids: Tensor | None, trainable_table: bool
+) -> None:
+    """Says what is wrong with rows that stand in a table, as far as static shapes tell.
+
+    Raises:
+        InputError: one line with what was given and what is allowed.
+    """
+    if rows is None and row_ids is None:
+        return
+    shape, of_ids = (None if x is None else tuple(x.shape) for x in (rows, row_ids))
+    if shape is None or of_ids is None or shape != (*of_ids, table.shape[1]):
+        raise InputError(
+            f"linear_cross_entropy takes rows (N, D) with row_ids (N,), got {shape} and {of_ids} "
+            f"for a table {tuple(table.shape)}."
+        )
+    if trainable_table:
+        raise InputError(
+            "linear_cross_entropy takes rows beside a frozen table; leave out trainable_table."
+        )
+
+
+def gradient_of_rows(
+    hidden: Tensor,
+    rows: Tensor,
+    row_ids: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    total: Tensor,
+    soft_cap: float | None,
+) -> Tensor:
+    """The gradient of `rows` (N, D), for overrides that hold no logits.
+
+    Args:
+        hidden: (M, D).
+        rows: (N, D).
+        row_ids: (N,).
+        labels: (M,).
+        weights: (M,), float32 or wider, with what comes from above in them.
+        total: (M,), logarithm of the sum of the exponentials of all logits.
+        soft_cap: of the logits.
+    """
+    dtype = ops.dtype(total)
+    score = ops.cast(matmul(hidden, ops.transpose(ops.cast(rows, ops.dtype(hidden)))), dtype)
+    slope = 1.0
+    if soft_cap is not None:
+        score = ops.tanh(score / soft_cap)
+        slope = 1 - ops.square(score)
+        score = score * soft_cap
+    labels, row_ids = ops.cast(labels, "int32"), ops.cast(row_ids, "int32")
+    own = ops.cast(ops.equal(labels[:, None], row_ids[None]), dtype)
+    score = (ops.exp(score - total[:, None]) - own) * weights[:, None] * slope
+    found = matmul(ops.transpose(ops.cast(score, ops.dtype(hidden))), hidden)
+    return ops.cast(found, ops.dtype(rows))
 
 
 def tile_of(vocabulary: int) -> int:

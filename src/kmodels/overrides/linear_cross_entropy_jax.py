@@ -12,6 +12,8 @@ from jax import lax
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
+    check_rows,
+    gradient_of_rows,
     linear_cross_entropy,
     tile_of,
 )
@@ -30,6 +32,8 @@ def _supports(
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
+    rows: Tensor | None = None,
+    row_ids: Tensor | None = None,
 ) -> str | None:
     if meshes.layers_are_cut():
         return "under ModelParallel the vocabulary may lie in parts on several devices"
@@ -45,9 +49,12 @@ def linear_cross_entropy_jax(
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
+    rows: Tensor | None = None,
+    row_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `kmodels.ops.linear_cross_entropy`; XLA must not see the table as a whole in a dot."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
+    check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
     )
@@ -58,7 +65,11 @@ def linear_cross_entropy_jax(
     labels = jnp.where(counted, labels.astype("int32"), 0)
     if trainable_table:
         return _trainable(hidden, table, labels, weights, soft_cap)
-    return _frozen(hidden, lax.stop_gradient(table), labels, weights, soft_cap)
+    table = lax.stop_gradient(table)
+    if rows is None:
+        return _frozen(hidden, table, labels, weights, soft_cap)
+    rows, row_ids = keras.ops.convert_to_tensor(rows), keras.ops.convert_to_tensor(row_ids)
+    return _with_rows(hidden, rows, table, row_ids, labels, weights, soft_cap)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -80,6 +91,45 @@ def _frozen_backward(_: float | None, slope: Tensor, upstream: tuple[Tensor, Ten
 
 
 _frozen.defvjp(_frozen_forward, _frozen_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _with_rows(
+    hidden: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    row_ids: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    soft_cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    table = table.at[row_ids].set(rows.astype(table.dtype))
+    return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
+
+
+def _with_rows_forward(
+    hidden: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    row_ids: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    soft_cap: float | None,
+) -> tuple[tuple[Tensor, Tensor], Any]:
+    table = table.at[row_ids].set(rows.astype(table.dtype))
+    found = _walk_counted(hidden, table, labels, weights, soft_cap, True)
+    slope = (found[3] * weights[:, None]).astype(hidden.dtype)
+    return _sums(weights, found), (slope, hidden, rows, row_ids, labels, weights, found[0])
+
+
+def _with_rows_backward(soft_cap: float | None, kept: Any, upstream: tuple[Tensor, Tensor]) -> Any:
+    slope, hidden, rows, row_ids, labels, weights, total = kept
+    weights = weights * upstream[0]
+    for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, soft_cap)
+    return slope * upstream[0].astype(slope.dtype), for_rows, None, None, None, None
+
+
+_with_rows.defvjp(_with_rows_forward, _with_rows_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -10,6 +10,8 @@ from tensorflow.python.eager import record
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
+    check_rows,
+    gradient_of_rows,
     linear_cross_entropy,
     tile_of,
 )
@@ -24,12 +26,15 @@ def linear_cross_entropy_tensorflow(
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
+    rows: Tensor | None = None,
+    row_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out.
 
     Compile the step without XLA: it takes longer and more memory over the loop (measured).
     """
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
+    check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
     )
@@ -63,11 +68,28 @@ def linear_cross_entropy_tensorflow(
 
         return sums(*found[:3]), backward
 
+    @tf.custom_gradient
+    def with_rows(hidden: Tensor, rows: Tensor) -> Any:
+        found = _walk(hidden, table, labels, soft_cap, gradient)
+
+        def backward(upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+            scaled = weights * upstream
+            for_rows = gradient_of_rows(hidden, rows, row_ids, labels, scaled, found[0], soft_cap)
+            return tf.cast(found[3] * scaled[:, None], hidden.dtype), for_rows
+
+        return sums(*found[:3]), backward
+
     if trainable_table:
         # A variable that is read inside would, eagerly, count as one that the function holds.
         return trainable(hidden, tf.convert_to_tensor(table))
     table = tf.stop_gradient(table)
-    return frozen(hidden)
+    if rows is None or row_ids is None:
+        return frozen(hidden)
+    rows = keras.ops.convert_to_tensor(rows)
+    places: Any = tf.cast(row_ids, tf.int32)[:, None]
+    held = tf.stop_gradient(keras.ops.cast(rows, table.dtype))
+    table = tf.tensor_scatter_nd_update(table, places, held)
+    return with_rows(hidden, rows)
 
 
 def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) -> Any:

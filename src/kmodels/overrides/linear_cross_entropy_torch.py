@@ -8,6 +8,8 @@ from kmodels.backward_torch import backward
 from kmodels.dispatch import Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
+    check_rows,
+    gradient_of_rows,
     linear_cross_entropy,
     tile_of,
 )
@@ -24,9 +26,12 @@ def linear_cross_entropy_torch(
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
+    rows: Tensor | None = None,
+    row_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
+    check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (as_tensor(x) for x in (hidden, table, labels, weights))
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     labels, weights = labels.long(), weights.to(dtype)
@@ -41,14 +46,19 @@ def linear_cross_entropy_torch(
     table_gradient = torch.is_grad_enabled() and trainable_table and table.requires_grad
     if not table_gradient:
         table = table.detach()
-    losses, best = _Losses.apply(hidden, table, labels, weights.detach(), soft_cap, gradient)
+    if rows is not None:
+        rows, row_ids = as_tensor(rows), as_tensor(row_ids).long()
+        gradient = gradient or (torch.is_grad_enabled() and rows.requires_grad)
+    losses, best = _Losses.apply(
+        hidden, table, rows, row_ids, labels, weights.detach(), soft_cap, gradient
+    )
     return losses, best
 
 
 def _again(ctx: Any) -> Any:
-    hidden, table, labels, weights, _ = ctx.saved_tensors
+    hidden, table, rows, row_ids, labels, weights, *_ = ctx.saved_tensors
 
-    def function(hidden: Tensor, table: Tensor) -> Tensor:
+    def function(hidden: Tensor, table: Tensor, rows: Tensor | None) -> Tensor:
         return linear_cross_entropy.generic(
             hidden,
             table,
@@ -56,9 +66,11 @@ def _again(ctx: Any) -> Any:
             weights,
             soft_cap=ctx.soft_cap,
             trainable_table=not ctx.frozen,
+            rows=rows,
+            row_ids=row_ids,
         )[0]
 
-    return (hidden, table), function
+    return (hidden, table, rows), function
 
 
 class _Losses(torch.autograd.Function):
@@ -69,18 +81,21 @@ class _Losses(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         table: Tensor,
+        rows: Tensor | None,
+        row_ids: Tensor | None,
         labels: Tensor,
         weights: Tensor,
         soft_cap: float | None,
         gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         frozen = not ctx.needs_input_grad[1]
-        total, right, top, slope = _walk(hidden, table, labels, soft_cap, gradient and frozen)
+        held = table if rows is None else table.index_copy(0, row_ids, rows.to(table.dtype))
+        total, right, top, slope = _walk(hidden, held, labels, soft_cap, gradient and frozen)
         ctx.soft_cap, ctx.frozen = soft_cap, frozen
         if slope is not None:
             slope = slope.mul_(weights[:, None]).to(hidden.dtype)
         if gradient or not frozen:
-            ctx.save_for_backward(hidden, table, labels, weights, slope if frozen else total)
+            ctx.save_for_backward(hidden, table, rows, row_ids, labels, weights, total, slope)
         best = (weights * (right >= top)).sum()
         ctx.mark_non_differentiable(best)
         return (weights * (total - right)).sum(), best
@@ -89,12 +104,15 @@ class _Losses(torch.autograd.Function):
     @backward(_again)
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale = upstream[0]
-        hidden, table, labels, weights, kept = ctx.saved_tensors
-        if ctx.frozen:
-            return kept * scale.to(kept.dtype), None, None, None, None, None
-        total = kept
-        found = _gradients(hidden, table, labels, weights * scale, total, ctx.soft_cap)
-        return *found, None, None, None, None
+        hidden, table, rows, row_ids, labels, weights, total, slope = ctx.saved_tensors
+        weights = weights * scale
+        if not ctx.frozen:
+            found = _gradients(hidden, table, labels, weights, total, ctx.soft_cap)
+            return *found, *(None,) * 6
+        for_rows = None
+        if ctx.needs_input_grad[2]:
+            for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, ctx.soft_cap)
+        return slope * scale.to(slope.dtype), None, for_rows, *(None,) * 5
 
 
 class _Room:
