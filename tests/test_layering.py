@@ -25,7 +25,7 @@ ROWS = (
     ("ops", "overrides"),
     ("layers", "transforms"),
     ("data", "distribution", "generation", "lora", "text", "training", "weights"),
-    ("callbacks", "preprocessing", "task", "presets"),
+    ("adapters", "callbacks", "preprocessing", "task", "presets"),
     ("models",),
     ("bench", "cli", "convert", "doctor", "interop", "parity", "plan", "recipe", "report"),
 )

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
 
-from kmodels import lora
+from kmodels.adapters import Adapters
 from kmodels.dispatch import backend_module
-from kmodels.distribution.by_main import by_main
 from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
-from kmodels.layers import quantized
-from kmodels.lora import changes, hub_names, stored
+from kmodels.lora import changes
 from kmodels.training.averages import average_by_update
 from kmodels.training.keras_methods import KerasMethods
 from kmodels.training.other_variables import follow_variables, noted_slots
 from kmodels.training.probability_loss import warn_of_logits
-from kmodels.weights import gather
 
 if (_heap := backend_module("kmodels.heap")) is not None:
     _heap.watch()
@@ -86,141 +83,6 @@ class Presets:
         from kmodels import presets
 
         return presets.export_to_transformers(self, directory, text_only)
-
-
-class Adapters:
-    """Training a few small matrices beside a frozen model (LoRA), and that model in few bits."""
-
-    def enable_lora(
-        self,
-        rank: int,
-        alpha: float | None = None,
-        dropout: float = 0.0,
-        targets: str | Sequence[str] = ("query", "value"),
-        rslora: bool = False,
-        dora: bool = False,
-        target_layer_names: Sequence[str] | None = None,
-    ) -> None:
-        """Freezes the backbone and puts two trainable matrices beside each chosen linear layer.
-
-        The model gives what it gave until the first step. A task's head stays trainable. Call it
-        before `compile`.
-
-        Args:
-            rank: of the matrices, (in, rank) and (rank, out).
-            alpha: the adapter counts alpha / rank times; None for `rank`, that is once.
-            dropout: rate in front of the adapter, in training.
-            targets: names ("query"), ends of paths ("mlp/up"), regular expressions for whole paths
-                (r"block_[0-3]/.*"), or "all-linear".
-            rslora: alpha / sqrt(rank) instead of alpha / rank.
-            dora: learns the length of each output's weights too.
-            target_layer_names: keras-hub's argument in place of `targets`; its names are understood
-                too, such as "query_dense" or "ffw_gating".
-
-        Raises:
-            InputError: for values out of range, unknown targets, or a model with adapters.
-        """
-        backbone = getattr(self, "backbone", self)
-        if target_layer_names is not None:
-            targets = hub_names.targets(target_layer_names)
-        lora.enable(backbone, lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora))
-
-    def default_lora_layer_names(self) -> list[str]:
-        """What `enable_lora` adapts by default; keras-hub's method of this name."""
-        return list(hub_names.DEFAULT)
-
-    def save_lora_weights(self, filepath: str | Path) -> None:
-        """Writes the adapters to one file, by the path of their layer.
-
-        `save_adapter` writes them for PEFT. keras-hub's own files number the layers and share a
-        matrix among heads, which adapters made here need not; `read_lora` of
-        `kmodels.interop.keras_hub` reads them.
-
-        Args:
-            filepath: ends in .lora.h5.
-
-        Raises:
-            InputError: without adapters, or for another ending.
-        """
-        gather.check_whole(self, "save_lora_weights")
-        hub_names.save(self, filepath)
-
-    def load_lora_weights(self, filepath: str | Path) -> None:
-        """Fills the adapters from a file of `save_lora_weights`; enables them where none are.
-
-        Raises:
-            InputError: lists what does not fit; the model is unchanged then.
-        """
-        gather.check_whole(self, "load_lora_weights")
-        hub_names.load(self, filepath)
-
-    def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
-        """Keeps the kernels of the backbone's linear layers in 8 or 4 bits (QLoRA's base).
-
-        Call it before `enable_lora`: adapters and head stay as they are.
-
-        Args:
-            mode: "int8", one scale per output, or "int4", one per output and up to 128 inputs.
-            config: Keras' argument; activations are not quantized, so there is nothing to set.
-            **kwargs: Keras' other arguments; all linear layers are chosen.
-
-        Raises:
-            InputError: for other modes, a quantized model, one with adapters, or one in parts.
-        """
-        backbone = getattr(self, "backbone", self)
-        gather.check_whole(self, "quantize")
-        quantized.quantize(backbone, mode)
-
-    def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
-        """Keras' `load_weights`; first all kernels and adapters are compared.
-
-        Adapters in the file of a model without them are added to its kernels, as Keras' own layers
-        do; a file without adapters turns those of the model off.
-
-        Raises:
-            InputError: lists all that does not fit in one line; the model is unchanged then.
-        """
-        if not skip_mismatch:
-            stored.check(self, filepath)
-        super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)  # type: ignore[misc]
-
-    def merge_lora(self) -> None:
-        """Adds the adapters to their kernels: same results, and the variables of the model without.
-
-        The kernels as they were stay on the host for `unmerge_lora`.
-
-        Raises:
-            InputError: without adapters, on a quantized base, or for a model in parts.
-        """
-        gather.check_whole(self, "merge_lora")
-        lora.merge(self)
-
-    def unmerge_lora(self) -> None:
-        """Undoes `merge_lora`: the kernels are what they were, bit for bit.
-
-        Raises:
-            InputError: where nothing was merged.
-        """
-        gather.check_whole(self, "unmerge_lora")
-        lora.unmerge(self)
-
-    def save_adapter(self, directory: str | Path) -> Path:
-        """Writes the adapters, and a trained head, to a directory in PEFT's format, atomically.
-
-        Raises:
-            InputError: without adapters.
-        """
-        return lora.save_adapter(self, directory, by_main)
-
-    def load_adapter(self, directory: str | Path) -> None:
-        """Puts adapters written by `save_adapter` or PEFT into the model.
-
-        Rank, alpha and targets come from the file; adapters that the model has give way.
-
-        Raises:
-            InputError: lists all that does not fit; the model is unchanged then.
-        """
-        lora.load_adapter(self, directory)
 
 
 class Backbone(Presets, Adapters, keras.Model):

@@ -70,7 +70,8 @@ def make_gemma(dtype="float32", lora=True):
     )
     model = models.GemmaCausalLM(backbone)
     if lora:
-        model.enable_lora(4, dropout=0.1, targets="all-linear")
+        rows = {"trainable_token_indices": range(3, 11)}
+        model.enable_lora(4, dropout=0.1, targets="all-linear", **rows)
     inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, :-1])}
     return model, (inputs, IDS[:, 1:]), {"sample_weight": WEIGHTS}
 

@@ -85,7 +85,7 @@ if keras.backend.backend() == "tensorflow":
             head_dim=8,
         )
         model = models.GemmaCausalLM(backbone)
-        model.enable_lora(2, targets="all-linear")
+        model.enable_lora(2, targets="all-linear", trainable_token_indices=[5, 40])
         model = prepared(model)
         model.compile(AdamW(1e-2))
         inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones((ROWS, 8), bool)}

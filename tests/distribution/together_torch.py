@@ -138,7 +138,7 @@ def gemma_lora(plan):
         intermediate_dim=64, head_dim=16,
     )  # fmt: skip
     model = GemmaCausalLM(backbone)
-    model.enable_lora(4)
+    model.enable_lora(4, trainable_token_indices=[5, 40])
     frozen = digest(model.non_trainable_variables)
     rng = np.random.default_rng(1)
     ids = rng.integers(1, 50, (ROWS, 9))

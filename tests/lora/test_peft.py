@@ -21,6 +21,8 @@ CASES = {
     "vit_head": ("query",),
     "gemma_plain": ("query", "value"),
     "gemma_dora": ("gate", "key"),
+    "gemma_rows": ("query",),
+    "gemma_table": ("query",),
 }
 NARROW = ("vit_rslora", "gemma_dora")
 
@@ -71,7 +73,11 @@ def test_a_file_of_peft_gives_its_logits(case, references, tmp_path):
     )
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        np.testing.assert_array_equal(ours[name].read(), np.asarray(tensor.read(), "float32"))
+        expected = np.asarray(tensor.read(), "float32")
+        if "trainable_tokens" in name:  # written here in the order of the ids
+            config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+            expected = expected[np.argsort(config["trainable_token_indices"])]
+        np.testing.assert_array_equal(ours[name].read(), expected)
 
 
 # PEFT asks transformers for an attribute that transformers 5 renamed.
@@ -226,8 +232,8 @@ def no_rank(folder, config):
             r"fan_in_fan_out=True, layer_replication=\[\[0, 1\]\], target_parameters=\['w'\]",
         ),
         (wrong_pattern, "has a rank_pattern or alpha_pattern in"),
-        (some_tokens, r"kind not known here: trainable_token_indices=\[1, 2\]$"),
-        (whole_vocabulary, r"modules_to_save=\['embed_tokens'\], of which the vocabulary is not"),
+        (some_tokens, "is damaged: settings"),
+        (whole_vocabulary, "is damaged: settings"),
         (no_rank, "has no r and lora_alpha"),
     ],
 )

@@ -54,6 +54,12 @@ CASES = {
     },
     "gemma_plain": {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 6},
     "gemma_dora": {"target_modules": ["gate_proj", "k_proj"], "lora_alpha": 6, "use_dora": True},
+    "gemma_rows": {"target_modules": ["q_proj"], "trainable_token_indices": [62, 7, 95]},
+    "gemma_table": {
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens"],
+        "ensure_weight_tying": True,
+    },
 }
 
 
@@ -103,4 +109,4 @@ def write(folder: Path) -> None:
         np.savez(folder / case / "expected.npz", inputs=inputs[family], logits=logits)
 
 
-PARTS = ("lora_A.default", "lora_B.default", "modules_to_save.default")
+PARTS = ("lora_A.default", "lora_B.default", "modules_to_save.default", "trainable_tokens_delta")

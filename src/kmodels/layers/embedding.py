@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from kmodels import compat, ops, traced
-from kmodels.errors import check_whole
+from kmodels.errors import InputError, check_whole
+from kmodels.layers import rows as trained
 from kmodels.layers.base import Layer, Shape
 from kmodels.layers.parts import using
 from kmodels.ops._wide import wide
@@ -34,10 +35,12 @@ class Embedding(Layer):
         (B, T, V) in float32.
 
     Weights:
-        embeddings (V, D).
+        embeddings (V, D); with `rows` also lora_rows (N, D).
 
     Attributes:
         entries: names of the methods that read the table, see `with_table`.
+        merged_rows: the rows that `merge_lora` wrote into the table, or None.
+        resized: whether `resize` made the table another one.
 
     Raises:
         InputError: for sizes that are no whole numbers above 0.
@@ -72,6 +75,24 @@ class Embedding(Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.soft_cap = soft_cap
+        self.merged_rows: trained.Rows | None = None
+        self.resized = False
+        self._rows: trained.Rows | None = None
+
+    @property
+    def rows(self) -> trained.Rows | None:
+        """What `enable_lora(trainable_token_indices=...)` put in place of rows, or None."""
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: trained.Rows | None) -> None:
+        self._rows = rows
+        traced.changed()
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """What decides how the layer computes beside its variables, see `kmodels.traced`."""
+        return (self._rows,)
 
     def build(self, input_shape: Shape | None = None) -> None:
         """Makes the table."""
@@ -96,17 +117,24 @@ class Embedding(Layer):
             input_dim: rows of the new table.
 
         Raises:
-            InputError: for a size that is no whole number above 0.
+            InputError: for a size that is no whole number above 0, or that leaves out a trained
+                row.
         """
         check_whole("input_dim", input_dim)
         if input_dim == self.input_dim:
             return
+        held = self.rows or self.merged_rows
+        if held is not None and held.ids[-1] >= input_dim:
+            raise InputError(
+                f"row {held.ids[-1]} of {self.path} is trained by its own, and {input_dim} rows "
+                f"leave it out; give at least {held.ids[-1] + 1}"
+            )
         old = self.embeddings
         values = np.asarray(keras.ops.convert_to_numpy(old.value), "float32")[:input_dim]
         if input_dim > self.input_dim:
             mean = values.mean(axis=0, dtype="float64").astype("float32")
             values = np.concatenate([values, np.tile(mean, (input_dim - self.input_dim, 1))])
-        self.input_dim = input_dim
+        self.input_dim, self.resized = input_dim, True
         compat.detach(self, [old])
         with compat.changing(self):
             self.embeddings = self._table("zeros")
@@ -125,6 +153,8 @@ class Embedding(Layer):
         if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input
             x = keras.ops.cast(x, "int32")
         rows = keras.ops.cast(keras.ops.take(self.embeddings, x, axis=0), self.compute_dtype)
+        if self.rows is not None:
+            rows = self.rows.over(x, rows)
         return rows * keras.ops.convert_to_tensor(math.sqrt(self.output_dim), rows.dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
@@ -149,9 +179,28 @@ class Embedding(Layer):
         # One row is left to the backend: it walks the table as it lies, which `dense` cannot know.
         product = keras.ops.matmul if hidden.shape[:-1] == (1,) else ops.dense
         logits = keras.ops.cast(product(hidden, table), wide(hidden))
+        if self.rows is not None:
+            logits = self.rows.among(hidden, logits)
         if self.soft_cap is None:
             return logits
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the table as Keras does, and the trained rows by name beside it."""
+        trained.save(self, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` wrote.
+
+        A layer without rows takes those of the file into its table; rows start anew where the file
+        has none.
+
+        Raises:
+            InputError: for a table of another size, or rows of other tokens.
+        """
+        if problem := trained.misfit(self, store):
+            raise InputError(f"{self.path}: {problem}")
+        trained.load(self, store)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """(B, T) -> (B, T, D)."""

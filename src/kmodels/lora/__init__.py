@@ -11,9 +11,11 @@ from kmodels.lora.enable import (
     unmerge,
 )
 from kmodels.lora.files import load_adapter, save_adapter
+from kmodels.lora.vocabulary import Ids
 
 __all__ = [
     "Adapter",
+    "Ids",
     "LoraSettings",
     "describe",
     "disabled",

@@ -1,4 +1,4 @@
-"""What a model has become since it was made: kernels in few bits, adapters, frozen weights.
+"""What a model has become since it was made: kernels in few bits, adapters, rows, frozen weights.
 
 It stands in the config beside what a model or a layer was made with, so that `.keras` files,
 `clone_model`, `deepcopy` and `pickle` give the same one. Merged adapters leave nothing to carry:
@@ -12,8 +12,10 @@ from kmodels import compat
 from kmodels.layers import quantized
 from kmodels.lora.enable import describe as describe_adapters
 from kmodels.lora.enable import restore as restore_adapters
+from kmodels.lora.vocabulary import describe as describe_rows
+from kmodels.lora.vocabulary import restore as restore_rows
 
-KEYS = ("quantization", "lora", "frozen")
+KEYS = ("quantization", "lora", "rows", "frozen")
 
 
 def describe(model: Any, without: Any = None) -> dict[str, Any]:
@@ -31,6 +33,7 @@ def describe(model: Any, without: Any = None) -> dict[str, Any]:
     found = {
         "quantization": here(quantized.describe(model)),
         "lora": here(describe_adapters(model)),
+        "rows": here(describe_rows(model)),
         "frozen": frozen(model, without),
     }
     return {key: value for key, value in found.items() if value}
@@ -40,6 +43,7 @@ def restore(model: Any, description: Mapping[str, Any], without: Any = None) -> 
     """Does to a new model what was done to the described one; values come from a file."""
     quantized.restore(model, description.get("quantization", {}))
     restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
+    restore_rows(model, description.get("rows", {}))
     if "frozen" in description:
         freeze(model, description["frozen"], without)
 

@@ -1,7 +1,7 @@
 """Adapters on a whole model: on, merged, off."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from kmodels.errors import InputError
 from kmodels.layers import Dense
+from kmodels.lora import vocabulary
 from kmodels.lora.adapter import Adapter, LoraSettings
 from kmodels.lora.targets import choose, linear_layers
 from kmodels.weights import gather
@@ -22,21 +23,30 @@ def adapters(model: Any, merged: bool = False) -> dict[str, Adapter]:
     return {path: adapter for path, adapter in found.items() if adapter is not None}
 
 
-def enable(model: Any, settings: LoraSettings) -> None:
+def enable(
+    model: Any,
+    settings: LoraSettings,
+    trainable_token_indices: vocabulary.Ids | None = None,
+    modules_to_save: Sequence[str] | None = None,
+) -> None:
     """Freezes a model and puts adapters beside the chosen layers.
 
     Args:
         model: a built model.
         settings: rank, targets and so on.
+        trainable_token_indices: rows of the embedding table that are trained, see `enable_lora`.
+        modules_to_save: the table where all of it is trained, likewise.
 
     Raises:
-        InputError: for unknown targets, or a model that has adapters.
+        InputError: for unknown targets or tokens, or a model that has adapters.
     """
     if adapters(model) or adapters(model, merged=True):
         raise InputError("this model has LoRA adapters already; make a new one to start afresh")
     layers = choose(model, settings.targets)
+    begin = vocabulary.choose(model, trainable_token_indices, modules_to_save)
     warn_of_rank(layers, settings.rank)
     put(model, {path: (layer, settings) for path, layer in layers.items()})
+    begin()
 
 
 def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bool = True) -> None:
@@ -81,22 +91,33 @@ def disabled(model: Any) -> Iterator[None]:
         model: with adapters.
 
     Raises:
-        InputError: without adapters.
+        InputError: without adapters, or where the whole embedding table is trained beside them.
     """
-    found = adapters(model)
+    found, rows = adapters(model), vocabulary.rows(model)
     if not found:
         raise InputError("disabled found no LoRA adapters; call enable_lora first")
+    if whole := vocabulary.trained_whole(model):
+        raise InputError(
+            f"{whole[0].path} is trained as a whole, so the table as it was is gone; train some of "
+            "its rows (trainable_token_indices), or keep a second model"
+        )
     try:
         for adapter in found.values():
             adapter.layer.adapter = None
+        for held in rows.values():
+            held.layer.rows = None
         yield
     finally:
         for adapter in found.values():
             adapter.layer.adapter = adapter
+        for held in rows.values():
+            held.layer.rows = held
 
 
 def merge(model: Any) -> None:
-    """Adds every adapter to its kernel; the model then has the variables it had without LoRA.
+    """Adds every adapter to its kernel, and trained rows to their table.
+
+    The model then has the variables it had without LoRA.
 
     Raises:
         InputError: without adapters, or on a quantized base.
@@ -111,8 +132,8 @@ def merge(model: Any) -> None:
                 f"are quantized to {adapter.layer.quantized.mode}; load the base in full "
                 "precision, then load_adapter and merge_lora"
             )
-    for adapter in found.values():
-        adapter.merge()
+    for part in (*found.values(), *vocabulary.rows(model).values()):
+        part.merge()
 
 
 def unmerge(model: Any) -> None:
@@ -124,8 +145,8 @@ def unmerge(model: Any) -> None:
     found = adapters(model, merged=True)
     if not found:
         raise InputError("unmerge_lora found no merged adapters; there is nothing to undo")
-    for adapter in found.values():
-        adapter.unmerge()
+    for part in (*found.values(), *vocabulary.rows(model, merged=True).values()):
+        part.unmerge()
 
 
 def is_merged(model: Any) -> bool:

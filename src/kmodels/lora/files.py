@@ -11,10 +11,12 @@ import numpy as np
 from kmodels.errors import InputError
 from kmodels.files import atomic_directory, local_path
 from kmodels.layers import Dense
-from kmodels.lora import peft, seal
+from kmodels.lora import peft, peft_vocabulary, seal
 from kmodels.lora.adapter import LoraSettings
-from kmodels.lora.enable import adapters, put, values
+from kmodels.lora.enable import adapters, put
+from kmodels.lora.peft_vocabulary import lazy
 from kmodels.lora.targets import linear_layers
+from kmodels.lora.vocabulary import rows, trained_whole
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
 from kmodels.weights.readers import read_json, read_metadata
@@ -26,6 +28,7 @@ def save_adapter(
     model: Any,
     directory: str | Path,
     write_by: WriteBy = lambda tensors, write: write(tensors),
+    save_embedding_layers: bool | str = "auto",
 ) -> Path:
     """Writes the adapters, and a trained head, to a directory that PEFT and `load_adapter` read.
 
@@ -35,10 +38,12 @@ def save_adapter(
         model: a backbone or task with adapters.
         directory: to make or replace.
         write_by: calls what writes the tensors that it is given, in one of several processes.
+        save_embedding_layers: whether a frozen embedding table is written as well; "auto" where it
+            was resized.
 
     Raises:
         InputError: without adapters, for a layer that has no name in transformers, or where
-            something trained is neither an adapter nor a head.
+            something trained is neither an adapter nor a head nor of the embedding table.
     """
     directory = local_path(directory)
     found = adapters(model)
@@ -48,6 +53,7 @@ def save_adapter(
     heads = _heads(model)
     linear = linear_layers(model)
     names = peft.names(model, linear)
+    vocabulary, more = peft_vocabulary.described(model, save_embedding_layers)
     if nameless := [path for path in (*found, *heads) if path not in names]:
         raise InputError(
             f"transformers has no name for {', '.join(nameless[:8])}, so that PEFT would load "
@@ -57,19 +63,21 @@ def save_adapter(
     tensors = {}
     for path, adapter in found.items():
         for variable, part in zip(adapter.variables, peft.PARTS, strict=False):
-            tensors[f"{names[path]}.{part}"] = _lazy(variable, transposed=part != peft.PARTS[2])
+            tensors[f"{names[path]}.{part}"] = lazy(variable, transposed=part != peft.PARTS[2])
     for path, layer in heads.items():
-        tensors[f"{names[path]}.weight"] = _lazy(layer.kernel, transposed=True)
+        tensors[f"{names[path]}.weight"] = lazy(layer.kernel, transposed=True)
         if layer.bias is not None:
-            tensors[f"{names[path]}.bias"] = _lazy(layer.bias, transposed=False)
+            tensors[f"{names[path]}.bias"] = lazy(layer.bias)
+    tensors |= vocabulary
     config = peft.config(
         {names[path]: adapter.settings for path, adapter in found.items()},
         others=[
             *(name for path, name in names.items() if path not in found),
             *peft.outside_blocks(model),
         ],
-        heads=[names[path] for path in heads],
+        heads=[*(names[path] for path in heads), *more.pop("modules_to_save", [])],
     )
+    config |= more
 
     def write(held: Mapping[str, LazyArray]) -> Path:
         refuse_to_replace(directory, (CONFIG, WEIGHTS, "README.md"))
@@ -98,18 +106,14 @@ def _heads(model: Any) -> dict[str, Dense]:
     }
     held = {id(v) for layer in heads.values() for v in layer.weights}
     held |= {id(v) for adapter in adapters(model).values() for v in adapter.variables}
+    held |= {id(trained.values) for trained in rows(model).values()}
+    held |= {id(layer.embeddings) for layer in trained_whole(model)}
     if lost := [v.path for v in model.trainable_weights if id(v) not in held]:
         raise InputError(
             f"an adapter file has no place for the trained {', '.join(lost[:8])}; freeze them or "
             "use save_to_preset"
         )
     return heads
-
-
-def _lazy(variable: Any, transposed: bool) -> LazyArray:
-    shape = tuple(variable.shape)
-    array = LazyArray(shape, np.dtype("float32"), lambda: np.asarray(values(variable), "float32"))
-    return array.map(shape[::-1], np.transpose) if transposed else array
 
 
 def load_adapter(model: Any, directory: str | Path) -> None:
@@ -139,13 +143,16 @@ def load_adapter(model: Any, directory: str | Path) -> None:
     tensors = read_safetensors(directory / WEIGHTS)
     arrays = {name: tensor.read() for name, tensor in tensors.items()}
     seal.verify(read_metadata(directory / WEIGHTS), described, arrays, directory)
-    chosen, filled, problems = _match(model, arrays, described)
-    if problems:
+    vocabulary, problems = peft_vocabulary.read(model, arrays, described)
+    linear = {name: array for name, array in arrays.items() if name not in vocabulary.names}
+    chosen, filled, more = _match(model, linear, described)
+    if problems := [*problems, *more]:
         raise InputError(f"{directory} does not fit the model: {'; '.join(problems)}")
     backbone = getattr(model, "backbone", model)
-    for adapter in adapters(model).values():
-        adapter.remove()
+    for part in (*adapters(model).values(), *rows(model).values()):
+        part.remove()
     put(backbone, chosen)
+    vocabulary.put()
     for path, parts in filled.items():
         layer = linear_layers(model)[path]
         for part, array in parts.items():

@@ -1,6 +1,7 @@
 """keras-hub's names for the layers that LoRA is for, and its way to keep adapters in a file."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from kmodels.errors import InputError
 from kmodels.files import atomic_write
+from kmodels.layers.rows import IDS, ROWS, shown
+from kmodels.lora import vocabulary
 from kmodels.lora.adapter import LoraSettings
 from kmodels.lora.enable import adapters, put, values
 from kmodels.lora.targets import linear_layers
@@ -49,7 +52,13 @@ def save(model: Any, path: str | Path) -> None:
         raise InputError("there are no lora-enabled layers in this model; call enable_lora first")
     if not str(path).endswith(ENDING):
         raise InputError(f"the filename must end in {ENDING}; it is {path}")
+    if whole := vocabulary.trained_whole(model):
+        raise InputError(
+            f"{ENDING} files have no place for {whole[0].path}, which is trained as a whole; use "
+            "save_adapter or save_to_preset"
+        )
     arrays = {name: [values(v) for v in adapter.variables] for name, adapter in found.items()}
+    rows = {name: (held.ids, values(held.values)) for name, held in vocabulary.rows(model).items()}
 
     def write(part: Path) -> None:
         with h5py.File(part, "w") as file:
@@ -59,6 +68,9 @@ def save(model: Any, path: str | Path) -> None:
                     group.attrs[key] = value
                 for part_name, array in zip(PARTS, held, strict=False):
                     group[part_name] = array
+            for name, (ids, array) in rows.items():
+                group = file.create_group(f"rows/{name}")
+                group[IDS], group[ROWS] = np.array(ids, "int32"), array
 
     atomic_write(path, write)
 
@@ -71,7 +83,7 @@ def _described(settings: LoraSettings) -> dict[str, Any]:
 
 def load(model: Any, path: str | Path) -> None:
     """See `load_lora_weights`."""
-    held = _read(path)
+    held, rows = _read(path)
     layers, own = linear_layers(model), adapters(model)
     ends = tuple(sorted({name.rpartition("/")[2] for name in held}))
     settings = {
@@ -94,21 +106,47 @@ def load(model: Any, path: str | Path) -> None:
             shapes = [(layer.input_dim, wanted.rank), (wanted.rank, layer.units), (layer.units,)]
             if [a.shape for a in arrays] != shapes[: 2 + wanted.dora]:
                 problems.append(f"{name} has other sizes there")
+    problems += _other_rows(model, rows, bool(own))
     if problems:
         raise InputError(f"{path} does not fit the model: {'; '.join(problems[:4])}")
     if not own:
         put(model, {name: (layers[name], settings[name]) for name in held})
+        vocabulary.restore(model, {name: ids for name, (ids, _) in rows.items()})
+    for name, trained in vocabulary.rows(model).items():
+        trained.values.assign(rows[name][1])
     for name, (_, arrays) in held.items():
         for variable, array in zip(layers[name].adapter.variables, arrays, strict=True):
             variable.assign(array)
+
+
+Held = dict[str, tuple[Any, Any]]
+
+
+def _other_rows(model: Any, rows: Held, enabled: bool) -> list[str]:
+    """What is wrong with the rows of a file, by path of their table, for a model."""
+    tables, here = vocabulary.tables(model), vocabulary.describe(model)
+    there = {name: list(ids) for name, (ids, _) in rows.items()}
+    if enabled and here != there:
+        sides = (shown(chain(*described.values())) or "none" for described in (here, there))
+        return ["rows {} are trained here and {} there".format(*sides)]
+    sizes = {name: (tables[name].input_dim, tables[name].output_dim) for name in tables}
+    return [
+        f"{name} has other sizes there, or is no embedding table here"
+        for name, (ids, array) in rows.items()
+        if name not in sizes
+        or max(ids) >= sizes[name][0]
+        or array.shape != (len(ids), sizes[name][1])
+    ]
 
 
 def _plain(described: dict[str, Any]) -> dict[str, Any]:
     return {key: getattr(value, "item", lambda v=value: v)() for key, value in described.items()}
 
 
-def _read(path: str | Path) -> dict[str, tuple[dict[str, Any], list[np.ndarray]]]:
-    found: dict[str, tuple[dict[str, Any], list[np.ndarray]]] = {}
+def _read(path: str | Path) -> tuple[Held, Held]:
+    """Settings and matrices by path of the layer, and ids and rows by path of their table."""
+    found: Held = {}
+    rows: Held = {}
     if not Path(path).is_file() or not h5py.is_hdf5(path):
         raise InputError(f"{path} is no file of save_lora_weights")
 
@@ -116,6 +154,10 @@ def _read(path: str | Path) -> dict[str, tuple[dict[str, Any], list[np.ndarray]]
         if isinstance(group, h5py.Group) and PARTS[0] in group:
             arrays = [np.asarray(group[part]) for part in PARTS if part in group]
             found[name] = dict(group.attrs), arrays
+
+    def note_rows(name: str, group: Any) -> None:
+        if isinstance(group, h5py.Group) and ROWS in group:
+            rows[name] = np.asarray(group[IDS]).tolist(), np.asarray(group[ROWS])
 
     with h5py.File(path) as file:
         if "lora" in file:
@@ -126,4 +168,6 @@ def _read(path: str | Path) -> dict[str, tuple[dict[str, Any], list[np.ndarray]]
         if "adapters" not in file:
             raise InputError(f"{path} is no file of save_lora_weights")
         file["adapters"].visititems(note)
-    return found
+        if "rows" in file:
+            file["rows"].visititems(note_rows)
+    return found, rows

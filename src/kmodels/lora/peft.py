@@ -13,6 +13,7 @@ from typing import Any
 
 from kmodels.errors import InputError
 from kmodels.lora.adapter import LoraSettings
+from kmodels.lora.vocabulary import HEAD, TABLE
 
 PREFIX = "base_model.model."
 PARTS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
@@ -27,10 +28,10 @@ READ = (
     "use_rslora",
     "use_dora",
     "modules_to_save",
+    "trainable_token_indices",
+    "ensure_weight_tying",
     "init_lora_weights",
 )
-# Modules that PEFT can train as a whole and that have no place here.
-VOCABULARY = ("embed_tokens", "lm_head")
 # Those that choose modules, whose tensors tell as much, and those about the making of the file.
 HARMLESS = (
     "layers_to_transform",
@@ -50,7 +51,6 @@ HARMLESS = (
     "corda_config",
     "lora_ga_config",
     "qalora_group_size",
-    "ensure_weight_tying",
 )
 # Ways to begin that leave the base as it is, and those that change it too, so that the adapter does
 # not suit the plain one; PEFT takes some in any case.
@@ -66,11 +66,17 @@ class Described:
         settings: of all adapters but those that a pattern names.
         ranks: rank by the end of a module's name, or a pattern for it.
         alphas: alpha likewise.
+        token_ids: rows of the embedding table that are trained, in PEFT's form; None for none.
+        tables: names of the embedding table and its head among the modules that are trained.
+        tied: whether the head takes what the table is trained to.
     """
 
     settings: LoraSettings
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
+    token_ids: Any = None
+    tables: Sequence[str] = ()
+    tied: bool = False
 
     def of(self, module: str) -> LoraSettings:
         """The settings of one module."""
@@ -80,7 +86,8 @@ class Described:
 
     def counted(self) -> dict[str, Any]:
         """What the hash of a file counts."""
-        more = {"ranks": self.ranks, "alphas": self.alphas}
+        more = {name: getattr(self, name) for name in ("ranks", "alphas", "token_ids")}
+        more |= {"tables": self.tables, "tied": self.tied} if self.tables else {}
         return asdict(self.settings) | {key: value for key, value in more.items() if value}
 
 
@@ -200,9 +207,6 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
         for key, value in described.items()
         if key not in known and value not in (None, False, "none", [], {})
     ]
-    saved = [name.rpartition(".")[2] for name in _list(described.get("modules_to_save"))]
-    if set(saved) & set(VOCABULARY):
-        wrong.append(_said(described, "modules_to_save") + ", of which the vocabulary is not read")
     begun = described.get("init_lora_weights", True)
     if not isinstance(begun, bool | None) and str(begun).lower() not in BEGINNINGS:
         changes = str(begun).lower().startswith(CHANGED_BASES)
@@ -234,7 +238,15 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
             f"{origin} has a rank_pattern or alpha_pattern in adapter_config.json that means "
             "nothing: patterns are names with numbers"
         ) from None
-    return Described(found, ranks, alphas)
+    saved = _list(described.get("modules_to_save"))
+    return Described(
+        found,
+        ranks,
+        alphas,
+        described.get("trainable_token_indices"),
+        [name for name in saved if name.rpartition(".")[2] in (TABLE, HEAD)],
+        bool(described.get("ensure_weight_tying")),
+    )
 
 
 def _said(described: Mapping[str, Any], key: str) -> str:

@@ -7,8 +7,9 @@ import h5py
 
 from kmodels import compat
 from kmodels.errors import InputError
-from kmodels.layers import kernels
+from kmodels.layers import kernels, rows
 from kmodels.lora.targets import linear_layers
+from kmodels.lora.vocabulary import tables
 
 SHOWN = 4
 
@@ -35,6 +36,11 @@ def check(model: Any, path: Any) -> None:
             group = groups[id(next(iter(kernels.base(layer).values())))]
             seen.add(group)
             if group in file and (problem := kernels.misfit(layer, file[group])):
+                problems.append(f"{layer.path}: {problem}")
+        for layer in tables(model).values():
+            group = groups[id(layer.embeddings)]
+            seen.add(group)
+            if group in file and (problem := rows.misfit(layer, file[group])):
                 problems.append(f"{layer.path}: {problem}")
         for name, variable in saved.items():
             if name in file and name.rpartition("/")[0] not in seen:

@@ -20,7 +20,7 @@ FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # Of the description: what was done to a model since it was made, and "head" what to its head.
-CHANGES = ("quantization", "lora", "frozen", "head")
+CHANGES = ("quantization", "lora", "rows", "frozen", "head")
 WriteBy = Callable[[Tensors, Callable[[Tensors], Path]], Path]
 
 

@@ -370,6 +370,8 @@ class Head:
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
         weights = keras.ops.reshape(keras.ops.cast(weights, "float32"), (-1,))
+        rows = embedding.rows
+        instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
         total, hits = embedding.with_table(
             ops.linear_cross_entropy,
             flat,
@@ -378,6 +380,7 @@ class Head:
             weights,
             soft_cap=embedding.soft_cap,
             trainable_table=embedding.embeddings.trainable,
+            **instead,
         )
         count = keras.ops.sum(weights)
         share = keras.ops.divide_no_nan(hits, count)

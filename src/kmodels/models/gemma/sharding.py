@@ -10,6 +10,7 @@ _KERNEL = "kernel(?:_int8|_int4|_scale|_zero)?"
 
 LAYOUT: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?token_embedding/embeddings": ("vocab", "embed"),
+    r"(?:.*/)?token_embedding/lora_rows": (None, "embed"),
     rf"(?:.*/)?attention/(?:query|key|value)/{_KERNEL}": ("embed", "heads"),
     r"(?:.*/)?attention/(?:query|key|value)/(?:.*/)?lora_a": ("embed", None),
     r"(?:.*/)?attention/(?:query|key|value)/(?:.*/)?lora_b": (None, "heads"),

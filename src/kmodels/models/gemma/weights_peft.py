@@ -14,6 +14,8 @@ _LAYERS = {
 }
 # The text models with their head and without it, then the text part of Gemma 3's multimodal ones in
 # transformers 5, 4, and without their head.
+# The embedding table is their head too. Only PEFT's copy of it has a name of its own.
+HEADS = ("lm_head", "language_model.lm_head")
 PREFIXES = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 
 
@@ -25,4 +27,4 @@ def names(model: Any) -> Sequence[Mapping[str, str]]:
         {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in _LAYERS.items()}
         | {"token_embedding": f"{prefix}embed_tokens"}
         for prefix in prefixes
-    ]
+    ] + [{"token_embedding": head} for head in HEADS]

@@ -1,0 +1,154 @@
+"""Rows of an embedding table that are trained while the table itself is frozen."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels import compat
+from kmodels.layers.parts import add_weight
+
+ROWS, IDS = "lora_rows", "lora_row_ids"
+
+
+class Rows:
+    """A small matrix that stands in place of some rows of a table, in look-ups and in logits.
+
+    It belongs to the layer (token_embedding/lora_rows) and is float32, or float64 for a table of
+    that dtype. It starts as the rows that it stands for.
+
+    Args:
+        layer: a built `layers.Embedding` without such rows.
+        ids: which rows of the table, each once.
+
+    Weights:
+        lora_rows (N, D).
+
+    Attributes:
+        ids: in ascending order.
+        base: the rows of the table before merging, None while they are not merged.
+    """
+
+    def __init__(self, layer: Any, ids: Iterable[int]):
+        self.layer = layer
+        self.ids = tuple(sorted(ids))
+        self.base: np.ndarray | None = None
+        with compat.changing(layer):
+            self.values = add_weight(
+                layer,
+                None,
+                shape=(len(self.ids), layer.output_dim),
+                initializer=self._first,
+                dtype=keras.backend.result_type(layer.embeddings.dtype, "float32"),
+                name=ROWS,
+            )
+
+    def _first(self, _: Any, dtype: Any = None) -> Any:
+        table = self.layer.embeddings.value
+        return keras.ops.cast(keras.ops.take(table, self.places(), axis=0), dtype)
+
+    def start(self) -> None:
+        """Makes the rows those of the table."""
+        self.values.assign(self._first(None, self.values.dtype))
+
+    def places(self) -> Any:
+        """The ids as a tensor, (N,) int32."""
+        return keras.ops.convert_to_tensor(self.ids, "int32")
+
+    def over(self, token_ids: Any, found: Any) -> Any:
+        """What was looked up in the table, (..., D), with these rows where the ids are theirs."""
+        ids = keras.ops.cast(token_ids, "int32")
+        places = self.places()
+        at = keras.ops.searchsorted(places, keras.ops.reshape(ids, (-1,)))
+        at = keras.ops.reshape(keras.ops.minimum(at, len(self.ids) - 1), keras.ops.shape(ids))
+        own = keras.ops.expand_dims(keras.ops.equal(keras.ops.take(places, at), ids), -1)
+        rows = keras.ops.take(keras.ops.cast(self.values, found.dtype), at, axis=0)
+        return keras.ops.where(own, rows, found)
+
+    def among(self, hidden: Any, logits: Any) -> Any:
+        """The logits of the table, (..., V), with those of these rows in their places."""
+        rows = keras.ops.transpose(keras.ops.cast(self.values, hidden.dtype))
+        own = keras.ops.cast(keras.ops.matmul(hidden, rows), logits.dtype)
+        classes_first = keras.ops.scatter_update(
+            keras.ops.moveaxis(logits, -1, 0),
+            keras.ops.expand_dims(self.places(), 1),
+            keras.ops.moveaxis(own, -1, 0),
+        )
+        return keras.ops.moveaxis(classes_first, 0, -1)
+
+    def merge(self) -> None:
+        """Writes the rows into the table, rounded once, and leaves the layer."""
+        layer = self.layer
+        table = layer.embeddings.value
+        self.base = keras.ops.convert_to_numpy(keras.ops.take(table, self.places(), axis=0))
+        write(layer, self.ids, self.values.value)
+        compat.detach(layer, [self.values])
+        layer.rows, layer.merged_rows = None, self
+
+    def unmerge(self) -> None:
+        """Puts back the rows of the table, bit for bit, and joins the layer again."""
+        layer = self.layer
+        write(layer, self.ids, self.base)
+        self.base = None
+        compat.attach(layer, [self.values])
+        layer.rows, layer.merged_rows = self, None
+
+    def remove(self) -> None:
+        """Takes the rows away; the table is what it was."""
+        compat.detach(self.layer, [self.values])
+        self.layer.rows = None
+
+
+def write(layer: Any, ids: Iterable[int], rows: Any) -> None:
+    """Replaces some rows of a table, rounded to its dtype."""
+    table = layer.embeddings.value
+    places = keras.ops.convert_to_tensor([[i] for i in ids], "int32")
+    rows = keras.ops.cast(keras.ops.convert_to_tensor(rows), table.dtype)
+    layer.embeddings.assign(keras.ops.scatter_update(table, places, rows))
+
+
+def save(layer: Any, store: Any) -> None:
+    """Writes the table as Keras does, and the rows beside it by name."""
+    store["0"] = layer.embeddings
+    if layer.rows is not None:
+        store[ROWS] = layer.rows.values
+        store[IDS] = np.array(layer.rows.ids, "int32")
+
+
+def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
+    """Why a layer cannot take what a file holds for it; None where it can.
+
+    Args:
+        layer: a built `Embedding`.
+        store: arrays by name, as `save` writes them.
+    """
+    held = set(store.keys())
+    if "0" not in held:
+        return "the file holds nothing for it"
+    here, there = tuple(layer.embeddings.shape), tuple(store["0"].shape)
+    if here != there:
+        return f"embeddings is {here}, in the file {there}"
+    ids = tuple(np.asarray(store[IDS]).tolist()) if IDS in held else ()
+    if ids and layer.rows is not None and ids != layer.rows.ids:
+        return f"its trained rows are {shown(layer.rows.ids)}, the file's {shown(ids)}"
+    return None
+
+
+def shown(ids: Iterable[int]) -> str:
+    """Some ids for a message."""
+    ids = list(ids)
+    more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
+    return ", ".join(map(str, ids[:4])) + more
+
+
+def load(layer: Any, store: Mapping[str, Any]) -> None:
+    """Fills a layer from a file that fits, see `Embedding.load_own_variables`."""
+    layer.embeddings.assign(store["0"])
+    if ROWS not in set(store.keys()):
+        if layer.rows is not None:
+            layer.rows.start()
+    elif layer.rows is not None:
+        layer.rows.values.assign(store[ROWS])
+    else:
+        write(layer, np.asarray(store[IDS]).tolist(), np.asarray(store[ROWS]))

@@ -1,0 +1,185 @@
+"""The embedding table in PEFT's files: some of its rows, or all of it.
+
+Transformers and PEFT see two modules, the table and the head, that share their weights; here they
+are one. What a file says of both has to be the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kmodels.errors import InputError
+from kmodels.lora import peft
+from kmodels.lora.enable import values
+from kmodels.lora.vocabulary import HEAD, TABLE, choose, ids_of, tables
+from kmodels.lora.vocabulary import rows as rows_of
+from kmodels.weights import LazyArray
+
+ROWS = "token_adapter.trainable_tokens_delta"
+# A frozen table stands by the first name where rows of it are trained, else by the second.
+BASE, WEIGHT = "token_adapter.base_layer.weight", "weight"
+# Where all of the table is trained PEFT may write it twice, and the table as it was.
+COPY, BEFORE = "modules_to_save.weight", "original_module.weight"
+PARTS = (ROWS, BASE, COPY, BEFORE, WEIGHT)
+
+
+def lazy(variable: Any, transposed: bool = False) -> LazyArray:
+    """A variable as PEFT writes it, in float32, read when it is written."""
+    shape = tuple(variable.shape)
+    array = LazyArray(shape, np.dtype("float32"), lambda: np.asarray(values(variable), "float32"))
+    return array.map(shape[::-1], np.transpose) if transposed else array
+
+
+def described(
+    model: Any, save_embedding_layers: bool | str
+) -> tuple[dict[str, LazyArray], dict[str, Any]]:
+    """Tensors by name, and entries of adapter_config.json, that tell of the table.
+
+    Args:
+        model: with adapters.
+        save_embedding_layers: True, False or "auto", see `save_adapter`.
+
+    Raises:
+        InputError: for another setting, or a table that has no name in transformers.
+    """
+    if save_embedding_layers not in (True, False, "auto"):
+        raise InputError(
+            f"save_embedding_layers is {save_embedding_layers!r}; give True, False or 'auto'"
+        )
+    entries: dict[str, Any] = {}
+    held = tables(model)
+    names = peft.names(model, held)
+    tensors = {}
+    for path, layer in held.items():
+        rows, whole = layer.rows, layer.embeddings.trainable
+        wanted = layer.resized if save_embedding_layers == "auto" else save_embedding_layers
+        if not (rows or whole or wanted):
+            continue
+        if (name := names.get(path)) is None:
+            raise InputError(
+                f"transformers has no name for {path}, so that PEFT would load nothing there; use "
+                "save_to_preset"
+            )
+        if rows is not None:
+            tensors[f"{name}.{ROWS}"] = lazy(rows.values)
+            entries["trainable_token_indices"] = list(rows.ids)
+        if whole:
+            entries["modules_to_save"] = [name]
+            tensors[f"{name}.{WEIGHT}"] = lazy(layer.embeddings)
+            if getattr(model, "backbone", model) is not model:
+                tensors[f"{HEAD}.{WEIGHT}"] = lazy(layer.embeddings)
+                entries["ensure_weight_tying"] = True
+        elif wanted:
+            tensors[f"{name}.{WEIGHT if rows is None else BASE}"] = lazy(layer.embeddings)
+    return tensors, entries
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a file says of the table.
+
+    Args:
+        names: of the tensors that are about it.
+        put: does to the model what they say, once it is frozen.
+    """
+
+    names: frozenset[str] = frozenset()
+    put: Callable[[], None] = lambda: None
+
+
+def read(
+    model: Any, arrays: Mapping[str, np.ndarray], described: peft.Described
+) -> tuple[Vocabulary, Sequence[str]]:
+    """What a file says of the table, and what is wrong with that.
+
+    Args:
+        model: to be changed by `Vocabulary.put`.
+        arrays: of the file, by name.
+        described: its settings.
+    """
+    held = tables(model)
+    by_name = peft.paths(model, held)
+    found: dict[str, dict[str, np.ndarray]] = {part: {} for part in PARTS}
+    used = set()
+    for name, array in arrays.items():
+        module, part = _split(name.removeprefix(peft.PREFIX))
+        if part is not None and module in by_name:
+            found[part][module] = array
+            used.add(name)
+    if not used and described.token_ids is None and not described.tables:
+        return Vocabulary(), []
+    about = frozenset(used)
+    layer: Any = next(iter(held.values()), None)
+    weights = {**found[WEIGHT], **found[BASE], **found[COPY]}
+    rows, table = (next(iter(x.values()), np.zeros(0)) for x in (found[ROWS], weights))
+    size = (layer.input_dim, layer.output_dim) if layer else (0, 0)
+    if weights and table.shape != size:
+        return Vocabulary(about), [
+            f"the embedding table is {table.shape}, the model's {size}: call "
+            f"resize_token_embeddings({table.shape[0]}) first"
+        ]
+    try:
+        begin = choose(model, described.token_ids, described.tables)
+        ids = ids_of(described.token_ids, layer) if described.token_ids else []
+    except InputError as problem:
+        return Vocabulary(about), [str(problem)]
+    problems = [
+        *_lacking(found[ROWS], weights, described),
+        *_two("rows", found[ROWS]),
+        *_two("a table", weights),
+        *_apart(weights, described),
+    ]
+    if ids and found[ROWS] and rows.shape != (len(ids), size[1]):
+        problems.append(f"the trained rows are {rows.shape}, the model needs {(len(ids), size[1])}")
+
+    def put() -> None:
+        if weights:
+            layer.embeddings.assign(np.asarray(table, "float32"))
+        begin()
+        for trained in rows_of(layer).values():
+            trained.values.assign(np.asarray(rows, "float32")[np.argsort(ids)])
+
+    return Vocabulary(about, put), problems
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    for part in PARTS:
+        if name.endswith(f".{part}"):
+            return name.removesuffix(f".{part}"), part
+    return name, None
+
+
+def _lacking(
+    rows: Mapping[str, Any], weights: Mapping[str, Any], described: peft.Described
+) -> list[str]:
+    problems = []
+    if bool(rows) != (described.token_ids is not None):
+        sides = "rows of tokens", "trainable_token_indices"
+        problems.append("it has {} and no {}".format(*(sides if rows else sides[::-1])))
+    if described.tables and not weights:
+        problems.append(
+            f"modules_to_save names {', '.join(described.tables)}, which it does not hold"
+        )
+    return problems
+
+
+def _two(what: str, held: Mapping[str, np.ndarray]) -> list[str]:
+    arrays = list(held.values())
+    if all(np.array_equal(arrays[0], other) for other in arrays[1:]):
+        return []
+    return [f"{' and '.join(held)} have {what} each, and here they are one"]
+
+
+def _apart(weights: Mapping[str, np.ndarray], described: peft.Described) -> list[str]:
+    """PEFT without `ensure_weight_tying` trains a copy of what it is told, and not the other."""
+    if not described.tables or described.tied or len(weights) > 1:
+        return []
+    # A file of a model without a head has nothing else to be trained.
+    if list(weights) == [TABLE]:
+        return []
+    return [
+        f"modules_to_save={list(described.tables)} without ensure_weight_tying left the other of "
+        f"table and {HEAD} as it was, and here they are one"
+    ]

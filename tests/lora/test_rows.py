@@ -1,0 +1,376 @@
+"""Rows of the embedding table, or all of it, trained beside adapters."""
+
+import copy
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels import InputError, compat, lora
+from kmodels.callbacks import Checkpoint
+from kmodels.lora.enable import adapters
+from kmodels.lora.vocabulary import rows
+from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone
+from kmodels.weights import LazyArray, read_safetensors, write_safetensors
+from tolerances import tolerance
+
+SIZES = {
+    "vocabulary_size": 50,
+    "num_layers": 1,
+    "num_query_heads": 2,
+    "num_key_value_heads": 1,
+    "hidden_dim": 16,
+    "intermediate_dim": 32,
+    "head_dim": 8,
+    "final_logit_soft_cap": 3.0,
+}
+CHOSEN = [31, 4, 49]
+IDS = np.random.default_rng(0).integers(1, 50, (4, 8)).astype("int32")
+IDS[:, ::3] = [[4, 31, 4]]
+X, Y = IDS[:, :-1], IDS[:, 1:]
+
+
+def task(seed=1, **settings):
+    keras.utils.set_random_seed(seed)
+    return GemmaCausalLM(GemmaBackbone(**SIZES, **settings))
+
+
+def with_rows(ids=CHOSEN, **settings):
+    """A model whose rows and adapters are as after training."""
+    model = task(**settings)
+    model.backbone.enable_lora(2, trainable_token_indices=ids)
+    return shaken(model)
+
+
+def shaken(model):
+    rng = np.random.default_rng(5)
+    for variable in model.trainable_weights:
+        noise = rng.normal(size=variable.shape).astype("float32") * 0.3
+        variable.assign(to_numpy(variable.value) + noise)
+    return model
+
+
+def logits(model, ids=IDS):
+    return to_numpy(model({"token_ids": ids, "padding_mask": np.ones_like(ids)}))
+
+
+def values(model):
+    return {v.path: np.array(to_numpy(v.value)) for v in model.weights}
+
+
+@pytest.mark.parametrize("metrics", [None, ["accuracy"]], ids=["hidden states", "logits"])
+def test_rows_learn_what_the_same_rows_of_a_trained_table_learn(metrics):
+    whole = task()
+    start = logits(whole)
+    whole.enable_lora(2, modules_to_save=["embed_tokens"])
+    some = task()
+    some.enable_lora(2, trainable_token_indices=CHOSEN)
+    np.testing.assert_allclose(logits(some), start, rtol=0, atol=tolerance("logits_across"))
+    before, losses = values(some), []
+    for model in (whole, some):
+        model.compile(keras.optimizers.SGD(0.5), metrics=metrics)
+        assert model.head._chosen == (metrics is None)
+        losses.append(model.fit(X, Y, batch_size=4, verbose=0).history["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    wanted, found = values(whole), values(some)
+    learnt = found.pop("token_embedding/lora_rows")
+    table = wanted.pop("token_embedding/embeddings")
+    np.testing.assert_array_equal(
+        found.pop("token_embedding/embeddings"), before["token_embedding/embeddings"]
+    )
+    assert np.abs(learnt - before["token_embedding/lora_rows"]).max() > 1e-2
+    near = {"rtol": 0, "atol": tolerance("optimizer")}
+    np.testing.assert_allclose(learnt, table[sorted(CHOSEN)], **near)
+    for path, value in wanted.items():
+        np.testing.assert_allclose(found[path], value, **near)
+    # Rows of its own, and in nothing else.
+    assert {v.path for v in some.trainable_weights} == {
+        *(f"block_0/attention/{part}/lora_{x}" for part in ("query", "value") for x in "ab"),
+        "token_embedding/lora_rows",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_off_merged_and_back(dtype):
+    model = task(dtype=dtype)
+    base, before = logits(model), values(model)
+    model.enable_lora(2, trainable_token_indices={"embed_tokens": CHOSEN, "lm_head": CHOSEN})
+    shaken(model)
+    tuned = logits(model)
+    assert np.abs(tuned - base)[..., CHOSEN].max() > 0.05
+    with lora.disabled(model):
+        np.testing.assert_array_equal(logits(model), base)
+    np.testing.assert_array_equal(logits(model), tuned)
+    model.merge_lora()
+    assert values(model).keys() == before.keys()
+    near = tolerance("logits_across") if dtype == "float32" else 0.05
+    np.testing.assert_allclose(logits(model), tuned, rtol=0, atol=near)
+    model.unmerge_lora()
+    np.testing.assert_array_equal(logits(model), tuned)
+    for path, value in before.items():
+        np.testing.assert_array_equal(values(model)[path], value)
+
+
+def test_generation_has_the_rows():
+    model = with_rows()
+    merged = copy.deepcopy(model)
+    merged.merge_lora()
+    prompt, settings = {"token_ids": IDS[:, :3]}, {"max_new_tokens": 4, "stop_token_ids": None}
+    found, wanted = (m.generate(prompt, **settings)["token_ids"] for m in (model, merged))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def by_keras(model, folder):
+    model.save(folder / "model.keras")
+    return keras.saving.load_model(folder / "model.keras")
+
+
+def by_preset(model, folder):
+    model.save_to_preset(folder / "preset")
+    return GemmaCausalLM.from_preset(folder / "preset")
+
+
+def by_weights(model, folder):
+    model.save_weights(folder / "model.weights.h5")
+    again = with_rows()
+    again.load_weights(folder / "model.weights.h5")
+    return again
+
+
+def by_lora_weights(model, folder):
+    model.save_lora_weights(folder / "x.lora.h5")
+    again = task()
+    again.load_lora_weights(folder / "x.lora.h5")
+    return again
+
+
+def by_adapter(model, folder):
+    model.save_adapter(folder / "adapter")
+    again = with_rows([2, 3])  # which give way
+    again.load_adapter(folder / "adapter")
+    return again
+
+
+def by_copy(model, folder):
+    return copy.deepcopy(model)
+
+
+@pytest.mark.parametrize(
+    "way", [by_keras, by_preset, by_weights, by_lora_weights, by_adapter, by_copy]
+)
+def test_rows_travel(way, tmp_path):
+    makes = [with_rows, in_few_bits] if way in (by_keras, by_preset) else [with_rows]
+    for model in (make() for make in makes):
+        again = way(model, tmp_path)
+        np.testing.assert_allclose(
+            logits(again), logits(model), rtol=0, atol=tolerance("logits_across")
+        )
+        assert rows(again)["token_embedding"].ids == (4, 31, 49)
+        paths = [[v.path for v in m.trainable_weights] for m in (model, again)]
+        assert paths[0] == paths[1]
+        rows(again)["token_embedding"].start()
+        assert np.abs(logits(again) - logits(model)).max() > 0.01, "a row of its own"
+
+
+def in_few_bits():
+    model = task()
+    model.backbone.quantize("int8")
+    model.backbone.enable_lora(2, trainable_token_indices=CHOSEN)
+    return shaken(model)
+
+
+@pytest.mark.parametrize("way", [by_keras, by_preset, by_adapter])
+def test_a_table_that_is_trained_as_a_whole_travels(way, tmp_path):
+    model = task()
+    model.enable_lora(2, modules_to_save=["token_embedding"])
+    again = way(shaken(model), tmp_path)
+    np.testing.assert_array_equal(logits(again), logits(model))
+    assert again.backbone.token_embedding.embeddings.trainable and not rows(again)
+    with pytest.raises(InputError, match="is trained as a whole, so the table as it was is gone"):
+        lora.disabled(again).__enter__()
+    with pytest.raises(InputError, match="no place for token_embedding, which is trained as a"):
+        again.save_lora_weights(tmp_path / "x.lora.h5")
+
+
+def test_weights_of_rows_go_into_a_table_and_others_are_refused(tmp_path):
+    model, plain, others = with_rows(), task(), with_rows([4, 30, 49])
+    model.save_weights(tmp_path / "rows.weights.h5")
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    wanted = copy.deepcopy(model)
+    wanted.merge_lora()
+    plain.load_weights(tmp_path / "rows.weights.h5")
+    np.testing.assert_allclose(logits(plain), logits(wanted), rtol=0, atol=1e-6)
+    before = logits(others)
+    match = "its trained rows are 4, 30, 49, the file's 4, 31, 49"
+    with pytest.raises(InputError, match=match):
+        others.load_weights(tmp_path / "rows.weights.h5")
+    model.save_lora_weights(tmp_path / "rows.lora.h5")
+    with pytest.raises(InputError, match="rows 4, 30, 49 are trained here and 4, 31, 49 there"):
+        others.load_lora_weights(tmp_path / "rows.lora.h5")
+    np.testing.assert_array_equal(logits(others), before)
+    others.load_weights(tmp_path / "plain.weights.h5")
+    np.testing.assert_allclose(logits(others), logits(task()), rtol=0, atol=1e-6)
+
+
+def test_a_checkpoint_holds_the_rows_and_not_the_table(tmp_path):
+    model, again = with_rows(), with_rows()
+    for each in (model, again):
+        each.compile(keras.optimizers.SGD(0.5))
+    model.fit(X, Y, verbose=0, callbacks=[Checkpoint(tmp_path)])
+    held = {
+        name for file in tmp_path.rglob("model*.safetensors") for name in read_safetensors(file)
+    }
+    assert "token_embedding/lora_rows" in held and "token_embedding/embeddings" not in held
+    model.fit(X, Y, initial_epoch=1, epochs=2, verbose=0)
+    again.fit(X, Y, epochs=2, verbose=0, callbacks=[Checkpoint(tmp_path)])
+    np.testing.assert_allclose(logits(again), logits(model), rtol=0, atol=1e-6)
+
+
+def test_new_tokens_are_trained_beside_the_adapters(tmp_path):
+    model = task()
+    model.resize_token_embeddings(53)
+    model.enable_lora(2, trainable_token_indices=range(50, 53))
+    shaken(model)
+    with pytest.raises(InputError, match=r"row 52 .* and 51 rows leave it out; give at least 53"):
+        model.resize_token_embeddings(51)
+    model.resize_token_embeddings(54)
+    ids = np.where(IDS % 5, IDS, 52)
+    wanted = logits(model, ids)
+    assert wanted.shape[-1] == 54
+    model.save_adapter(tmp_path / "adapter")
+    again = task()
+    with pytest.raises(InputError, match=r"\(54, 16\), the model's \(50, 16\): call resize_token_"):
+        again.load_adapter(tmp_path / "adapter")
+    assert not adapters(again)
+    again.resize_token_embeddings(54)
+    again.load_adapter(tmp_path / "adapter")
+    np.testing.assert_array_equal(logits(again, ids), wanted)
+    # The base has these rows already, for whoever says so.
+    model.save_adapter(tmp_path / "small", save_embedding_layers=False)
+    names = read_safetensors(tmp_path / "small" / "adapter_model.safetensors")
+    assert not any("base_layer" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"trainable_token_indices": [3, 50, -1]}, "names 50, -1; give ids from 0 to 49, each"),
+        ({"trainable_token_indices": [3, 3]}, "names a token twice"),
+        ({"trainable_token_indices": []}, "is empty; give ids"),
+        ({"trainable_token_indices": "abc"}, "is 'abc'; give a list of ids"),
+        ({"trainable_token_indices": {"embed_tokens": 3}}, "give a list of ids"),
+        ({"trainable_token_indices": {"embed_tokens": [1], "lm_head": [2]}}, "layer in one, so"),
+        ({"trainable_token_indices": {"lm_head": [1]}}, "layer in one, so give a list of ids"),
+        ({"trainable_token_indices": {"query": [1]}}, "layer in one, so give a list of ids"),
+        ({"modules_to_save": ["query"]}, "names 'query'; it takes the embedding table, 'token_"),
+        ({"modules_to_save": "embed_tokens"}, "is 'embed_tokens'; give a list of names"),
+        (
+            {"modules_to_save": ["embed_tokens"], "trainable_token_indices": [1]},
+            "all rows of token_embedding already",
+        ),
+    ],
+)
+def test_wrong_tokens_change_nothing(settings, message):
+    model = task()
+    before = [(v.path, v.trainable) for v in model.weights]
+    with pytest.raises(InputError, match=message) as caught:
+        model.enable_lora(2, **settings)
+    assert "\n" not in str(caught.value)
+    assert [(v.path, v.trainable) for v in model.weights] == before
+
+
+def test_a_model_without_a_table_or_its_values_is_told():
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+    model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
+    with pytest.raises(InputError, match="no embedding table, which trainable_token_indices and"):
+        model.enable_lora(2, trainable_token_indices=[1])
+    with compat.without_values():  # as where each process waits for its part
+        model = GemmaBackbone(**SIZES)
+    with pytest.raises(InputError, match=r"which plan.prepare loads only later; load a model that"):
+        model.enable_lora(2, trainable_token_indices=[1])
+    assert not adapters(model)
+
+
+def test_a_table_that_transformers_has_no_name_for_is_refused(tmp_path, monkeypatch):
+    model = with_rows()
+    names = [{k: v for k, v in t.items() if "block" in k} for t in model.backbone.peft_names(model)]
+    monkeypatch.setattr(GemmaBackbone, "peft_names", staticmethod(lambda _: names))
+    with pytest.raises(InputError, match="transformers has no name for token_embedding, so that"):
+        model.save_adapter(tmp_path / "adapter")
+    with pytest.raises(InputError, match="save_embedding_layers is 'no'; give True, False or"):
+        model.save_adapter(tmp_path / "adapter", save_embedding_layers="no")
+
+
+STEM = "base_model.model.model.embed_tokens."
+DELTA = f"{STEM}token_adapter.trainable_tokens_delta"
+
+
+def head_alone(config, arrays):
+    arrays["base_model.model.lm_head.token_adapter.trainable_tokens_delta"] = arrays[DELTA] + 1
+
+
+def other_head(config, arrays):
+    config["trainable_token_indices"] = {"embed_tokens": [4, 31, 49], "lm_head": [4, 31, 48]}
+
+
+def no_indices(config, arrays):
+    del config["trainable_token_indices"]
+
+
+def no_rows(config, arrays):
+    del arrays[DELTA]
+
+
+def too_few(config, arrays):
+    arrays[DELTA] = arrays[DELTA][:2]
+
+
+def no_module(config, arrays):
+    no_indices(config, arrays)
+    no_rows(config, arrays)
+    config["modules_to_save"] = ["embed_tokens"]
+
+
+def untied(config, arrays):
+    no_module(config, arrays)
+    arrays[f"{STEM}weight"] = np.zeros((50, 16), "float32")
+
+
+def differing(config, arrays):
+    untied(config, arrays)
+    config.update(modules_to_save=["embed_tokens", "lm_head"])
+    arrays["base_model.model.lm_head.weight"] = np.ones((50, 16), "float32")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (head_alone, "lm_head and model.embed_tokens have rows each, and here they are one"),
+        (other_head, "so give a list of ids, or the same ids by 'embed_tokens' and 'lm_head'"),
+        (no_indices, "it has rows of tokens and no trainable_token_indices"),
+        (no_rows, "it has trainable_token_indices and no rows"),
+        (too_few, r"the trained rows are \(2, 16\), the model needs \(3, 16\)"),
+        (no_module, "modules_to_save names embed_tokens, which it does not hold"),
+        (untied, "without ensure_weight_tying left the other of table and lm_head as it was"),
+        (differing, "lm_head and model.embed_tokens have a table each, and here they are one"),
+    ],
+)
+def test_files_that_say_something_else_of_the_table_are_refused(change, message, tmp_path):
+    folder = with_rows().save_adapter(tmp_path / "ours")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    arrays = {
+        k: v.read() for k, v in read_safetensors(folder / "adapter_model.safetensors").items()
+    }
+    change(config, arrays)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    held = {k: LazyArray(x.shape, x.dtype, lambda x=x: x) for k, x in arrays.items()}
+    write_safetensors(folder / "adapter_model.safetensors", held, {"format": "pt"})
+    model = task()
+    with pytest.raises(InputError, match=message) as caught:
+        model.load_adapter(folder)
+    assert "\n" not in str(caught.value) and not adapters(model) and not rows(model)
