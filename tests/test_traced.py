@@ -147,6 +147,29 @@ def test_fit_after_enable_lora_is_fit_after_compile(on_batch):
         np.testing.assert_allclose(value, found[1][path], **CLOSE)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_fit_of_a_model_of_ones_own_goes_on_after_enable_lora(nested, caplog):
+    """Keras would stop at variables that the optimizer does not know, with an error of its own."""
+    found = []
+    for again in (False, True):
+        keras.utils.set_random_seed(3)
+        backbone = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1).backbone
+        tokens = backbone(backbone.input) if nested else backbone.output
+        model = keras.Model(backbone.input, keras.layers.Dense(3, name="head")(tokens[:, 0]))
+        model.compile(keras.optimizers.Adam(1e-2), LOSS)
+        model.fit(IMAGES, LABELS, verbose=0)
+        backbone.enable_lora(2)
+        assert "has slots for other variables than functional" in caplog.text
+        if again:
+            model.compile(keras.optimizers.Adam(1e-2), LOSS)
+        model.fit(IMAGES, LABELS, verbose=0, epochs=2)
+        assert int(model.optimizer.iterations) == 2
+        found.append({v.path: to_numpy(v.value) for v in model.variables})
+    assert any(np.abs(v).max() > 0 for path, v in found[0].items() if path.endswith("lora_b"))
+    for path, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][path], **CLOSE)
+
+
 def test_an_optimizer_that_has_made_steps_begins_anew_for_other_variables():
     found = []
     for again in (False, True):

@@ -5,6 +5,7 @@ since, quantized kernels, frozen variables and `generic_only` are not in it. So 
 compiled code keeps the `State` that it was traced in beside it, and compares before each call.
 """
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -13,12 +14,14 @@ import keras
 
 from kmodels import compat, dispatch
 
+log = logging.getLogger("kmodels")
+
 # None where Python runs each step, as on torch: `torch.compile` looks at attributes itself.
 _steps: Any = dispatch.backend_module("kmodels.traced")
 _changes = 0
 # By model: the state in which each of Keras' functions was made.
 _made: WeakKeyDictionary[Any, dict[str, "State"]] = WeakKeyDictionary()
-# Models of users in whose steps layers of kmodels were traced; Keras makes their functions.
+# Models of users in whose steps layers of kmodels ran; Keras makes their functions.
 _around: WeakSet[Any] = WeakSet()
 
 
@@ -130,19 +133,51 @@ def changed() -> None:
     global _changes
     _changes += 1
     # What is changed while a step is traced is a part of that step.
-    if not _around or _steps.tracing():
+    if not _around or (_steps is not None and _steps.tracing()):
         return
     for model in list(_around):
-        for kind in ("train", "test", "predict"):
+        _begin_optimizer_anew(model)
+        for kind in ("train", "test", "predict") if _steps is not None else ():
             if getattr(model, f"{kind}_function", None) is not None:
                 # Made, not traced yet; and never None, as `fit` may be running.
                 getattr(model, f"make_{kind}_function")(force=True)
 
 
+def _begin_optimizer_anew(model: Any) -> None:
+    """Has the optimizer of a user's model built again if that trains what it has no slots for."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not optimizer.built:
+        return
+    held = {id(variable) for variable in compat.built_for(optimizer)}
+    if all(id(variable) in held for variable in model.trainable_variables):
+        return
+    # No warning: who calls compile next has done all that it could ask for.
+    log.warning(
+        "%s has slots for other variables than %s trains now: they, and its count of steps, begin "
+        "anew, as after compile",
+        optimizer.name,
+        model.name,
+    )
+    compat.unbuild(optimizer, restart=True)
+
+
+class Noted(keras.layers.Layer if TYPE_CHECKING else object):
+    """First base of the first layer of a model, so that users' models around it are known."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' call."""
+        if _steps is None:  # else layers note it, once per trace
+            _note()
+        return super().__call__(*args, **kwargs)
+
+
 def note() -> None:
     """To be called by a layer with a `variant`: a user's model around it is to hear of changes."""
-    if _steps is None:
-        return
+    if _steps is not None:
+        _note()
+
+
+def _note() -> None:
     model = getattr(compat.current_call_context(), "entry_layer", None)
     if isinstance(model, keras.Model) and not isinstance(model, Follows):
         _around.add(model)

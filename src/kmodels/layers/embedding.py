@@ -16,7 +16,7 @@ from kmodels.ops._wide import wide
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Embedding(Layer):
+class Embedding(traced.Noted, Layer):
     """Rows of a table, scaled; in reverse, logits from the same table.
 
     Args:

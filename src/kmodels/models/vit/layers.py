@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kmodels import ops
+from kmodels import ops, traced
 from kmodels.image_format import check_channels_last
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
 from kmodels.layers.dense import WithKernel
@@ -20,7 +20,7 @@ def _normal() -> keras.initializers.Initializer:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class PatchEmbedding(WithKernel):
+class PatchEmbedding(traced.Noted, WithKernel):
     """Cuts an image into patches and projects each (Dosovitskiy et al. 2021, eq. 1).
 
     Args:
