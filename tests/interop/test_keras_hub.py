@@ -252,3 +252,10 @@ def test_keras_hub_trains_what_it_was_given(models):
     theirs.fit(x, np.arange(2), epochs=1, verbose=0)
     with pytest.raises(InputError, match="different: "):
         interop.compare(ours, theirs)
+
+
+def test_the_text_part_alone_is_asked_for():
+    """What was left out of a checkpoint is refused in tests/models/test_gemma_checkpoint.py."""
+    ours = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
+    ours.left_out = ("vision_tower",)
+    interop.compare(ours, interop.to_hub(ours, text_only=True))

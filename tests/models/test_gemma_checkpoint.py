@@ -11,6 +11,7 @@ from kmodels.cli import main
 from kmodels.convert import convert
 from kmodels.errors import InputError
 from kmodels.generation import Sampler
+from kmodels.interop.keras_hub import to_hub
 from kmodels.models import Gemma3CausalLM, GemmaCausalLM, GemmaCausalLMPreprocessor
 from kmodels.text import Tokenizer, demo
 from kmodels.text.training import train_tokenizer
@@ -160,6 +161,8 @@ def test_a_vision_tower_is_named_and_not_exported_as_if_whole(with_pictures, tmp
         again.export_to_gguf(tmp_path / "model.gguf")
     with pytest.raises(InputError, match=refused):
         convert(again, tmp_path / "exported", "hf")
+    with pytest.raises(InputError, match=refused):
+        to_hub(again)
     assert not (tmp_path / "exported").exists()
     again.export_to_transformers(tmp_path / "exported", text_only=True)
     text = Gemma3CausalLM.from_preset(tmp_path / "exported")

@@ -25,7 +25,8 @@ def write(model: Any, path: Path) -> None:
         InputError: lists what keras-hub has no counterpart for, or says that it is not installed.
     """
     interop: Any = importlib.import_module("kmodels.interop.keras_hub")
-    interop.to_hub(model).save_to_preset(str(path))
+    # `convert` has asked about parts that were left out.
+    interop.to_hub(model, text_only=True).save_to_preset(str(path))
 
 
 def run(path: Path, samples: Sequence[np.ndarray], model: Any) -> list[np.ndarray]:

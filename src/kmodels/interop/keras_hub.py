@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from kmodels import lora
+from kmodels import lora, presets
 from kmodels.errors import InputError
 from kmodels.files import local_path
 from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
@@ -71,19 +71,23 @@ def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
     return mine
 
 
-def to_hub(model: Any, *, preprocessor: bool = True) -> Any:
+def to_hub(model: Any, *, preprocessor: bool = True, text_only: bool = False) -> Any:
     """The model of kmodels as one of keras-hub, in the same dtype; its `save_to_preset` writes it.
 
     Args:
         model: a backbone or task of kmodels.
         preprocessor: gives it tokenizer or image converter too; False leaves them.
+        text_only: gives the text part of a checkpoint whose other parts were left out when it was
+            read.
 
     Returns:
         A backbone or task of keras-hub with equal weights.
 
     Raises:
-        InputError: lists what keras-hub has no counterpart for, or says that it is not installed.
+        InputError: lists what keras-hub has no counterpart for or what was left out, or says that
+            keras-hub is not installed.
     """
+    presets.check_parts(model, text_only, "a model of keras-hub")
     hub = _hub()
     if lora.describe(model):
         raise InputError(
