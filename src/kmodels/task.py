@@ -12,7 +12,7 @@ from kmodels.errors import InputError
 from kmodels.layers import compile as compiling
 from kmodels.lora import changes
 from kmodels.training.averages import average_by_update
-from kmodels.training.keras_methods import KerasMethods
+from kmodels.training.keras_methods import KerasMethods, Predicts
 from kmodels.training.other_variables import follow_variables, noted_slots
 from kmodels.training.probability_loss import warn_of_logits
 
@@ -85,7 +85,7 @@ class Presets:
         return presets.export_to_transformers(self, directory, text_only)
 
 
-class Backbone(Presets, Adapters, keras.Model):
+class Backbone(Presets, Adapters, Predicts, keras.Model):
     """A model without a head, described by a frozen config.
 
     Attributes:

@@ -159,8 +159,8 @@ CASES = [
         masks=False, name="Pooling map",
     ),
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
-    Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1), masks=False),
-    Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3), masks=False),
+    Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
+    Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
 ]  # fmt: skip
 # Bases, which are there to be inherited from.
 ABSTRACT = {"Layer", "WithKernel", "Projections"}

@@ -16,6 +16,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import models, registered
+from kmodels.errors import InputError
 from kmodels.task import Backbone, Task
 from public_models import CASES, IMAGES, cases, random
 
@@ -61,9 +62,23 @@ def test_config_file_and_copies(make, x, policy, tmp_path):
 @cases
 def test_a_batch_of_any_size(make, x):
     model = make()
-    for rows in (1, 2):
-        part = {k: v[:rows] for k, v in x.items()} if isinstance(x, dict) else x[:rows]
-        assert model(part).shape[0] == rows
+    for rows in (0, 1):
+        part = keras.tree.map_structure(lambda v, rows=rows: v[:rows], x)
+        shape = model.compute_output_shape(keras.tree.map_structure(np.shape, part))
+        assert model(part).shape == shape and shape[0] == rows
+
+
+@pytest.mark.parametrize("cls", [models.ViTBackbone, models.ViTImageClassifier])
+def test_of_no_samples_come_no_predictions(cls):
+    model = CASES[cls][0]()
+    assert model.predict(IMAGES[:0], verbose=0).shape == model(IMAGES[:0]).shape
+    if cls is models.ViTImageClassifier:
+        model.preprocessor = cls.preprocessor_class(image_size=(8, 8))
+        assert model.predict(IMAGES[:0], verbose=0).shape == (0, 3)
+        model.preprocessor = None
+        for method in (model.fit, model.evaluate):
+            with pytest.raises(InputError, match="the data is empty; give at least one sample"):
+                method(IMAGES[:0], np.zeros(0), verbose=0)
 
 
 def test_feature_models_are_saved(tmp_path):

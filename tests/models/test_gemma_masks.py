@@ -6,7 +6,8 @@ import pytest
 
 from arrays import to_numpy
 from kmodels.errors import InputError
-from kmodels.models import GemmaBackbone, GemmaCausalLM
+from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaConfig
+from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import PRESETS
 from tolerances import tolerance
 
@@ -155,3 +156,17 @@ def test_generate_takes_rows_that_are_padded_on_the_left(models, token_ids, mask
     )
     alone = model.generate(_there(token_ids, mask), max_length=20, stop_token_ids=None)
     np.testing.assert_array_equal(found["token_ids"], alone["token_ids"])
+
+
+def test_a_keras_mask_is_heeded_and_handed_on():
+    config = GemmaConfig(31, 1, 2, 1, 8, 24, 4)
+    block = GemmaBlock(config, 0)
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+    there = np.array([[False, False, True, True, True]] * 2)
+    masked = keras.layers.Masking(9.0)(np.where(there[..., None], x, 9.0))
+    alone = to_numpy(block(x[:, 2:]))  # rotary positions are relative
+    for more in ({}, {"segment_ids": np.zeros((2, 5), "int32")}):
+        found = block(masked, **more)
+        np.testing.assert_array_equal(to_numpy(found._keras_mask), there)
+        found = to_numpy(found)[:, 2:]
+        np.testing.assert_allclose(found, alone, rtol=0, atol=tolerance("attention"))

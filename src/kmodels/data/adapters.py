@@ -196,6 +196,8 @@ def fit_arguments(
             x, y, weight, share, kwargs.get("validation_data"), preprocess, size
         )
         kwargs["sample_weight"] = weight
+    if arrays.is_empty(x, preprocess):
+        raise InputError("the data is empty; give at least one sample")
     if (
         preprocess is None
         and arrays.is_arrays(x, None)

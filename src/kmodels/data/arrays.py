@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 
 from kmodels.data.streams import Preprocess, to_numpy
@@ -21,6 +22,14 @@ def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
             or (preprocess is not None and isinstance(x, list) and all(map(_is_record, x)))
         )
     return _is_leaf(x) and np.ndim(x) > 0
+
+
+def is_empty(x: Any, preprocess: Preprocess | None) -> bool:
+    """Whether x is samples side by side, of which there are none."""
+    if not is_arrays(x, preprocess):
+        return False
+    parts = keras.tree.flatten(x)
+    return any(hasattr(part, "shape") and tuple(part.shape)[:1] == (0,) for part in parts)
 
 
 def columns(x: Any, preprocess: Preprocess | None) -> Any:

@@ -11,6 +11,19 @@ from kmodels.training.signatures import like
 from kmodels.weights import deferred, gather
 
 
+class Predicts:
+    """A base of a model whose `predict` takes no samples too, where Keras' own fails."""
+
+    @like(keras.Model.predict)
+    def predict(self, x: Any, **kwargs: Any) -> Any:
+        """Keras' `predict`; of no samples no predictions."""
+        from kmodels.data import arrays
+
+        if arrays.is_empty(x, None):
+            return self.predict_on_batch(x)  # type: ignore[attr-defined]
+        return super().predict(x, **kwargs)  # type: ignore[misc]
+
+
 class KerasMethods(traced.Follows):
     """First base of a model that preprocesses what it is given, and takes any data.
 
@@ -45,7 +58,11 @@ class KerasMethods(traced.Follows):
 
     @like(keras.Model.predict)
     def predict(self, x: Any, **kwargs: Any) -> Any:
-        """Keras' `predict` on anything that `fit` takes."""
+        """Keras' `predict` on anything that `fit` takes; of no samples no predictions."""
+        from kmodels.data import arrays
+
+        if arrays.is_empty(x, self.preprocessor):
+            return self.predict_on_batch(x)
         return self._run(super().predict, x, None, kwargs)
 
     @like(keras.Model.train_on_batch)

@@ -20,7 +20,7 @@ class GemmaAttention(Layer):
         index: of the block, from 0; decides between window and whole context.
 
     Call:
-        x (B, T, D) -> (B, T, D); the other arguments as in `GemmaBlock`.
+        x (B, T, D) -> (B, T, D); the other arguments as in `GemmaBlock`, and a Keras mask too.
 
     Weights:
         query (D, N * H), key and value (D, K * H), output (N * H, D): kernel. Gemma 3 has
@@ -29,6 +29,7 @@ class GemmaAttention(Layer):
 
     def __init__(self, config: GemmaConfig | Mapping[str, Any], index: int, **kwargs: Any):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.config = config = GemmaConfig.of(config)
         self.index = index
         self.window = config.sliding_window_size if config.is_local(index) else None
@@ -71,6 +72,8 @@ class GemmaAttention(Layer):
         positions: Any = None,
         cache: Any = None,
         training: bool = False,
+        mask: Any = None,
+        x_mask: Any = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         length = keras.ops.shape(x)[1]
@@ -87,9 +90,7 @@ class GemmaAttention(Layer):
             k, v, visible = cache.extend(k, v, self.window)
         else:
             visible = {"causal": True, "window": self._window(length)}
-            if segment_ids is not None:
-                same = keras.ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])
-                visible["mask"] = same[:, None]  # (B, 1, T, T)
+            visible["mask"] = _visible(segment_ids, mask if x_mask is None else x_mask)
         active = training and self.seed_generator is not None
         y = ops.attention(
             q,
@@ -118,6 +119,15 @@ class GemmaAttention(Layer):
         return input_shape
 
 
+def _visible(segment_ids: Any, mask: Any) -> Any:
+    """What tokens see beside what comes later, broadcastable to (B, 1, T, T); None for all."""
+    allowed = None if mask is None else keras.ops.cast(mask, "bool")[:, None, None]
+    if segment_ids is not None:
+        same = keras.ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])[:, None]
+        allowed = same if allowed is None else keras.ops.logical_and(allowed, same)
+    return allowed
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
 class GemmaBlock(Layer):
     """One block: norms in front of attention and MLP, in Gemma 2 and 3 behind them too.
@@ -130,11 +140,13 @@ class GemmaBlock(Layer):
         x (B, T, D); segment_ids (B, T) int or None: tokens see those of their own segment only;
         positions (T,) or (B, T) int or None for 0, 1, ...; cache: keys and values of earlier
         tokens, with `extend(key, value, window) -> (key, value, arguments of ops.attention)`, or
-        None -> (B, T, D).
+        None -> (B, T, D). Tokens that a Keras mask leaves out are seen by none; they keep their
+        positions. Keras hands the mask on, as `mask`, or beside other tensors as `x_mask`.
     """
 
     def __init__(self, config: GemmaConfig | Mapping[str, Any], index: int, **kwargs: Any):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.config = config = GemmaConfig.of(config)
         self.index = index
         policy, epsilon = self.dtype_policy, config.layer_norm_epsilon
@@ -170,6 +182,8 @@ class GemmaBlock(Layer):
         positions: Any = None,
         cache: Any = None,
         training: bool = False,
+        mask: Any = None,
+        x_mask: Any = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         y = self.attention(
@@ -178,6 +192,7 @@ class GemmaBlock(Layer):
             positions=positions,
             cache=cache,
             training=training,
+            mask=mask if x_mask is None else x_mask,
         )
         if self.post_attention_norm is not None:
             y = self.post_attention_norm(y)
