@@ -66,6 +66,23 @@ def test_starts_as_the_identity_and_merges_exactly(settings):
     np.testing.assert_array_equal(output(model), adapted)
 
 
+def test_a_merged_model_from_a_file_is_merged_for_good(tmp_path):
+    model = backbone()
+    model.enable_lora(4)
+    shake(model)
+    model.merge_lora()
+    model.save(tmp_path / "merged.keras")
+    model.save_to_preset(tmp_path / "merged")
+    for again in (
+        keras.saving.load_model(tmp_path / "merged.keras"),
+        ViTBackbone.from_preset(tmp_path / "merged"),
+    ):
+        np.testing.assert_array_equal(output(again), output(model))
+        with pytest.raises(InputError, match=r"a file holds the merged kernels alone; load what"):
+            again.unmerge_lora()
+        np.testing.assert_array_equal(output(again), output(model))
+
+
 def test_trainable_parameters_are_the_sum_over_layers():
     model = backbone()
     model.enable_lora(3, targets=("query", r"block_1/mlp/.*"))

@@ -144,7 +144,10 @@ def unmerge(model: Any) -> None:
     """
     found = adapters(model, merged=True)
     if not found:
-        raise InputError("unmerge_lora found no merged adapters; there is nothing to undo")
+        raise InputError(
+            "unmerge_lora found no merged adapters: none were merged since this model was made, "
+            "and a file holds the merged kernels alone; load what was saved before merge_lora"
+        )
     for part in (*found.values(), *vocabulary.rows(model, merged=True).values()):
         part.unmerge()
 
