@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from kmodels.errors import InputError
 from kmodels.generation import Sampler, TopKSampler
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 
@@ -56,6 +57,21 @@ def test_perplexity_by_evaluate_is_that_of_score():
     scores = model.score(inputs, scoring_mode="loss", target_ids=targets)
     perplexity = np.exp(np.mean(keras.ops.convert_to_numpy(keras.ops.stop_gradient(scores))))
     assert np.exp(loss) == pytest.approx(perplexity, rel=1e-4)
+
+
+def test_some_rows_weigh_more():
+    model = GemmaCausalLM(GemmaBackbone.from_preset("gemma_debug"))
+    token_ids = np.random.default_rng(0).integers(3, 300, (4, 6))
+    x, y = {"token_ids": token_ids, "padding_mask": np.ones_like(token_ids)}, token_ids[:, ::-1]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    weights, found = np.array([[1.0], [2.0], [0.0], [5.0]]), []
+    for each in (model, keras.Model(model.input, model.output)):
+        each.compile("sgd", loss, weighted_metrics=["sparse_categorical_accuracy"])
+        found.append(each.evaluate(x, y, sample_weight=weights, verbose=0))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    message = r"sample_weight has the shape \(4,\) beside targets of \(4, 6\)"
+    with pytest.raises(InputError, match=message):
+        model.fit(x, y, sample_weight=weights[:, 0], verbose=0)
 
 
 def test_batches_are_continued_one_after_another():

@@ -224,7 +224,13 @@ class GemmaCausalLM(OptionalInputs, compat.ClonedAs, Generates, Task):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """The loss of hidden states; of logits where `compile` was given another loss."""
+        """The loss of hidden states; of logits where `compile` was given another loss.
+
+        Raises:
+            InputError: for a weight of each row, (B,), which Keras would take for one of each place
+                in a row; `class_weight` makes such.
+        """
+        sample_weight = _by_token(sample_weight, y)
         if not self.head.active:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         table = self.backbone.token_embedding
@@ -392,6 +398,19 @@ class Head:
         if self._reduction != "mean_with_sample_weight":
             count = keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
         return compat.part_of_loss(keras.ops.divide_no_nan(total, count))
+
+
+def _by_token(weights: Any, labels: Any) -> Any:
+    """Weights of shape (B, T) from such, or from (B, 1); what is None stays so."""
+    given, wanted = (tuple(getattr(each, "shape", ())) for each in (weights, labels))
+    if len(wanted) != 2 or not given:
+        return weights
+    if len(given) == 1:
+        raise InputError(
+            f"sample_weight has the shape {given} beside targets of {wanted}; give one for each "
+            "token, or for each row as (rows, 1), and no class_weight"
+        )
+    return weights * keras.ops.ones_like(labels, dtype=weights.dtype) if given[1] == 1 else weights
 
 
 def _accuracy(metric: Any) -> Any:
