@@ -15,10 +15,12 @@ from tolerances import tolerance
 
 
 def changed(model):
-    """A model with a kernel in few bits, adapters, and parts that are frozen or not, all drawn."""
+    """A model with kernels in few bits, adapters, rows, and parts that are frozen or not, drawn."""
     model.quantize("int8")
-    model.enable_lora(2, alpha=3.0, targets=("query", "down"), dora=True)
-    block = getattr(model, "backbone", model).blocks[0]
+    backbone = getattr(model, "backbone", model)
+    rows = {} if backbone.token_embedding is None else {"trainable_token_indices": [5, 2]}
+    model.enable_lora(2, alpha=3.0, targets=("query", "down"), dora=True, **rows)
+    block = backbone.blocks[0]
     block.attention.query_dense.trainable = False
     block.mlp_norm.trainable = True
     block.mlp_norm.scale.trainable = True

@@ -240,6 +240,9 @@ def test_new_tokens_are_trained_beside_the_adapters(tmp_path):
     ids = np.where(IDS % 5, IDS, 52)
     wanted = logits(model, ids)
     assert wanted.shape[-1] == 54
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    np.testing.assert_allclose(logits(clone, ids), wanted, rtol=0, atol=1e-6)
     model.save_adapter(tmp_path / "adapter")
     again = task()
     with pytest.raises(InputError, match=r"\(54, 16\), the model's \(50, 16\): call resize_token_"):

@@ -140,6 +140,9 @@ class Embedding(traced.Noted, Layer):
             self.embeddings = self._table("zeros")
         self.embeddings.assign(values)
         self.embeddings.trainable = old.trainable
+        if self.rows is not None:  # which come behind the table, as in a model made from the config
+            compat.detach(self, [self.rows.values])
+            compat.attach(self, [self.rows.values])
         for arguments, outputs in compat.symbolic_calls(self):
             for logits in outputs if arguments.get("reverse") else ():
                 compat.give_shape(logits, (*logits.shape[:-1], input_dim))

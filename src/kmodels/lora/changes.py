@@ -69,7 +69,7 @@ def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> di
     """A description with other paths; the model or layer as a whole is the layer "" in any."""
     found = {
         key: {rename(path): value for path, value in description[key].items()}
-        for key in ("quantization", "lora")
+        for key in ("quantization", "lora", "rows")
         if key in description
     }
     if "frozen" in description:
