@@ -35,7 +35,17 @@ class Named:
         return presets.named(owner)
 
 
-class Presets:
+# Keras' formats: what `kmodels convert` calls each, and the backends that can write it there.
+EXPORTS = {
+    "tf_saved_model": ("savedmodel", ("jax", "tensorflow")),
+    "onnx": ("onnx", ("torch", "tensorflow")),
+    "openvino": ("openvino", ("torch", "tensorflow")),
+    "litert": ("litert", ("tensorflow",)),
+    "torch": ("torch-export", ("torch",)),
+}
+
+
+class Presets(keras.Model if TYPE_CHECKING else object):
     """Making a model from a name or a file, and writing it to one.
 
     Attributes:
@@ -71,6 +81,37 @@ class Presets:
         from kmodels import presets
 
         return presets.save(self, directory)
+
+    def export(
+        self,
+        filepath: str | Path,
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keras' `export`; `kmodels convert` writes more, and compares what it wrote.
+
+        Args:
+            filepath: as in Keras, like all that follow.
+            format: see there.
+            verbose: see there.
+            input_signature: see there.
+            **kwargs: see there.
+
+        Raises:
+            InputError: where Keras, or an exporter that it asks, cannot; it says who can.
+        """
+        try:
+            super().export(filepath, format, verbose, input_signature, **kwargs)
+        except Exception as error:  # each exporter has its own
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            name, able = EXPORTS.get(format, ("", ()))
+            advice = f"`kmodels convert --to {name}` writes it from {' and '.join(able)}"
+            raise InputError(
+                f"Keras could not export {format} from {keras.backend.backend()} ({reason}); "
+                f"{advice if able else f'give one of {chr(44).join(EXPORTS)}'}"
+            ) from error
 
     def export_to_transformers(self, directory: str | Path, text_only: bool = False) -> Path:
         """Writes a directory that Hugging Face transformers loads with equal logits.

@@ -8,6 +8,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import models
+from kmodels.errors import InputError
 from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
@@ -31,6 +32,19 @@ def near(found, expected) -> None:
     found, expected = (to_numpy(keras.ops.stop_gradient(x)) for x in (found, expected))
     assert np.abs(expected).max() > 0.01
     assert np.abs(found - expected).max() < tolerance("logits_across")
+
+
+def test_what_keras_cannot_export_is_told_in_a_line(tmp_path) -> None:
+    form, reason = {
+        "jax": ("litert", "litert` writes it from tensorflow"),
+        "torch": ("litert", "litert` writes it from tensorflow"),
+        "tensorflow": ("torch", "torch-export` writes it from torch"),
+    }[BACKEND]
+    model = vit()[0]
+    with pytest.raises(InputError, match=f"not export {form} from {BACKEND} .*{reason}$"):
+        model.export(tmp_path / "model", format=form, verbose=False)
+    with pytest.raises(InputError, match=r"not export any .*; give one of tf_saved_model,onnx"):
+        model.backbone.export(tmp_path / "model", format="any", verbose=False)
 
 
 if BACKEND == "torch":
