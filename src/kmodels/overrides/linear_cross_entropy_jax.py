@@ -190,16 +190,33 @@ def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) 
 
 
 def _part(table: Tensor, index: Tensor | int, pick: Callable[[Tensor, Any], Tensor]) -> Tensor:
-    """Some rows of the table, and nothing of its size beside it.
+    """Some rows of the table, and nothing of its size beside it."""
+    if table.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
+        return pick(table, index)
+    return _part_of_bfloat16(pick, table, index)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _part_of_bfloat16(
+    pick: Callable[[Tensor, Any], Tensor], table: Tensor, index: Tensor | int
+) -> Tensor:
+    """Reads the table as integers.
 
     Inside a loop, XLA on a CPU would widen all of a bfloat16 table, but not integers; and it would
     copy all of it as integers, did the index not pass through the barrier with it.
     """
-    if table.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
-        return pick(table, index)
     table, index = lax.optimization_barrier((table, index))
     rows = pick(lax.bitcast_convert_type(table, jnp.uint16), index)
     return lax.bitcast_convert_type(rows, jnp.bfloat16)
+
+
+@_part_of_bfloat16.defjvp
+def _part_of_bfloat16_jvp(
+    pick: Callable[[Tensor, Any], Tensor], primals: tuple, tangents: tuple
+) -> tuple[Tensor, Tensor]:
+    # Integers have no derivative, which would be taken for a derivative of 0.
+    table, index = primals
+    return _part_of_bfloat16(pick, table, index), pick(tangents[0], index)
 
 
 def _scores(
