@@ -9,11 +9,12 @@ import pytest
 
 import kmodels
 from kmodels import ops
+from kmodels.errors import InputError
 
 if keras.backend.backend() == "torch":
     import torch
 
-    from kmodels.overrides import dense_torch
+    from kmodels.overrides import attention_torch, dense_torch
 
     SOURCE = Path(kmodels.__file__).parent
     MASK = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
@@ -127,3 +128,12 @@ if keras.backend.backend() == "torch":
         assert f"{functions()[name].__name__}Backward" in _nodes(call(*tensors))
         assert torch.autograd.gradcheck(call, tensors)
         assert torch.autograd.gradgradcheck(call, tensors)
+
+    def test_what_a_kernel_dropped_has_no_second_derivative(monkeypatch) -> None:
+        """As on a GPU: torch's own kernel draws what it drops, and keeps it to itself."""
+        monkeypatch.setattr(attention_torch, "by_products", lambda *_: False)
+        x = torch.ones(1, 3, 2, 4, requires_grad=True)
+        total = ops.attention(x, x, x, dropout=0.4, seed=seed()).sum()
+        torch.autograd.grad(total, x, retain_graph=True)
+        with pytest.raises(InputError, match=r"in kmodels.generic_only\('attention'\)"):
+            torch.autograd.grad(total, x, create_graph=True)
