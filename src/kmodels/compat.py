@@ -374,6 +374,28 @@ def symbolic_build(model: Any, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+@contextmanager
+def keeping_values(model: Any) -> Iterator[None]:
+    """Gives variables their values back where `fit`, `evaluate` or `predict` fails.
+
+    On JAX Keras takes the values from the variables while steps run, and a failing first step would
+    leave the model without any. Holding them costs nothing: a step donates what it replaces.
+    """
+    if not hasattr(model, "jax_state_sync"):
+        yield
+        return
+    held = [(v, v._value) for v in (*model.variables, *model.metrics_variables)]
+    try:
+        yield
+    except BaseException:
+        model.jax_state_sync()
+        model._jax_state = None
+        for variable, value in held:
+            if variable._value is None and not getattr(value, "is_deleted", bool)():
+                variable._value = value
+        raise
+
+
 def metrics_built(model: Any) -> bool:
     """Whether the metrics given to `compile` have their variables."""
     if (built := getattr(model, "metrics_built", None)) is not None:

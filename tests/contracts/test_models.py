@@ -94,6 +94,25 @@ def test_feature_models_are_saved(tmp_path):
             np.testing.assert_allclose(to_numpy(other), to_numpy(one), atol=1e-6)
 
 
+def test_a_step_that_fails_leaves_the_model_as_it_was():
+    """On JAX Keras' own models have no values from then on, where the first step fails."""
+    backbone = models.ViTBackbone.from_preset("vit_debug")
+    task = models.ViTImageClassifier(backbone, num_classes=3)
+    images, large = np.zeros((2, 16, 16, 3), "float32"), np.zeros((2, 24, 24, 3), "float32")
+    expected = [model.predict(images, verbose=0) for model in (backbone, task)]
+    for method in (
+        lambda: backbone.predict(large, verbose=0),
+        lambda: task.predict(large, verbose=0),
+        lambda: task.evaluate(large, np.zeros(2), verbose=0),
+        lambda: task.fit(large, np.zeros(2), verbose=0),
+    ):
+        with pytest.raises((ValueError, TypeError), match=r"shape|PatchEmbedding"):
+            method()
+    for model, outputs in zip((backbone, task), expected, strict=True):
+        np.testing.assert_array_equal(model.predict(images, verbose=0), outputs)
+    task.fit(images, np.zeros(2), verbose=0)
+
+
 def load_elsewhere(path, statement):
     """What a new process says that loads a file after a statement."""
     program = f"import keras\n{statement}\nprint(type(keras.saving.load_model({str(path)!r})))"

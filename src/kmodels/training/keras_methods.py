@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kmodels import traced
+from kmodels import compat, traced
 from kmodels.distribution.by_main import alone
 from kmodels.files import local_path
 from kmodels.training.signatures import like
@@ -21,7 +21,8 @@ class Predicts:
 
         if arrays.is_empty(x, None):
             return self.predict_on_batch(x)  # type: ignore[attr-defined]
-        return super().predict(x, **kwargs)  # type: ignore[misc]
+        with compat.keeping_values(self):
+            return super().predict(x, **kwargs)  # type: ignore[misc]
 
 
 class KerasMethods(traced.Follows):
@@ -110,7 +111,8 @@ class KerasMethods(traced.Follows):
         from kmodels.distribution import feeding
 
         deferred.check(self, method.__name__)
-        return feeding.run(self, method, x, y, kwargs, self.preprocessor)
+        with compat.keeping_values(self):
+            return feeding.run(self, method, x, y, kwargs, self.preprocessor)
 
     def _held_out(self, data: Any, kwargs: dict[str, Any]) -> Any:
         from kmodels.data import adapters
