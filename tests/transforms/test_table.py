@@ -52,7 +52,7 @@ def _weights(value: Any) -> np.ndarray:
 def _total(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def total(x: Any) -> Any:
         value = op(x)
-        return ops.sum(value * ops.convert_to_tensor(_weights(value)))
+        return ops.sum(value * ops.convert_to_tensor(_weights(value), value.dtype))
 
     return total
 
@@ -171,4 +171,14 @@ def test_table(name: str, transform: str) -> None:
     found, right = to_numpy(ops.stop_gradient(run(op))), expected(plain)
     assert found.shape == np.shape(right)
     allowed = 10 * tolerance("transforms") if transform == "hessian" else tolerance("transforms")
+    assert np.abs(found - right).max() <= allowed * max(1.0, np.abs(right).max())
+
+
+@pytest.mark.parametrize("transform", ["jit(cond)", "jit(grad(cond))", "jit(scan)", "vmap(grad)"])
+@pytest.mark.parametrize("name", ["identity", "max", "matmul"])
+def test_in_bfloat16(name: str, transform: str) -> None:
+    (op, plain), (run, expected) = OPS[name], TRANSFORMS[transform]
+    found = run(lambda x: op(ops.cast(x, "bfloat16")))
+    found, right = to_numpy(ops.cast(ops.stop_gradient(found), "float32")), expected(plain)
+    allowed = tolerance("transforms", "bfloat16")
     assert np.abs(found - right).max() <= allowed * max(1.0, np.abs(right).max())
