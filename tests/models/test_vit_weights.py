@@ -184,7 +184,10 @@ def _timm(folder, description=None, drop=(), **changes):
     ("description", "message"),
     [
         ({"act_layer": "relu"}, "act_layer is 'relu'; known: gelu, gelu_tanh, quick_gelu"),
-        ({"global_pool": "max"}, "global_pool is 'max'; known: token, avg, map"),
+        (
+            {"global_pool": "catavgmax"},
+            "global_pool is 'catavgmax'; known: token, avg, max, avgmax",
+        ),
         ({"pool_include_prefix": True}, "pool_include_prefix=True has no counterpart"),
         ({"num_heads": None}, "does not say how many heads a width of 16 has; give num_heads"),
     ],
