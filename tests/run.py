@@ -26,6 +26,7 @@ from pathlib import Path
 from environments import FOLDER, LOGS, ROOT, make_environment, python_of, run_logged, say
 
 BACKENDS = ("jax", "torch", "tensorflow")
+LONGEST_FIRST = ("jax", "tensorflow", "torch")
 REFERENCES = ROOT / "tests" / ".references"
 EXCHANGE = FOLDER / "exchange"
 WRITER = ROOT / "tests" / "write_references.py"
@@ -175,12 +176,14 @@ def run_all(backends: list[str], arguments: list[str], nightly: bool) -> list[Ou
         jobs = {name: pool.submit(job) for name, job in preparing.items()}
         ready = {name for name, job in jobs.items() if job.result()}
         outcomes = [failed_setup(name) for name in preparing if name not in ready]
+        # The two longest begin, and what waits for the backends' suites comes when they have ended.
         runs = [run for run in environments.items() if run[0] in ready]
+        runs.sort(key=lambda run: LONGEST_FIRST.index(run[1]))
         EXCHANGE.mkdir(parents=True)
         for environment, _ in runs:
             running(environment).touch()
         if whole and "references" in ready:
-            runs += [("full", name) for name in ("torch", "jax", "tensorflow")]
+            runs += [("full", name) for name in LONGEST_FIRST]
         outcomes += pool.map(lambda run: run_suite(*run, arguments), runs)
     return outcomes
 
