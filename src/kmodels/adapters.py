@@ -58,7 +58,7 @@ class Adapters:
         lora.enable(backbone, settings, trainable_token_indices, modules_to_save)
 
     def default_lora_layer_names(self) -> list[str]:
-        """What `enable_lora` adapts by default; keras-hub's method of this name."""
+        """Returns the names that `enable_lora` adapts by default, as keras-hub's method does."""
         return list(hub_names.DEFAULT)
 
     def save_lora_weights(self, filepath: str | Path) -> None:

@@ -141,7 +141,7 @@ class ClonedAs:
 
 
 def through_graph(model: Any, inputs: Any, clone: Any, call: Any) -> Any:
-    """What the graph of a model gives with other layers, see `ClonedAs.clone_graph`."""
+    """Runs the graph of a model with other layers, see `ClonedAs.clone_graph`."""
     return model._run_through_graph(inputs, operation_fn=clone, call_fn=call)
 
 

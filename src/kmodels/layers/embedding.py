@@ -81,7 +81,7 @@ class Embedding(traced.Noted, Layer):
 
     @property
     def rows(self) -> trained.Rows | None:
-        """What `enable_lora(trainable_token_indices=...)` put in place of rows, or None."""
+        """The rows that `enable_lora(trainable_token_indices=...)` trains, or None."""
         return self._rows
 
     @rows.setter
@@ -91,7 +91,7 @@ class Embedding(traced.Noted, Layer):
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """What decides how the layer computes beside its variables, see `kmodels.traced`."""
+        """The state beside variables that compiled code depends on, see `kmodels.traced`."""
         return (self._rows,)
 
     def build(self, input_shape: Shape | None = None) -> None:

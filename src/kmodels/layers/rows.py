@@ -57,7 +57,7 @@ class Rows:
         return keras.ops.convert_to_tensor(self.ids, "int32")
 
     def over(self, token_ids: Any, found: Any) -> Any:
-        """What was looked up in the table, (..., D), with these rows where the ids are theirs."""
+        """Replaces what was looked up in the table, (..., D), where the ids are of these rows."""
         ids = keras.ops.cast(token_ids, "int32")
         places = self.places()
         at = keras.ops.searchsorted(places, keras.ops.reshape(ids, (-1,)))

@@ -1,8 +1,8 @@
-"""What a model has become since it was made: kernels in few bits, adapters, rows, frozen weights.
+"""Describes and repeats changes of a model: quantization, adapters, trained rows, freezing.
 
-It stands in the config beside what a model or a layer was made with, so that `.keras` files,
-`clone_model`, `deepcopy` and `pickle` give the same one. Merged adapters leave nothing to carry:
-the kernels are what they are.
+The description stands in the config beside what a model or a layer was made with, so that `.keras`
+files, `clone_model`, `deepcopy` and `pickle` give the same one. Merged adapters leave nothing to
+carry: the kernels are what they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +49,7 @@ def restore(model: Any, description: Mapping[str, Any], without: Any = None) -> 
 
 
 def describe_layer(layer: Any) -> dict[str, Any]:
-    """What `restore_layer` makes a new layer the same with, by paths that begin below the layer.
+    """Describes one layer for `restore_layer`, by paths that begin below the layer.
 
     Args:
         layer: a built layer. That one without parts is frozen stands in Keras' own config.
@@ -69,8 +69,8 @@ def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> di
     """A description with other paths; the model or layer as a whole is the layer "" in any."""
     found = {
         key: {rename(path): value for path, value in description[key].items()}
-        for key in ("quantization", "lora", "rows")
-        if key in description
+        for key in KEYS
+        if key in description and key != "frozen"
     }
     if "frozen" in description:
         found["frozen"] = {

@@ -123,7 +123,7 @@ Held = dict[str, tuple[Any, Any]]
 
 
 def _other_rows(model: Any, rows: Held, enabled: bool) -> list[str]:
-    """What is wrong with the rows of a file, by path of their table, for a model."""
+    """Lists what does not fit between the rows of a file, by path of their table, and a model."""
     tables, here = vocabulary.tables(model), vocabulary.describe(model)
     there = {name: list(ids) for name, (ids, _) in rows.items()}
     if enabled and here != there:
