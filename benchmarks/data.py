@@ -33,7 +33,7 @@ BATCH, SIDE, INTO = 32, 96, 64
 
 def small(x, y=None):
     """The same work for each kind: 64 x 64 pixels in -1..1."""
-    from kmodels.data.pictures import resize
+    from kmodels.data.images.pictures import resize
 
     pictures = np.stack([resize(np.asarray(picture), (INTO, INTO)) for picture in x])
     pictures = pictures.astype("float32") / 127.5 - 1
@@ -171,8 +171,8 @@ def kinds(folder: Path) -> dict:
 
 
 def measure_kinds(folder: Path, count: int, rounds: int) -> dict:
-    from kmodels.data.adapters import as_dataset
-    from kmodels.data.feed import Feed
+    from kmodels.data.fit.adapters import as_dataset
+    from kmodels.data.fit.feed import Feed
 
     found = {}
     for name, make in kinds(folder).items():
@@ -210,8 +210,8 @@ def measure_fit(folder: Path, rounds: int) -> dict:
 
     import data  # this file, under a name that workers know it by
     from kmodels.data import ImageLoader, open_dataset
-    from kmodels.data.adapters import run
-    from kmodels.data.feed import Feed
+    from kmodels.data.fit.adapters import run
+    from kmodels.data.fit.feed import Feed
 
     model, steps = make_model(), 16
     size = (INTO, INTO)

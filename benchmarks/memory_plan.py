@@ -82,11 +82,12 @@ def measure(model: dict, setup: dict) -> dict:
     import keras
     import numpy as np
 
-    from kmodels import compat, training
+    from kmodels import training
+    from kmodels.core import keras_internals
     from kmodels.layers import remat
     from kmodels.lora import LoraSettings
     from kmodels.models import GemmaCausalLM, ViTImageClassifier
-    from kmodels.plan import Plan, Setup
+    from kmodels.tools.plan import Plan, Setup
 
     preset = model.pop("preset")
     text = preset.startswith("gemma")
@@ -96,15 +97,17 @@ def measure(model: dict, setup: dict) -> dict:
     found = Plan(preset, chosen, overrides=model).estimate
     base = status("VmRSS")
 
-    with compat.without_values() as made:
+    with keras_internals.without_values() as made:
         cls = GemmaCausalLM if text else ViTImageClassifier
         task = cls.from_preset(preset, dtype=chosen.precision, **model)
     # Zeros of the system are not in memory before they are written.
     rng = np.random.default_rng(0)
     for variable in task.weights:
         values = np.full(variable.shape, rng.random() * 0.02, "float32")
-        compat.give_value(variable, keras.ops.convert_to_tensor(values, dtype=variable.dtype))
-    compat.draw_values(made)
+        keras_internals.give_value(
+            variable, keras.ops.convert_to_tensor(values, dtype=variable.dtype)
+        )
+    keras_internals.draw_values(made)
     if chosen.quantize:
         task.quantize(chosen.quantize)
     if chosen.lora:

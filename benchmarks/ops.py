@@ -24,7 +24,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import dispatch, ops
+from kmodels import ops
+from kmodels.core import dispatch
 
 BACKEND = dispatch.backend()
 RESULTS = Path(__file__).parent / "results"

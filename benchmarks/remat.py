@@ -54,7 +54,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
     from kmodels import training
     from kmodels.layers import remat
     from kmodels.models import ViTImageClassifier
-    from kmodels.plan import Plan, Setup
+    from kmodels.tools.plan import Plan, Setup
 
     if keras.backend.backend() == "torch":
         import torch

@@ -50,7 +50,7 @@ def row(preset: str, mode: str, mesh: str) -> dict:
     """One plan."""
     from kmodels.distribution import parse_mesh
     from kmodels.lora import LoraSettings
-    from kmodels.plan import Plan, Setup
+    from kmodels.tools.plan import Plan, Setup
 
     devices, text = parse_mesh(mesh).size, preset.startswith("gemma")
     lora = LoraSettings(16) if mode == LORA else None

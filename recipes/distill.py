@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kmodels import recipe
-from kmodels.recipe import flag
+from kmodels.runs import recipe
+from kmodels.runs.recipe import flag
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import ImageLoader, open_dataset
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.training import classification
+    from kmodels.runs import classification
 
     recipe.prepare(settings)
 

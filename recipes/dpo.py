@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kmodels import recipe
-from kmodels.recipe import flag
+from kmodels.runs import recipe
+from kmodels.runs.recipe import flag
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import order
     from kmodels.models import GemmaCausalLM
+    from kmodels.runs import plots, results
     from kmodels.text import TextLoader
-    from kmodels.training import plots, results
 
     recipe.prepare(settings)
 

@@ -17,8 +17,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kmodels import recipe
-from kmodels.recipe import flag
+from kmodels.runs import recipe
+from kmodels.runs.recipe import flag
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.layers import remat
     from kmodels.lora import LoraSettings
     from kmodels.models import GemmaCausalLM
+    from kmodels.runs import plots, results
     from kmodels.text import TextLoader, demo, read_records
-    from kmodels.training import plots, results
 
     if settings.weights is None:
         print("demonstration: a small Gemma trained here, without Google's weights", flush=True)
@@ -230,7 +230,7 @@ def optimizer(settings: Settings, learning_rate: Any) -> Any:
 
 def check_memory(settings: Settings, lora: Any) -> None:
     """Stops before anything is allocated where a step needs clearly more memory than there is."""
-    from kmodels import plan
+    from kmodels.tools import plan
 
     setup = plan.Setup(
         settings.batch_size,

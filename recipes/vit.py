@@ -17,8 +17,8 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 import sys
 from dataclasses import dataclass
 
-from kmodels import recipe
-from kmodels.recipe import flag
+from kmodels.runs import recipe
+from kmodels.runs.recipe import flag
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.shares(settings, "warmup", "label_smoothing")
     import keras
 
-    from kmodels import plan, training
+    from kmodels import training
     from kmodels.data import Augment, ImageLoader, open_dataset
     from kmodels.layers import remat
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
     from kmodels.models.vit import presets
-    from kmodels.training import classification
+    from kmodels.runs import classification
+    from kmodels.tools import plan
 
     recipe.prepare(settings)
 

@@ -24,8 +24,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from kmodels import recipe
-from kmodels.recipe import flag
+from kmodels.runs import recipe
+from kmodels.runs.recipe import flag
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     import keras
 
     from kmodels import training
+    from kmodels.core.errors import InputError
     from kmodels.data import Augment, ImageLoader, open_dataset
-    from kmodels.errors import InputError
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
     from kmodels.models.vit import presets
-    from kmodels.training import classification, plots, probe
-    from kmodels.training.results import result
+    from kmodels.runs import classification, plots, probe
+    from kmodels.runs.results import result
 
     if settings.evaluate:
         raise InputError("--evaluate has no meaning here: every run ends with its table")

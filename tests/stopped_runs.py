@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kmodels.callbacks import Checkpoint
-from kmodels.training import state
+from kmodels.checkpoint import state
 
 ROWS, BATCH, EPOCHS, STEPS = 22, 4, 3, 6
 rng = np.random.default_rng(0)

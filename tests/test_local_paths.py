@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 import kmodels
-from kmodels import bench, data, recipe, report, text, training
-from kmodels.convert import convert
-from kmodels.errors import InputError
-from kmodels.files import local_path
+from kmodels import data, text, training
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+from kmodels.runs import recipe, report
+from kmodels.tools import bench
+from kmodels.tools.convert import convert
 
 
 @pytest.fixture(scope="module")

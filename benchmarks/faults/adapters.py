@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tally
 
-from kmodels.errors import InputError
+from kmodels.checkpoint.state import weights_digest
+from kmodels.core.errors import InputError
 from kmodels.lora.enable import adapters, describe
 from kmodels.models import ViTBackbone, ViTImageClassifier
-from kmodels.training.state import weights_digest
 
 
 def make(seed: int) -> ViTImageClassifier:

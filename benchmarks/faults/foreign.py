@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tally
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights import read_npz, read_safetensors
 from kmodels.weights.readers import INDEX, PICKLED
 

@@ -29,12 +29,12 @@ import keras
 import numpy as np
 import tally
 
+from kmodels.checkpoint.keras_file import WEIGHTS
+from kmodels.checkpoint.state import weights_digest
+from kmodels.core.errors import InputError
 from kmodels.data import ImageLoader, open_dataset
-from kmodels.errors import InputError
 from kmodels.models import GemmaBackbone, ViTBackbone
 from kmodels.training import load_keras_file
-from kmodels.training.keras_file import WEIGHTS
-from kmodels.training.state import weights_digest
 from kmodels.weights import read_npz, read_safetensors
 from kmodels.weights.readers import PICKLED
 
@@ -283,7 +283,7 @@ def torch_files(trials: int, size: int) -> dict[str, Any]:
 
 def gguf_files(trials: int) -> dict[str, Any]:
     """GGUF files as weights; what is made of them is another matter."""
-    from kmodels.models.gemma import weights_gguf
+    from kmodels.models.gemma.weights import gguf
     from kmodels.text import Tokenizer
 
     draw = random.Random(15)
@@ -291,7 +291,7 @@ def gguf_files(trials: int) -> dict[str, Any]:
     def read(path: Path) -> None:
         with contextlib.suppress(InputError):
             Tokenizer.from_file(path)
-        for held in weights_gguf.open_checkpoint(path, {}, {}, True).tensors.values():
+        for held in gguf.open_checkpoint(path, {}, {}, True).tensors.values():
             held.read()
 
     reader = Reader(read)

@@ -18,8 +18,8 @@ import numpy as np
 import tally
 from PIL import Image
 
+from kmodels.core.errors import InputError
 from kmodels.data import ImageLoader, open_dataset
-from kmodels.errors import InputError
 from kmodels.text import read_records
 
 LINES = (

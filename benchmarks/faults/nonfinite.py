@@ -16,8 +16,9 @@ import numpy as np
 import tally
 
 from kmodels.callbacks import Checkpoint
-from kmodels.errors import InputError
-from kmodels.training import AdamW, Runner, checkpoint
+from kmodels.checkpoint import manager
+from kmodels.core.errors import InputError
+from kmodels.training import AdamW, Runner
 from kmodels.weights import read_safetensors
 
 BATCH, STEPS, EPOCHS = 4, 6, 2
@@ -110,7 +111,7 @@ def trials(kind: str, way: str, steps: range) -> dict[str, int]:
         with tempfile.TemporaryDirectory() as name:
             counts[run(kind, way, step, Path(name))] += 1
             counts["runs"] += 1
-            kept = checkpoint.list_checkpoints(Path(name) / "checkpoints")
+            kept = manager.list_checkpoints(Path(name) / "checkpoints")
             counts["checkpoints"] += len(kept)
             counts["not finite"] += sum(map(not_finite, kept))
     return counts

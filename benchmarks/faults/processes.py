@@ -23,7 +23,8 @@ def _train(told: Connection, recipe: str, flags: tuple[str, ...]) -> None:
     """The recipe; it also says its steps, and what its frozen weights are before and after."""
     for handle in (1, 2):
         os.dup2(told.fileno(), handle)
-    from kmodels.training import Runner, state
+    from kmodels.checkpoint import state
+    from kmodels.training import Runner
 
     step, run = Runner.on_train_batch_end, Runner.run
 

@@ -17,9 +17,10 @@ import numpy as np
 import tally
 
 from kmodels.callbacks import Checkpoint
+from kmodels.checkpoint import state
 from kmodels.data import ArraySource, Augment, ImageLoader
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
-from kmodels.training import AdamW, WarmupSchedule, state
+from kmodels.training import AdamW, WarmupSchedule
 
 BATCH, STEPS, EPOCHS, EVERY = 4, 6, 3, 4
 # Before the first checkpoint, right after one, at the end of an epoch, in the next, near the end.

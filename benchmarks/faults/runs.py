@@ -18,8 +18,8 @@ from typing import Any
 import tally
 from processes import Run
 
-from kmodels.errors import InputError
-from kmodels.training import checkpoint
+from kmodels.checkpoint import manager
+from kmodels.core.errors import InputError
 
 FLAGS = (
     *("--preset", "vit_debug", "--data", "synthetic:96", "--batch-size", "8", "--epochs", "12"),
@@ -46,7 +46,7 @@ def saved(out: Path, said: str, steps: int) -> bool:
     # A run that is past its last step has nothing more to save.
     stopped = int(said.partition("stopped at step ")[2].partition(" ")[0] or steps)
     try:
-        found = checkpoint.newest(out / "checkpoints")
+        found = manager.newest(out / "checkpoints")
     except InputError:
         return False
     return found is not None and not found[2] and found[1]["step"] == stopped

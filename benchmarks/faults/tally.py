@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from kmodels.training.device import versions
+from kmodels.core.hardware import versions
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

@@ -19,24 +19,24 @@ from pathlib import Path
 import numpy as np
 import tally
 
-from kmodels.errors import InputError
-from kmodels.files import remove_leftovers
-from kmodels.training import checkpoint
+from kmodels.checkpoint import manager
+from kmodels.core.errors import InputError
+from kmodels.core.files import remove_leftovers
 from kmodels.weights import read_safetensors
 
 SIZE = 200_000
 
 
-def snapshot(step: int, size: int = SIZE) -> checkpoint.Snapshot:
+def snapshot(step: int, size: int = SIZE) -> manager.Snapshot:
     """A state whose values all say which step it is of."""
     arrays = {"a/kernel": np.full(size, step, "float32"), "a/bias": np.full(7, step, "float32")}
     parts = {"model": arrays, "optimizer": {f"{k}:momentum": v for k, v in arrays.items()}}
-    return checkpoint.Snapshot({"step": step, "logs": {"loss": float(step)}}, parts)
+    return manager.Snapshot({"step": step, "logs": {"loss": float(step)}}, parts)
 
 
 def is_whole(folder: Path) -> int:
     """The step of the newest checkpoint, after comparing every value with it; -1 where torn."""
-    found = checkpoint.newest(folder)
+    found = manager.newest(folder)
     assert found is not None
     path, described, _ = found
     step = described["step"]
@@ -54,11 +54,11 @@ def kill_while_writing(trials: int) -> dict[str, int]:
     for _ in range(trials):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            checkpoint.save(folder, snapshot(1))
+            manager.save(folder, snapshot(1))
             child = os.fork()
             if not child:
                 for step in range(2, 10_000):
-                    checkpoint.save(folder, snapshot(step), keep=1)
+                    manager.save(folder, snapshot(step), keep=1)
                 os._exit(0)
             time.sleep(draw.uniform(0.0, 0.06))
             os.kill(child, signal.SIGKILL)
@@ -66,10 +66,10 @@ def kill_while_writing(trials: int) -> dict[str, int]:
             try:
                 step = is_whole(folder)
                 counts["whole" if step > 0 else "torn"] += 1
-                counts["damaged"] += bool(checkpoint.newest(folder)[2])  # type: ignore[index]
+                counts["damaged"] += bool(manager.newest(folder)[2])  # type: ignore[index]
             except InputError:
                 counts["none"] += 1
-            remove_leftovers(folder, checkpoint.PREFIX)
+            remove_leftovers(folder, manager.PREFIX)
             counts["left over"] += bool(list(folder.glob(".*")))
     return counts
 
@@ -83,7 +83,7 @@ def _limited(folder: Path, size: int) -> tuple[bool, bool]:
         )
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
-        checkpoint.save(folder, snapshot(2), keep=1)
+        manager.save(folder, snapshot(2), keep=1)
     except InputError as error:
         os._exit(1 if "make room" in str(error) and "\n" not in str(error) else 2)
     except BaseException:
@@ -99,7 +99,7 @@ def full_disk(sizes: int) -> dict[str, int]:
         size = 1 + whole * number // sizes
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            checkpoint.save(folder, snapshot(1))
+            manager.save(folder, snapshot(1))
             failed, clear = _limited(folder, size)
             _count(counts, folder, failed and clear)
     for number in range(sizes):
@@ -110,9 +110,9 @@ def full_disk(sizes: int) -> dict[str, int]:
             if subprocess.run(["mount", *options], capture_output=True).returncode:
                 break
             try:
-                checkpoint.save(folder, snapshot(1))
+                manager.save(folder, snapshot(1))
                 try:
-                    checkpoint.save(folder, snapshot(2))
+                    manager.save(folder, snapshot(2))
                     clear = False
                 except InputError as error:
                     clear = "make room" in str(error)
@@ -137,11 +137,11 @@ def damage(flips: int, cuts: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for step in (1, 2):
-            checkpoint.save(folder, snapshot(step, 400))
+            manager.save(folder, snapshot(step, 400))
         files = sorted((folder / "step_00000002").iterdir())
         for _ in tally.damaged(files, flips, cuts, draw):
             step = is_whole(folder)
-            passed_over = checkpoint.newest(folder)[2]  # type: ignore[index]
+            passed_over = manager.newest(folder)[2]  # type: ignore[index]
             if step == 1 and len(passed_over) == 1 and "step_00000002" in passed_over[0]:
                 counts["passed over"] += 1
             elif step == 2 and not passed_over:
@@ -158,11 +158,11 @@ def read_while_writing(times: int) -> dict[str, int]:
     draw = random.Random(7)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        checkpoint.save(folder, snapshot(1))
+        manager.save(folder, snapshot(1))
         child = os.fork()
         if not child:
             for step in range(2, 1_000_000):
-                checkpoint.save(folder, snapshot(step, 20_000), keep=1)
+                manager.save(folder, snapshot(step, 20_000), keep=1)
             os._exit(0)
         try:
             while counts["reads"] < times or len(seen) < 2:
@@ -177,7 +177,7 @@ def read_while_writing(times: int) -> dict[str, int]:
 
 def _read(folder: Path, seen: set[int]) -> str:
     while True:
-        found = checkpoint.newest(folder)
+        found = manager.newest(folder)
         if found is None:
             return "errors"
         try:

@@ -54,7 +54,7 @@ def main(name: str, text: str) -> None:
         module.train(settings, pace, **system.options)
     except Finished:
         # The reports of the ops are there where kmodels is.
-        dispatch = sys.modules.get("kmodels.dispatch")
+        dispatch = sys.modules.get("kmodels.core.dispatch")
         last = {"peak_mb": peak_mb(), "overrides": dispatch.summary() if dispatch else None}
         channel.write(answer_line(last))
         channel.close()

@@ -7,12 +7,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "InputError": "kmodels.errors",
-    "decisions": "kmodels.dispatch",
-    "generic_only": "kmodels.dispatch",
-    "set_matmul_precision": "kmodels.precision",
-    "train_state": "kmodels.training.train_state",
-    "train_step": "kmodels.training.train_state",
+    "InputError": "kmodels.core.errors",
+    "decisions": "kmodels.core.dispatch",
+    "generic_only": "kmodels.core.dispatch",
+    "set_matmul_precision": "kmodels.core.precision",
+    "train_state": "kmodels.training.step.train_state",
+    "train_step": "kmodels.training.step.train_state",
 }
 _MODULES = (
     *("callbacks", "data", "distribution", "interop", "layers", "models", "ops", "text"),
@@ -22,7 +22,7 @@ _MODULES = (
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
 
 if "keras" in sys.modules:  # Without it there is no table yet; kmodels chooses no backend here.
-    from kmodels import registered
+    from kmodels.core import registered
 
     registered.register(sys.modules["keras"].saving.get_custom_objects())
 

@@ -1,5 +1,5 @@
 """Callbacks for `fit` of any Keras model."""
 
-from kmodels.training.checkpointing import Checkpoint
+from kmodels.checkpoint.callback import Checkpoint
 
 __all__ = ["Checkpoint"]

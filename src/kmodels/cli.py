@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kmodels.errors import InputError, check_whole
-from kmodels.files import local_path
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import local_path
 
 app = typer.Typer(
     name="kmodels",
@@ -29,7 +29,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show backend, versions, devices, precision, and which ops run an override, or why not."""
-    from kmodels import doctor as checks
+    from kmodels.tools import doctor as checks
 
     found = checks.report()
     if as_json:
@@ -68,10 +68,10 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show what a training step needs, on one device or on each of many, and what lowers it."""
-    from kmodels import plan as plans
+    from kmodels.core.units import parse_bytes
     from kmodels.lora import LoraSettings
     from kmodels.presets import family_of
-    from kmodels.units import parse_bytes
+    from kmodels.tools import plan as plans
 
     check_whole("generate", generate, 0)
     text = "vocabulary_size" in family_of(preset).backbone.config_class.__dataclass_fields__
@@ -143,8 +143,8 @@ def bench(
 
     from rich.console import Console
 
-    from kmodels import bench as benches
-    from kmodels.units import parse_bytes
+    from kmodels.core.units import parse_bytes
+    from kmodels.tools import bench as benches
 
     options = benches.Options(
         preset=preset,
@@ -210,8 +210,8 @@ def parity(
     """Train on two backends from one seed; name the first layer that differs (exit code 1)."""
     from rich.console import Console
 
-    from kmodels import parity as parities
-    from kmodels.files import atomic_write
+    from kmodels.core.files import atomic_write
+    from kmodels.tools import parity as parities
 
     names, precisions, paths = (
         _pair(what, text)
@@ -248,7 +248,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.")],
 ) -> None:
     """Write report.html, one page that shows a run; recipes do so when they end."""
-    from kmodels import report as reports
+    from kmodels.runs import report as reports
 
     print(reports.write(folder))
 
@@ -270,7 +270,7 @@ def convert(
     """Write a model for another package or runtime, run it there, and compare (exit code 1)."""
     from rich.console import Console
 
-    from kmodels import convert as converting
+    from kmodels.tools import convert as converting
 
     try:
         found = converting.convert(

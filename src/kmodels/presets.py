@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from kmodels import compat, lora
+from kmodels import lora
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory, local_path
+from kmodels.core.precision import check_policy
 from kmodels.distribution import processes
-from kmodels.distribution.by_main import by_main
-from kmodels.errors import InputError
-from kmodels.files import atomic_directory, local_path
+from kmodels.distribution.rank_zero import by_main
 from kmodels.lora import changes
 from kmodels.models import registry
 from kmodels.models.registry import Family
-from kmodels.precision import check_policy
 from kmodels.weights import (
     Checkpoint,
     deferred,
@@ -122,7 +123,7 @@ def load(
     fills = load_weights and bool(checkpoint.tensors)
     # What a file fills is not drawn first: that costs time, and a second copy of the model.
     empty = fills or deferred.active()
-    with compat.without_values() if empty else nullcontext([]) as body:
+    with keras_internals.without_values() if empty else nullcontext([]) as body:
         backbone = owner(**config.to_dict(), dtype=dtype, **(settings if cls is owner else {}))
         changes.restore(backbone, checkpoint.changes)
     backbone.left_out = checkpoint.left_out
@@ -136,12 +137,12 @@ def load(
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
-        with compat.without_values() if empty else nullcontext([]) as head:
+        with keras_internals.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
             if not skip:  # a head with other weights begins anew
                 changes.restore(model, checkpoint.changes.get("head", {}), without=backbone)
         body += head
-    steps: list[Callable[[], Any]] = [lambda: compat.draw_values(body)]
+    steps: list[Callable[[], Any]] = [lambda: keras_internals.draw_values(body)]
     if fills:
         tensors = checkpoint.fit(checkpoint.tensors, config)
         held = owner.make_config(**checkpoint.backbone)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
 
-from kmodels.adapters import Adapters
-from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
-from kmodels.layers import compile as compiling
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
+from kmodels.layers import block_compile as compiling
 from kmodels.lora import changes
-from kmodels.training.averages import average_by_update
+from kmodels.lora.methods import Adapters
 from kmodels.training.keras_methods import KerasMethods, Predicts
-from kmodels.training.other_variables import follow_variables, noted_slots
+from kmodels.training.optim.averages import average_by_update
+from kmodels.training.optim.other_variables import follow_variables, noted_slots
 from kmodels.training.probability_loss import warn_of_logits
 
-if (_heap := backend_module("kmodels.heap")) is not None:
+if (_heap := backend_module("kmodels.core.malloc")) is not None:
     _heap.watch()
-_step = backend_module("kmodels.step")
+_step = backend_module("kmodels.training.step.keras_model")
 if TYPE_CHECKING or _step is None:
     Model = keras.Model
 else:
@@ -247,7 +247,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
             run_eagerly: compiles nothing.
             steps_per_execution: batches in one call of the compiled step; 1 on torch.
             jit_compile: on torch True has `torch.compile` take each block, False never, and "auto"
-                does so where it was measured to pay, see `kmodels.layers.compile`. On JAX and
+                does so where it was measured to pay, see `kmodels.layers.block_compile`. On JAX and
                 TensorFlow as in Keras: whether XLA compiles the step, "auto" for yes on JAX and, on
                 TensorFlow, yes where there is an accelerator.
             auto_scale_loss: wraps the optimizer under "mixed_float16", as in Keras.

@@ -16,7 +16,7 @@ import pytest
 import kmodels
 from arrays import to_numpy
 from kmodels import layers
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.models import GemmaConfig, ViTConfig
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import models, registered
-from kmodels.errors import InputError
+from kmodels import models
+from kmodels.core import registered
+from kmodels.core.errors import InputError
 from kmodels.task import Backbone, Task
 from public_models import CASES, IMAGES, cases, random
 
@@ -143,5 +144,5 @@ def test_every_registered_class_is_found_by_its_name():
     known = keras.saving.get_custom_objects()
     ours = {name for name in known if name.startswith("kmodels>")}
     listed = {f"kmodels>{name}" for names in registered.MODULES.values() for name in names}
-    assert ours == listed, f"mend kmodels/registered.py: {sorted(ours ^ listed)}"
+    assert ours == listed, f"mend kmodels/core/registered.py: {sorted(ours ^ listed)}"
     assert not [name for name in ours if not inspect.isclass(known[name])]

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 from test_eight_devices import make_gemma, make_vit, train
 
+from kmodels.checkpoint.state import slots
 from kmodels.distribution import current, layout
-from kmodels.training.state import slots
 from tolerances import tolerance
 
 MODELS = (("vit", make_vit), ("gemma", make_gemma))

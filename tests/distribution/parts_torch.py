@@ -1,7 +1,7 @@
 """What torch processes train whose weights lie in parts, and what one alone does.
 
 python tests/distribution/parts_torch.py FOLDER MESH:CASE:CASE... runs cases, those of
-`together_torch` too, in one of several processes; the last line is what was found, as JSON.
+`ddp_cases` too, in one of several processes; the last line is what was found, as JSON.
 """
 
 import hashlib
@@ -11,11 +11,11 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import ddp_cases
 import keras
 import numpy as np
-import together_torch
 import torch
-from together_torch import (
+from ddp_cases import (
     accumulated_by_keras,
     accumulated_or_skipped,
     fitted,
@@ -28,12 +28,13 @@ from together_torch import (
     vit,
 )
 
-from kmodels import compat
+from kmodels.checkpoint import state
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 from kmodels.distribution import distribute, processes
-from kmodels.errors import InputError
 from kmodels.layers.remat import rematerialize
 from kmodels.models import GemmaCausalLM
-from kmodels.training import AdamW, TrainStep, state
+from kmodels.training import AdamW, TrainStep
 from kmodels.weights import engine
 
 ROWS, LENGTH, PRESET = 32, 8, "gemma_debug"
@@ -49,7 +50,7 @@ def digest(variables):
     return found.hexdigest()
 
 
-together_torch.digest = digest
+ddp_cases.digest = digest
 
 
 def watch():
@@ -65,7 +66,7 @@ def watch():
         setattr(torch.distributed, name, counted)
 
 
-class Steps(together_torch.Steps):
+class Steps(ddp_cases.Steps):
     """Also how many reductions of gradients each step has."""
 
     def __init__(self):
@@ -79,7 +80,7 @@ class Steps(together_torch.Steps):
         self.reduced.append(now - sum(self.reduced))
 
 
-together_torch.Steps = Steps
+ddp_cases.Steps = Steps
 
 
 def texts():
@@ -98,7 +99,7 @@ def loaded(plan, preset, lora=False, remat="none", **settings):
     if lora:
         model.enable_lora(2)
     rematerialize(model, remat)
-    waiting = sum(not compat.has_value(variable) for variable in model.weights)
+    waiting = sum(not keras_internals.has_value(variable) for variable in model.weights)
     return (model if plan is None else plan.prepare(model)), waiting
 
 
@@ -250,7 +251,7 @@ if __name__ == "__main__":
     folder, *runs = Path(sys.argv[1]), *sys.argv[2:]
     processes.join()
     watch()
-    cases = together_torch.CASES | CASES
+    cases = ddp_cases.CASES | CASES
     cases |= {case.__name__: case for case in (split, refused, refused_in_parts)}
     result = {}
     for run in runs:

@@ -17,10 +17,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.checkpoint import manager, sharded, state
+from kmodels.core.errors import InputError
 from kmodels.distribution import distribute, processes
-from kmodels.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier
-from kmodels.training import AdamW, checkpoint, load_orbax, placed, save_orbax, state
+from kmodels.training import AdamW, load_orbax, save_orbax
 
 BATCH, STEPS, EPOCHS, WHOLE = 8, 4, 2, "whole"
 # Between two steps whose gradients are accumulated, within the second epoch.
@@ -118,7 +119,7 @@ def differing(model, expected):
 
 def newest(run) -> Any:
     """The newest checkpoint, of which there is one."""
-    return checkpoint.newest(run)
+    return manager.newest(run)
 
 
 def whole(folder, mesh, found):
@@ -153,7 +154,7 @@ def killed(folder, mesh, found):
         callbacks[0].wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    first = not checkpoint.list_checkpoints(run)
+    first = not manager.list_checkpoints(run)
     if first and processes.index() == 1:
         callbacks.append(Stop(KILLED, die))
     history = model.fit(
@@ -173,7 +174,7 @@ def restored(folder, mesh, found):
     with np.load(f"{run}.npz") as expected:
         for other in meshes:
             _, model = make(other)
-            checkpoint.restore(path, described, model)
+            manager.restore(path, described, model)
             found[f"restored on {other}"] = differing(model, expected)
 
 
@@ -200,7 +201,7 @@ def refused(folder, mesh, found):
     own = folder / str(processes.index())
     plan, model = make(mesh)
     told("apart", lambda: fit(plan, model, own))
-    last = checkpoint.list_checkpoints(run)[0]
+    last = manager.list_checkpoints(run)[0]
     if processes.is_main():
         file = max(last.glob("model-00001*"))
         content = bytearray(file.read_bytes())
@@ -229,7 +230,7 @@ def exported(folder, mesh, found):
     """An ordinary directory, written by one process."""
     plan, model = make(mesh)
     path, described, _ = newest(folder / f"{WHOLE} {mesh}")
-    checkpoint.restore(path, described, model)
+    manager.restore(path, described, model)
     plan.export(model, folder / "exported")
     found["exported"] = state.weights_digest(model)
     try:
@@ -237,7 +238,7 @@ def exported(folder, mesh, found):
     except InputError as error:
         found["in parts"] = str(error)
     found["kernels in parts"] = sum(
-        placed.is_placed(v) and v.path.endswith("kernel") for v in model.weights
+        sharded.is_placed(v) and v.path.endswith("kernel") for v in model.weights
     )
     # Where the disk is full for the one that writes, all hear of it.
     try:
@@ -268,7 +269,7 @@ def dcp(folder, mesh, found):
 
     _, model = make(mesh)
     path, described, _ = newest(folder / f"{WHOLE} {mesh}")
-    checkpoint.restore(path, described, model)
+    manager.restore(path, described, model)
     held = {name: v.value.detach() for name, v in state.parts(model, False)["model"].items()}
     writer = torch_checkpoint.HuggingFaceStorageWriter(folder / "dcp", save_distributed=True)
     torch_checkpoint.save(held, storage_writer=writer)

@@ -11,11 +11,11 @@ import pytest
 import run_in_parts
 from launch import ROOT, Process, jax_ranks, launch, torch_ranks
 
+from kmodels.checkpoint import format, manager, state
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory
 from kmodels.distribution import distribute, processes
-from kmodels.errors import InputError
-from kmodels.files import atomic_directory
 from kmodels.models import ViTImageClassifier
-from kmodels.training import checkpoint, state, stored
 from kmodels.weights.parts import read_parts, write_parts
 
 MESHES = {"jax": "fsdp=4", "torch": "fsdp=2"}
@@ -110,7 +110,7 @@ def test_it_is_restored_on_any_mesh(ran, backend):
     for other in (None, "fsdp=2,model=2") if backend == "jax" else (None,):
         _, model = run_in_parts.make(other)
         path, described, _ = run_in_parts.newest(run)
-        checkpoint.restore(path, described, model)
+        manager.restore(path, described, model)
         with np.load(f"{run}.npz") as expected:
             assert run_in_parts.differing(model, expected) == []
     distribute(None)
@@ -157,7 +157,7 @@ def test_another_backend_goes_on_with_it(exchange, tmp_path):
             _share(exchange, name, made)
         _, model = run_in_parts.make(None)
         path, described, _ = run_in_parts.newest(folder / "run")
-        checkpoint.restore(path, described, model)
+        manager.restore(path, described, model)
         with np.load(folder / "expected.npz") as expected:
             assert run_in_parts.differing(model, expected) == []
 
@@ -217,7 +217,7 @@ def test_a_run_of_fewer_or_more_processes_takes_what_differs(tmp_path, monkeypat
     for index in range(3):
         be(index, 3)
         for part in ("metrics", "optimizer", "other"):
-            stored.write(tmp_path, part, {stored.here("x"): np.array([1.0, 10.0 * index])})
+            format.write(tmp_path, part, {format.here("x"): np.array([1.0, 10.0 * index])})
     expected = {
         ("metrics", 1): [[3.0, 30.0]],
         ("metrics", 2): [[2.0, 20.0], [1.0, 10.0]],
@@ -230,5 +230,5 @@ def test_a_run_of_fewer_or_more_processes_takes_what_differs(tmp_path, monkeypat
     for (part, count), wanted in expected.items():
         for index in range(count):
             be(index, count)
-            found = stored.read(tmp_path, part)["x"].read()
+            found = format.read(tmp_path, part)["x"].read()
             np.testing.assert_array_equal(found, wanted[index])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from kmodels import models
-from kmodels.dispatch import generic_only
+from kmodels.checkpoint.state import slots
+from kmodels.core.dispatch import generic_only
+from kmodels.core.errors import InputError
 from kmodels.distribution import current, distribute, layout, parse_mesh
-from kmodels.errors import InputError
 from kmodels.training import AdamW
-from kmodels.training.state import slots
 from tolerances import tolerance
 
 STEPS, BATCH = 40, 16

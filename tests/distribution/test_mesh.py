@@ -6,6 +6,7 @@ import keras
 import pytest
 
 from kmodels import models
+from kmodels.core.errors import InputError
 from kmodels.distribution import (
     Mesh,
     check_batch,
@@ -16,8 +17,7 @@ from kmodels.distribution import (
     register,
 )
 from kmodels.distribution.mesh import fill
-from kmodels.errors import InputError
-from kmodels.layers.parts import parts_of
+from kmodels.layers.shard_granularity import parts_of
 from kmodels.models.gemma import sharding as gemma
 from kmodels.models.vit import sharding as vit
 

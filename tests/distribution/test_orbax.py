@@ -8,10 +8,10 @@ import pytest
 import run_in_parts
 from launch import ROOT, Process, jax_ranks, launch
 
+from kmodels.checkpoint.manager import CheckpointError
+from kmodels.core.errors import InputError
 from kmodels.distribution import distribute
-from kmodels.errors import InputError
 from kmodels.training import load_orbax, save_orbax
-from kmodels.training.checkpoint import CheckpointError
 
 SCRIPT = ROOT / "tests" / "distribution" / "run_in_parts.py"
 

@@ -12,17 +12,17 @@ from tolerances import tolerance
 if keras.backend.backend() != "torch":
     pytest.skip("torchrun is torch's", allow_module_level=True)
 
+import ddp_cases
 import parts_torch
-import together_torch
 import torch
 
-from kmodels import seeds_torch
+from kmodels.core import rng_offset_torch
 
 pytestmark = pytest.mark.multiprocess
 # Layers over `model` are Keras' own; the pinned one says that it has none, see below.
 SPLITS = keras.__version__ >= "3.16"
 PARTS = [name for name in parts_torch.CASES if name != "momentum"]
-TWO = {"data=-1": [*together_torch.CASES, "refused"], "fsdp=2": [*PARTS, "refused_in_parts"]}
+TWO = {"data=-1": [*ddp_cases.CASES, "refused"], "fsdp=2": [*PARTS, "refused_in_parts"]}
 FOUR = {
     "data=4": ["plain", "accumulated_by_kmodels", "gemma_lora"],
     "fsdp=4": ["momentum", "lora"],
@@ -48,8 +48,8 @@ def folder(tmp_path_factory):
 def alone(folder):
     """What one process finds."""
     parts_torch.folder = folder
-    cases = together_torch.CASES | parts_torch.CASES
-    cases |= {"split": together_torch.split} if SPLITS else {}
+    cases = ddp_cases.CASES | parts_torch.CASES
+    cases |= {"split": ddp_cases.split} if SPLITS else {}
     return {name: case(None) for name, case in cases.items()}
 
 
@@ -127,11 +127,11 @@ def test_compiled_blocks_draw_what_others_do():
     compiled = torch.compile(drawn, backend="aot_eager", fullgraph=True)
     found = {}
     for rank in (0, 1):
-        seeds_torch.draw_as(rank)
+        rng_offset_torch.draw_as(rank)
         try:
             draws = [draw(keras.random.SeedGenerator(7)) for draw in (drawn, compiled)]
         finally:
-            seeds_torch.draw_as(0)
+            rng_offset_torch.draw_as(0)
         assert torch.equal(*draws)
         found[rank] = draws[0]
     assert not torch.equal(found[0], found[1])

@@ -8,9 +8,10 @@ import pytest
 
 from kmodels import models
 from kmodels.callbacks import Checkpoint
+from kmodels.checkpoint import state
+from kmodels.core.errors import InputError
 from kmodels.distribution import current, distribute
-from kmodels.errors import InputError
-from kmodels.training import SGD, AdamW, TrainStep, state
+from kmodels.training import SGD, AdamW, TrainStep
 from tolerances import tolerance
 
 if keras.backend.backend() == "tensorflow":

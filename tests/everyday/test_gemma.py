@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.generation import Sampler, TopKSampler
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, continue_prompts
 from kmodels.generation.generate import bucket
 from kmodels.models import GemmaBackbone, GemmaCausalLM

@@ -7,7 +7,7 @@ import pytest
 
 import hub_models
 from kmodels import lora
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.interop import keras_hub as interop
 from kmodels.models import GemmaBackbone, ViTBackbone
 from tolerances import tolerance

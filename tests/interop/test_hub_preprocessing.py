@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hub_models
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.interop import keras_hub as interop
 from kmodels.models import (
     Gemma3Backbone,

@@ -28,7 +28,7 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 import hub_models
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.interop import keras_hub
 from kmodels.models import *
 from kmodels.text import demo

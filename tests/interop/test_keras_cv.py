@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
+from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, ImageLoader, as_dataset
-from kmodels.errors import InputError
 from kmodels.interop.keras_cv import Augmentation
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from tolerances import tolerance

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hub_models
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.interop import keras_hub as interop
 from kmodels.models import Gemma3CausalLM, GemmaBackbone, ViTBackbone, ViTImageClassifier
 from tolerances import tolerance
@@ -255,7 +255,7 @@ def test_keras_hub_trains_what_it_was_given(models):
 
 
 def test_the_text_part_alone_is_asked_for():
-    """What was left out of a checkpoint is refused in tests/models/test_gemma_checkpoint.py."""
+    """What was left out of a checkpoint is refused in tests/models/gemma/test_checkpoint.py."""
     ours = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
     ours.left_out = ("vision_tower",)
     interop.compare(ours, interop.to_hub(ours, text_only=True))

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.interop import keras_cv, keras_hub, keras_nlp
 from kmodels.models import ViTBackbone
 

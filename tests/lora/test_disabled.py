@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from kmodels import lora
-from kmodels.errors import InputError
+from kmodels.checkpoint import state
+from kmodels.core.errors import InputError
 from kmodels.models import ViTImageClassifier
-from kmodels.training import state
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import InputError, compat, lora
+from kmodels import InputError, lora
 from kmodels.callbacks import Checkpoint
+from kmodels.core import keras_internals
 from kmodels.lora.enable import adapters
 from kmodels.lora.vocabulary import rows
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone
@@ -290,7 +291,7 @@ def test_a_model_without_a_table_or_its_values_is_told():
     model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
     with pytest.raises(InputError, match="no embedding table, which trainable_token_indices and"):
         model.enable_lora(2, trainable_token_indices=[1])
-    with compat.without_values():  # as where each process waits for its part
+    with keras_internals.without_values():  # as where each process waits for its part
         model = GemmaBackbone(**SIZES)
     with pytest.raises(InputError, match=r"which plan.prepare loads only later; load a model that"):
         model.enable_lora(2, trainable_token_indices=[1])

@@ -8,7 +8,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import ops
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from tolerances import tolerance
 
 RNG = np.random.default_rng(2)

@@ -8,8 +8,8 @@ import pytest
 
 from differentiate import value_and_gradients
 from kmodels import decisions, generic_only, ops
-from kmodels.dispatch import reset_decisions
-from kmodels.errors import InputError
+from kmodels.core.dispatch import reset_decisions
+from kmodels.core.errors import InputError
 from tolerances import tolerance
 
 # More classes than a tile and a remainder.

@@ -9,7 +9,7 @@ import pytest
 import op_cases
 from gradients import to_numpy, value_and_grad
 from kmodels import ops
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from tolerances import tolerance
 
 RNG = np.random.default_rng(0)

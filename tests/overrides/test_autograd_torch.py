@@ -9,7 +9,7 @@ import pytest
 
 import kmodels
 from kmodels import ops
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 if keras.backend.backend() == "torch":
     import torch

@@ -9,7 +9,8 @@ import pytest
 
 import kmodels
 from gradients import to_numpy, value_and_grad
-from kmodels import dispatch, ops
+from kmodels import ops
+from kmodels.core import dispatch
 from op_cases import cases, few_cases, normal, without_rows
 from tolerances import tolerance
 

@@ -14,7 +14,7 @@ from tolerances import tolerance
 if keras.backend.backend() == "torch":
     import torch
 
-    from kmodels import dispatch_torch
+    from kmodels.core import dispatch_torch
     from kmodels.overrides import attention_torch
 
     def _kernels(function) -> set[str]:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from tolerances import tolerance
 
 BACKEND = keras.config.backend()

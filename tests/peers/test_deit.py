@@ -8,7 +8,7 @@ from hub_case import (
     run_task_test,
 )
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.models import (
     DeiTBackbone,
     DeiTImageClassifier,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hub_case import assert_close, run_model_saving_test, run_vision_backbone_test
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.models import DINOV2Backbone
 
 pytestmark = pytest.mark.across

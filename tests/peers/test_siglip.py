@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hub_case import assert_close, run_backbone_test, run_model_saving_test
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.models import SigLIPVisionEncoder, ViTImageClassifier
 
 pytestmark = pytest.mark.across

@@ -100,7 +100,7 @@ def test_adapter_and_merged_model_are_the_same(whole, base):
 
 
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monkeypatch, capsys):
-    from kmodels.training import runner
+    from kmodels.runs import runner
 
     real = runner.Runner.on_train_batch_end
     cuts = [3]
@@ -152,9 +152,9 @@ def test_flags_together(recipe, base, data, tmp_path, name):
 def test_memory_that_is_not_there_is_told_before_anything_is_built(
     recipe, base, data, tmp_path, capsys, monkeypatch
 ):
-    from kmodels.training import memory
+    from kmodels.memory import estimate
 
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(estimate, "available_bytes", lambda: 2**20)
     run = ["--weights", str(base), "--data", str(data), "--out", str(tmp_path / "out")]
     assert recipe.main([*run, "--steps", "1"]) == 2
     error = capsys.readouterr().err

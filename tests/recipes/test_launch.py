@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kmodels.core.errors import InputError
 from kmodels.distribution import parse_mesh
-from kmodels.errors import InputError
-from kmodels.recipe import parse
+from kmodels.runs.recipe import parse
 
 pytestmark = pytest.mark.once
 

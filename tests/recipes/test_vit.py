@@ -68,7 +68,7 @@ def test_a_run_leaves_its_files(whole):
 
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, capsys):
     """Cut in the middle of an epoch and at its last step: dropout, order, MixUp and EMA go on."""
-    from kmodels.training import runner
+    from kmodels.runs import runner
 
     arguments = [*SMALL, "--epochs", "2", "--steps", "10", "--ema", "0.5", "--mixup", "0.2"]
     real = runner.Runner.on_train_batch_end

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kmodels.errors import InputError
-from kmodels.training import probe
+from kmodels.core.errors import InputError
+from kmodels.runs import probe
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "vit_probe.py"
 SMALL = ("--preset", "vit_debug", "--data", "synthetic:64", "--batch-size", "8")

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.text import Example, TextLoader, pack, pad
 
 

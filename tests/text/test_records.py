@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.text import read_records
 from kmodels.text.demo import instructions, tasks, texts
 

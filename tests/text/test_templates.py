@@ -2,7 +2,7 @@
 
 import pytest
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.models.gemma.preprocessor import CHATS
 from kmodels.text import Template
 

@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 
 import hub_models
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.text import Tokenizer, demo
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from kmodels.text.training import train_tokenizer

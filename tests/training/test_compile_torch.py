@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kmodels import InputError
-from kmodels.layers import compile as compiling
+from kmodels.layers import block_compile as compiling
 from kmodels.layers import remat
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.models.gemma.presets import PRESETS
@@ -56,7 +56,7 @@ if keras.backend.backend() == "torch":
     def counter(monkeypatch):
         """The compiler's front end alone: it decides about graphs, and needs no C++ compiler."""
         backend = CompileCounter()
-        compile_torch = compiling.backend_module("kmodels.layers.compile")
+        compile_torch = compiling.backend_module("kmodels.layers.block_compile")
         monkeypatch.setattr(compile_torch, "check_compiler", lambda: None)
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
         torch._dynamo.reset()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.transforms import cond, fori_loop, grad, jit, jvp, scan, vmap, while_loop
 
 ROW = np.array([2.0, 3.0, 4.0], "float32")

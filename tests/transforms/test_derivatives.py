@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.transforms import grad, hessian, jit, jvp, value_and_grad, vjp
 from tolerances import tolerance
 

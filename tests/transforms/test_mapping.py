@@ -8,8 +8,8 @@ import pytest
 from keras import ops
 
 import kmodels
-from kmodels import dispatch
-from kmodels.errors import InputError
+from kmodels.core import dispatch
+from kmodels.core.errors import InputError
 from kmodels.layers.remat import rematerialize
 from kmodels.models import ViTImageClassifier
 from kmodels.transforms import grad, hessian, jit, jvp, vjp, vmap

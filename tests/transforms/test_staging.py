@@ -9,8 +9,8 @@ import pytest
 from keras import ops
 
 import kmodels
-from kmodels import dispatch
-from kmodels.errors import InputError
+from kmodels.core import dispatch
+from kmodels.core.errors import InputError
 from kmodels.transforms import cond, fori_loop, grad, hessian, jit, jvp, remat, trace, vmap
 
 ROWS = np.array([[1.0, -1.0], [0.5, 2.0], [3.0, 1.0]], "float32")

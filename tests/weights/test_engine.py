@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights import LazyArray, Rule, export, load, transpose
 from kmodels.weights.engine import values, variables
 from kmodels.weights.rules import bind_sources

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights import LazyArray, constant, read_npz, read_safetensors, write_safetensors
 from kmodels.weights.readers import INDEX, read_json
 

@@ -14,13 +14,14 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.errors import InputError
+from kmodels.checkpoint import manager
+from kmodels.checkpoint import state as states
+from kmodels.checkpoint.state import digest, named, slots, weights_digest
+from kmodels.core.errors import InputError
 from kmodels.lora.enable import adapters
 from kmodels.models import GemmaBackbone, ViTBackbone, ViTImageClassifier
-from kmodels.models.vit import weights_huggingface
-from kmodels.training import checkpoint, load_keras_file
-from kmodels.training import state as states
-from kmodels.training.state import digest, named, slots, weights_digest
+from kmodels.models.vit.weights import huggingface
+from kmodels.training import load_keras_file
 from kmodels.weights import engine, native, read_safetensors, write_safetensors
 from kmodels.weights.manifest import write_manifest
 from kmodels.weights.readers import read_metadata
@@ -112,7 +113,7 @@ def test_safetensors_of_another_package(model, tmp_path):
     write(file, spoil(read(file), *names), {"format": "pt"})
 
     def load():
-        found = weights_huggingface.open_checkpoint(folder, description, {}, True)
+        found = huggingface.open_checkpoint(folder, description, {}, True)
         engine.load(model, found.tensors, found.rules, origin=file)
 
     refused(load, model, "stray", "logits/bias", *names[1:])
@@ -122,7 +123,7 @@ def test_safetensors_of_another_package(model, tmp_path):
 def test_gguf(model, tmp_path):
     import gguf
 
-    from kmodels.models.gemma import weights_gguf
+    from kmodels.models.gemma.weights import gguf as weights_gguf
 
     backbone = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
     backbone.compile("sgd", "mse")
@@ -156,12 +157,12 @@ def test_a_checkpoint_of_a_run(model, tmp_path):
 
     def saved(changed):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        found = checkpoint.Snapshot({"step": 1, "logs": {}}, {**arrays, "model": changed})
-        return checkpoint.save(tmp_path / "run", found)
+        found = manager.Snapshot({"step": 1, "logs": {}}, {**arrays, "model": changed})
+        return manager.save(tmp_path / "run", found)
 
     def load():
-        found = checkpoint.newest(tmp_path / "run")
-        checkpoint.restore(*found[:2], model)
+        found = manager.newest(tmp_path / "run")
+        manager.restore(*found[:2], model)
 
     names = ("logits/bias", "block_0/mlp/up/bias", "logits/kernel")
     saved(spoil(arrays["model"], *names))

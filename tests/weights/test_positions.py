@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, square_grid
 
 pytestmark = pytest.mark.once

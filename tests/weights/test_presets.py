@@ -9,7 +9,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import presets
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor, registry
 from kmodels.weights import manifest, native
 from kmodels.weights.engine import values, variables

@@ -8,17 +8,17 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    "Augment": "augment",
-    "ArraySource": "sources",
-    "DataBundle": "sources",
-    "ImageLoader": "loader",
-    "ImageSource": "sources",
-    "Resizing": "resizing",
-    "TFRecords": "tfrecords",
-    "TarShards": "shards",
-    "as_dataset": "adapters",
-    "open_dataset": "opening",
-    "order": "draws",
+    "Augment": "images.augment",
+    "ArraySource": "images.sources",
+    "DataBundle": "images.sources",
+    "ImageLoader": "images.loader",
+    "ImageSource": "images.sources",
+    "Resizing": "images.resizing",
+    "TFRecords": "formats.tfrecord",
+    "TarShards": "formats.webdataset",
+    "as_dataset": "fit.adapters",
+    "open_dataset": "images.opening",
+    "order": "rng",
 }
 
 __all__ = [*_EXPORTS]

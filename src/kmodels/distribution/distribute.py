@@ -2,11 +2,11 @@
 
 from typing import overload
 
-from kmodels.dispatch import backend, backend_module
+from kmodels.core.dispatch import backend, backend_module
+from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.mesh import check_batch, fill, parse_mesh
 from kmodels.distribution.plan import Plan
-from kmodels.errors import InputError
 
 _current: list[Plan] = []
 
@@ -45,7 +45,7 @@ def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None:
     mesh = parse_mesh(spec)
     if batch_size is not None:
         check_batch(mesh, batch_size)
-    module = backend_module("kmodels.distribution.engine")
+    module = backend_module("kmodels.distribution.engines.engine")
     if module is None:
         raise InputError(
             f"a mesh ({spec}) is not there on {backend()} yet; set KERAS_BACKEND=jax or leave the "

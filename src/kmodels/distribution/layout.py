@@ -13,9 +13,9 @@ from typing import Any
 
 import keras
 
+from kmodels.core.errors import InputError
 from kmodels.distribution.mesh import Mesh
-from kmodels.errors import InputError
-from kmodels.layers.parts import parts_of
+from kmodels.layers.shard_granularity import parts_of
 
 logger = logging.getLogger(__name__)
 

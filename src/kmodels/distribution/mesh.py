@@ -8,7 +8,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 # From the outermost to the innermost: neighbours on `model` talk most, so they lie closest.
 AXES = ("data", "fsdp", "model")

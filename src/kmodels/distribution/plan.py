@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from kmodels.core.errors import InputError
 from kmodels.distribution import processes
-from kmodels.distribution.engine import Engine
+from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh, check_batch
-from kmodels.errors import InputError
 
 
 class Plan:
@@ -99,8 +99,8 @@ class Plan:
                 they have, or in what is in the first one.
         """
         # Not before it is asked for: families import this package to tell their layout.
-        from kmodels.data.adapters import as_dataset
-        from kmodels.distribution import feeding
+        from kmodels.data.fit.adapters import as_dataset
+        from kmodels.distribution.input import fit
 
         size = batch_size or 32
         if own:
@@ -110,7 +110,7 @@ class Plan:
         data = as_dataset(x, y, sample_weight, size, shuffle=shuffle)
         if seed is not None and hasattr(data, "seed"):
             data.seed = seed
-        return feeding.shard(data, feeding.rule(self, own), "fit" if training else "evaluate")
+        return fit.shard(data, fit.rule(self, own), "fit" if training else "evaluate")
 
     def callbacks(self, directory: str | Path, **settings: Any) -> list[Any]:
         """What makes a run go on from where it was, whatever ends it.

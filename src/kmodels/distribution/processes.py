@@ -17,9 +17,9 @@ from typing import Any
 
 import keras
 
-from kmodels import compat
-from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
 
 ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
 _SECONDS = 600.0
@@ -60,7 +60,7 @@ def join() -> None:
     if _engine is None:
         return
     _engine.join(limit())
-    if count() > 1 and compat.random_seed() is None:
+    if count() > 1 and keras_internals.random_seed() is None:
         seed = from_main("seed", lambda: int.from_bytes(os.urandom(4), "little"))
         keras.utils.set_random_seed(seed)
 

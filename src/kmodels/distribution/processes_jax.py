@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax._src import distributed
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 _PREFIX = "KERAS_DISTRIBUTION_"
 # What tells that JAX finds the cluster out by itself.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The first one holds what all exchange; by then they have read why it ends.

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import traced
-from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
+from kmodels.core import traced
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
 from kmodels.generation.sampler import Sampler
 
 # Compiled shapes that a model keeps; on TensorFlow each holds its own cache.

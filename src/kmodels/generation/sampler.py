@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from kmodels import compat
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 
 # Far below any logit, yet finite: what is left out gets probability 0 without NaN.
 OUT = -1e30
@@ -78,7 +78,10 @@ class Sampler:
         if seed is not None:
             number, self._calls = self._calls, self._calls + 1
         elif not self.greedy:
-            seed, number = compat.random_seed(), compat.count_since_seed("generate")
+            seed, number = (
+                keras_internals.random_seed(),
+                keras_internals.count_since_seed("generate"),
+            )
         sequence = np.random.SeedSequence(seed, spawn_key=(number,))
         return np.random.Generator(np.random.Philox(sequence))
 

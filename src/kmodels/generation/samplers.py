@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from kmodels.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole
 from kmodels.generation.sampler import Rows, Sampler
 
 register = keras.saving.register_keras_serializable(package="kmodels")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.generation.sampler import Sampler
 
 # What transformers takes where such a file samples and is silent.

@@ -6,7 +6,7 @@ from typing import Any, Self
 import keras
 import numpy as np
 
-from kmodels.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole
 from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.generate import check_prompts, continue_prompts
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache

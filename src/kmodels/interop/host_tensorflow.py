@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kmodels import compat
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 
 MISSING = -1.0
 # Beginnings of the lines of a TensorFlow error that are not what was said.
@@ -70,7 +70,7 @@ def _generators(layers: Sequence[Any]) -> list[Any]:
     """The random generators of all layers and of those within them, each once."""
     found: dict[int, Any] = {}
     for layer in layers:
-        for part in compat.sublayers(layer):
+        for part in keras_internals.sublayers(layer):
             held = getattr(part, "_random_generator", None)
             if isinstance(held, tf.random.Generator):
                 found.setdefault(id(held), held)

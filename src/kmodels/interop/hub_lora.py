@@ -13,12 +13,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kmodels import compat, lora
-from kmodels.errors import InputError
+from kmodels import lora
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 from kmodels.interop import hub_weights
 from kmodels.lora import LoraSettings
 from kmodels.lora.targets import linear_layers
-from kmodels.models.peer import Peer
+from kmodels.models.common.keras_hub_mapping import Peer
 from kmodels.weights.rules import Bound, bind_sources
 from kmodels.weights.transforms import source_shape
 
@@ -34,11 +35,13 @@ def read(model: Any, file: Path, peer: Peer, hub: Any) -> None:
     rank, stored = _stored(file)
     config = backbone.config
     # Where a layer computes from its weights while it is built, it needs their values.
-    with nullcontext() if peer.copies else compat.without_values():
+    with nullcontext() if peer.copies else keras_internals.without_values():
         theirs = getattr(hub.models, peer.backbone)(**peer.arguments(config))
     names = {id(v): name for name, v in hub_weights.variables(peer, theirs).items()}
     numbered = [
-        layer for layer in compat.sublayers(theirs) if layer is not theirs and layer.weights
+        layer
+        for layer in keras_internals.sublayers(theirs)
+        if layer is not theirs and layer.weights
     ]
     rules = bind_sources(peer.table(config), names.values())
     layers = linear_layers(backbone)

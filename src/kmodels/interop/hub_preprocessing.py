@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.text import Tokenizer
 
 TEXT = ("sequence_length", "add_start_token", "add_end_token")

@@ -9,9 +9,9 @@ import h5py
 import keras
 import numpy as np
 
-from kmodels import compat
-from kmodels.errors import InputError
-from kmodels.models.peer import Peer
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.models.common.keras_hub_mapping import Peer
 from kmodels.weights import LazyArray, Rule, engine
 
 LORA = ("/lora_kernel_a", "/lora_kernel_b")
@@ -65,7 +65,7 @@ def check_file(file: Path, model: Any) -> None:
 
     with h5py.File(file) as opened:
         opened.visititems(note)
-    known = compat.saved_arrays(model)
+    known = keras_internals.saved_arrays(model)
     if surplus := _listed("", [name for name in held if name not in known]):
         raise InputError(f"{file} holds weights that {type(model).__name__} has not{surplus[0]}")
 

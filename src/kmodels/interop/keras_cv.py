@@ -13,11 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat
-from kmodels.data.adapters import Mapped
-from kmodels.data.streams import to_numpy
-from kmodels.errors import InputError
-from kmodels.image_format import check_channels_last
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.core.image_format import check_channels_last
+from kmodels.data.fit.adapters import Mapped
+from kmodels.data.fit.batches import to_numpy
 from kmodels.interop.packages import need
 
 __all__ = ["Augmentation", "layers"]
@@ -86,7 +86,7 @@ class Augmentation:
 
         self._run = host_tensorflow.Runner(layers, seed)
         self._lock = threading.Lock()
-        parts = [part for layer in layers for part in compat.sublayers(layer)]
+        parts = [part for layer in layers for part in keras_internals.sublayers(layer)]
         names = [type(part).__name__ for part in parts]
         self._wrong = [name for name in names if name in LEAVE_BOXES]
 

@@ -12,12 +12,12 @@ from typing import Any
 import keras
 
 from kmodels import lora, presets
-from kmodels.errors import InputError
-from kmodels.files import local_path
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
 from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
 from kmodels.interop.packages import need
 from kmodels.models import registry
-from kmodels.models.peer import Peer
+from kmodels.models.common.keras_hub_mapping import Peer
 from kmodels.weights import engine
 
 log = logging.getLogger("kmodels")

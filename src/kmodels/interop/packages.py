@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 
 def need(module: str, package: str, extra: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole
 from kmodels.layers.base import Shape
 from kmodels.layers.dense import Dense, WithKernel
 from kmodels.layers.norm import LayerNorm

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import keras
 
-from kmodels import initializers
+from kmodels.core import initializers
+from kmodels.core.precision import check_policy
 from kmodels.layers import remat
-from kmodels.layers.parts import Parts, add_weight
-from kmodels.precision import check_policy
+from kmodels.layers.shard_granularity import Parts, add_weight
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
 Shape = tuple[Any, ...]

@@ -7,12 +7,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat, initializers, ops, traced
-from kmodels.errors import InputError, check_whole
+from kmodels import ops
+from kmodels.core import initializers, keras_internals, traced
+from kmodels.core.errors import InputError, check_whole
 from kmodels.layers import kernels
 from kmodels.layers import quantized as quantizing
 from kmodels.layers.base import Layer, Shape, arguments
-from kmodels.layers.parts import Parts
+from kmodels.layers.shard_granularity import Parts
 
 
 class WithKernel(Layer):
@@ -165,7 +166,7 @@ class Dense(WithKernel):
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """What decides how the layer computes beside its variables, see `kmodels.traced`."""
+        """What decides how the layer computes beside its variables, see `kmodels.core.traced`."""
         return self._adapter, self._quantized
 
     def build(self, input_shape: Shape) -> None:
@@ -250,8 +251,8 @@ class Dense(WithKernel):
 
     def to_quantized(self, mode: str) -> quantizing.QuantizedKernel:
         """Replaces the kernel by an empty quantized one, to be filled."""
-        compat.detach(self, [self.kernel])
-        with compat.changing(self):
+        keras_internals.detach(self, [self.kernel])
+        with keras_internals.changing(self):
             self.kernel = None
             self.quantized = quantizing.make(self, mode, self.input_dim, self.units)
         return self.quantized

@@ -7,11 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat, ops, traced
-from kmodels.errors import InputError, check_whole
+from kmodels import ops
+from kmodels.core import keras_internals, traced
+from kmodels.core.errors import InputError, check_whole
 from kmodels.layers import rows as trained
 from kmodels.layers.base import Layer, Shape
-from kmodels.layers.parts import using
+from kmodels.layers.shard_granularity import using
 from kmodels.ops._wide import wide
 
 
@@ -91,7 +92,7 @@ class Embedding(traced.Noted, Layer):
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """The state beside variables that compiled code depends on, see `kmodels.traced`."""
+        """The state beside variables that compiled code depends on, see `kmodels.core.traced`."""
         return (self._rows,)
 
     def build(self, input_shape: Shape | None = None) -> None:
@@ -135,17 +136,17 @@ class Embedding(traced.Noted, Layer):
             mean = values.mean(axis=0, dtype="float64").astype("float32")
             values = np.concatenate([values, np.tile(mean, (input_dim - self.input_dim, 1))])
         self.input_dim, self.resized = input_dim, True
-        compat.detach(self, [old])
-        with compat.changing(self):
+        keras_internals.detach(self, [old])
+        with keras_internals.changing(self):
             self.embeddings = self._table("zeros")
         self.embeddings.assign(values)
         self.embeddings.trainable = old.trainable
         if self.rows is not None:  # which come behind the table, as in a model made from the config
-            compat.detach(self, [self.rows.values])
-            compat.attach(self, [self.rows.values])
-        for arguments, outputs in compat.symbolic_calls(self):
+            keras_internals.detach(self, [self.rows.values])
+            keras_internals.attach(self, [self.rows.values])
+        for arguments, outputs in keras_internals.symbolic_calls(self):
             for logits in outputs if arguments.get("reverse") else ():
-                compat.give_shape(logits, (*logits.shape[:-1], input_dim))
+                keras_internals.give_shape(logits, (*logits.shape[:-1], input_dim))
         traced.changed()
 
     def call(self, x: Any, reverse: bool = False) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.layers.base import Layer, Shape
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat, ops
-from kmodels.errors import InputError
-from kmodels.layers.parts import add_weight
+from kmodels import ops
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.layers.shard_granularity import add_weight
 from kmodels.ops.quantized_dense import dequantize
 
 MODES = ("int8", "int4")
@@ -72,7 +73,7 @@ def shapes(mode: str, rows: int, units: int) -> dict[str, tuple[tuple[int, int],
 
 def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
     """The variables of a quantized kernel, filled with zeros."""
-    with compat.changing(layer):
+    with keras_internals.changing(layer):
         made = [
             add_weight(
                 layer,
@@ -116,7 +117,7 @@ def quantize(model: Any, mode: Any) -> None:
         InputError: for other modes, a quantized model, or one with adapters.
     """
     check_mode(mode)
-    for layer in compat.sublayers(model):
+    for layer in keras_internals.sublayers(model):
         if hasattr(layer, "quantize_kernel"):
             layer.quantize_kernel(mode)
 
@@ -124,7 +125,7 @@ def quantize(model: Any, mode: Any) -> None:
 def describe(model: Any) -> dict[str, str]:
     """Which layers of a model are quantized, and how: path to mode."""
     found = {}
-    for layer in compat.sublayers(model):
+    for layer in keras_internals.sublayers(model):
         quantized = getattr(layer, "quantized", None)
         if isinstance(quantized, QuantizedKernel):
             found[layer.path] = quantized.mode
@@ -133,6 +134,6 @@ def describe(model: Any) -> dict[str, str]:
 
 def restore(model: Any, description: dict[str, str]) -> None:
     """Makes the layers of `describe` ready to be filled from a file."""
-    for layer in compat.sublayers(model):
+    for layer in keras_internals.sublayers(model):
         if layer.path in description:
             layer.to_quantized(check_mode(description[layer.path]))

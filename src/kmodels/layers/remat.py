@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 
-from kmodels import compat
-from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
 
 # Besides blocks as a whole, the layers of a block that can be computed again.
 PARTS = ("attention", "mlp")
@@ -27,11 +27,11 @@ def rematerialize(model: Any, mode: str) -> None:
     """
     if mode not in MODES:
         raise InputError(f"remat is {mode!r}; choose {', '.join(MODES)}")
-    for layer in compat.sublayers(model):
+    for layer in keras_internals.sublayers(model):
         if layer.name.startswith("block_"):
-            compat.set_rematerialized(layer, mode == "block")
+            keras_internals.set_rematerialized(layer, mode == "block")
         elif layer.name in PARTS and "/block_" in f"/{layer.path}":
-            compat.set_rematerialized(layer, mode == layer.name)
+            keras_internals.set_rematerialized(layer, mode == layer.name)
 
 
 def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,14 +40,14 @@ def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     seeds = _seeds(layer)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        context = compat.current_call_context()
+        context = keras_internals.current_call_context()
         # A layer that does the same in training has no such argument.
         training = kwargs["training"] if "training" in kwargs else context.get_value("training")
         if not training:
             return fn(*args, **kwargs)
 
         def again(*args: Any, **kwargs: Any) -> Any:
-            with compat.call_context(context):
+            with keras_internals.call_context(context):
                 return fn(*args, **kwargs)
 
         return engine.call(layer, again, seeds, args, kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import keras
 
-from kmodels import compat
+from kmodels.core import keras_internals
 from kmodels.layers.remat import tensors_apart
 
 
@@ -20,7 +20,7 @@ def call(
     """
     tensors, fill = tensors_apart(args, kwargs)
     # Outside of a call weights on a mesh come in parts: they are gathered in `run`, and again.
-    with compat.no_autocast(), compat.call_context(None):
+    with keras_internals.no_autocast(), keras_internals.call_context(None):
         values = [(variable, variable.value) for variable in layer.variables]
 
     def run(*tensors: Any) -> tuple[Any, list[Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kmodels import compat
+from kmodels.core import keras_internals
 from kmodels.layers.remat import tensors_apart
 
 
@@ -36,7 +36,7 @@ def call(
 
 def _stateless(layer: Any) -> bool:
     """Whether tensors stand for variables, whose gradients TensorFlow would lose."""
-    with compat.no_autocast():
+    with keras_internals.no_autocast():
         return any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat
-from kmodels.layers.parts import add_weight
+from kmodels.core import keras_internals
+from kmodels.layers.shard_granularity import add_weight
 
 ROWS, IDS = "lora_rows", "lora_row_ids"
 
@@ -34,7 +34,7 @@ class Rows:
         self.layer = layer
         self.ids = tuple(sorted(ids))
         self.base: np.ndarray | None = None
-        with compat.changing(layer):
+        with keras_internals.changing(layer):
             self.values = add_weight(
                 layer,
                 None,
@@ -83,7 +83,7 @@ class Rows:
         table = layer.embeddings.value
         self.base = keras.ops.convert_to_numpy(keras.ops.take(table, self.places(), axis=0))
         write(layer, self.ids, self.values.value)
-        compat.detach(layer, [self.values])
+        keras_internals.detach(layer, [self.values])
         layer.rows, layer.merged_rows = None, self
 
     def unmerge(self) -> None:
@@ -91,12 +91,12 @@ class Rows:
         layer = self.layer
         write(layer, self.ids, self.base)
         self.base = None
-        compat.attach(layer, [self.values])
+        keras_internals.attach(layer, [self.values])
         layer.rows, layer.merged_rows = self, None
 
     def remove(self) -> None:
         """Takes the rows away; the table is what it was."""
-        compat.detach(self.layer, [self.values])
+        keras_internals.detach(self.layer, [self.values])
         self.layer.rows = None
 
 

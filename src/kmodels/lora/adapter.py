@@ -8,10 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat, initializers, ops
-from kmodels.errors import InputError
+from kmodels import ops
+from kmodels.core import initializers, keras_internals
+from kmodels.core.errors import InputError
 from kmodels.layers import kernels
-from kmodels.layers.parts import add_weight
+from kmodels.layers.shard_granularity import add_weight
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Adapter:
         shapes = {"lora_a": (layer.input_dim, rank), "lora_b": (rank, layer.units)}
         parts = {"lora_a": (layer.parts[0], None), "lora_b": (None, layer.parts[1])}
         draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
-        with compat.changing(layer):
+        with keras_internals.changing(layer):
             made = {
                 name: add_weight(
                     layer,
@@ -166,7 +167,7 @@ class Adapter:
         a, b, *magnitude = (keras.ops.convert_to_numpy(v.value) for v in self.variables)
         self.base_kernel = np.array(kernel)
         layer.kernel.assign(kernels.merged(kernel, a, b, self.settings.scaling, *magnitude))
-        compat.detach(layer, self.variables)
+        keras_internals.detach(layer, self.variables)
         layer.adapter, layer.merged = None, self
 
     def unmerge(self) -> None:
@@ -174,10 +175,10 @@ class Adapter:
         layer = self.layer
         layer.kernel.assign(self.base_kernel)
         self.base_kernel = None
-        compat.attach(layer, self.variables)
+        keras_internals.attach(layer, self.variables)
         layer.adapter, layer.merged = self, None
 
     def remove(self) -> None:
         """Takes the adapter away."""
-        compat.detach(self.layer, self.variables)
+        keras_internals.detach(self.layer, self.variables)
         self.layer.adapter = None

@@ -8,7 +8,7 @@ carry: the kernels are what they are.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kmodels import compat
+from kmodels.core import keras_internals
 from kmodels.layers import quantized
 from kmodels.lora.enable import describe as describe_adapters
 from kmodels.lora.enable import restore as restore_adapters
@@ -25,7 +25,9 @@ def describe(model: Any, without: Any = None) -> dict[str, Any]:
         model: a built model.
         without: a model in it that is described on its own.
     """
-    aside = set() if without is None else {layer.path for layer in compat.sublayers(without)}
+    aside = (
+        set() if without is None else {layer.path for layer in keras_internals.sublayers(without)}
+    )
 
     def here(found: Mapping[str, Any]) -> dict[str, Any]:
         return {path: value for path, value in found.items() if path not in aside}
@@ -55,7 +57,7 @@ def describe_layer(layer: Any) -> dict[str, Any]:
         layer: a built layer. That one without parts is frozen stands in Keras' own config.
     """
     found = describe(layer)
-    if found == {"frozen": {"layers": {"": False}}} and not compat.children(layer):
+    if found == {"frozen": {"layers": {"": False}}} and not keras_internals.children(layer):
         return {}
     return _renamed(found, lambda path: path.removeprefix(layer.path).removeprefix("/"))
 
@@ -91,7 +93,7 @@ def frozen(model: Any, without: Any = None) -> dict[str, dict[str, bool]]:
     for layer, path, parent in _walk(model, without):
         if layer.trainable != (parent is None or parent.trainable):
             layers[path] = layer.trainable
-        made = compat.made_trainable(layer)
+        made = keras_internals.made_trainable(layer)
         variables |= {v.path: v.trainable for v in made if v.trainable != layer.trainable}
     found = {"layers": layers, "variables": variables}
     return {key: value for key, value in found.items() if value}
@@ -102,20 +104,20 @@ def freeze(model: Any, description: Mapping[str, Mapping[str, bool]], without: A
     layers, variables = description.get("layers", {}), description.get("variables", {})
     for layer, path, parent in _walk(model, without):
         own = layers.get(path, parent is None or parent.trainable)
-        compat.set_trainable(layer, own)
-        for variable in compat.made_trainable(layer):
+        keras_internals.set_trainable(layer, own)
+        for variable in keras_internals.made_trainable(layer):
             variable.trainable = variables.get(variable.path, own)
 
 
 def _walk(model: Any, without: Any) -> Iterator[tuple[Any, str, Any]]:
     """A model and all below it with path and owner, each behind its owner."""
-    seen = set() if without is None else {id(layer) for layer in compat.sublayers(without)}
+    seen = set() if without is None else {id(layer) for layer in keras_internals.sublayers(without)}
     waiting: list[tuple[Any, str, Any]] = [(model, "", None)]
     while waiting:
         layer, path, parent = waiting.pop()
         if id(layer) not in seen:
             seen.add(id(layer))
             yield layer, path, parent
-            below = reversed(compat.children(layer))
+            below = reversed(keras_internals.children(layer))
             # An input has no path: it was never built, and has nothing to train.
             waiting += [(child, child.path, layer) for child in below if child.path is not None]

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.layers import Dense
 from kmodels.lora import vocabulary
 from kmodels.lora.adapter import Adapter, LoraSettings

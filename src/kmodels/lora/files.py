@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.errors import InputError
-from kmodels.files import atomic_directory, local_path
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory, local_path
 from kmodels.layers import Dense
 from kmodels.lora import peft, peft_vocabulary, seal
 from kmodels.lora.adapter import LoraSettings

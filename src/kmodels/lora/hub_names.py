@@ -8,8 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from kmodels.errors import InputError
-from kmodels.files import atomic_write
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_write
 from kmodels.layers.rows import IDS, ROWS, shown
 from kmodels.lora import vocabulary
 from kmodels.lora.adapter import LoraSettings

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.lora.adapter import LoraSettings
 from kmodels.lora.vocabulary import HEAD, TABLE
 

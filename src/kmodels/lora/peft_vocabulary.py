@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.lora import peft
 from kmodels.lora.enable import values
 from kmodels.lora.vocabulary import HEAD, TABLE, choose, ids_of, tables

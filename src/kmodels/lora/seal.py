@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.lora.peft import Described
 
 KEY = "kmodels_sha256"

@@ -5,8 +5,8 @@ from typing import Any
 
 import h5py
 
-from kmodels import compat
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 from kmodels.layers import kernels, rows
 from kmodels.lora.targets import linear_layers
 from kmodels.lora.vocabulary import tables
@@ -28,7 +28,7 @@ def check(model: Any, path: Any) -> None:
     """
     if not str(path).endswith(".h5") or not Path(path).is_file() or not h5py.is_hdf5(path):
         return
-    saved = compat.saved_arrays(model)
+    saved = keras_internals.saved_arrays(model)
     groups = {id(variable): name.rpartition("/")[0] for name, variable in saved.items()}
     problems, seen = [], set()
     with h5py.File(path) as file:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kmodels import compat
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 from kmodels.layers import Dense
 
 ALL = "all-linear"
@@ -13,7 +13,9 @@ ALL = "all-linear"
 
 def linear_layers(model: Any) -> dict[str, Dense]:
     """Every linear layer of a model by its path, in the order of computation."""
-    return {layer.path: layer for layer in compat.sublayers(model) if isinstance(layer, Dense)}
+    return {
+        layer.path: layer for layer in keras_internals.sublayers(model) if isinstance(layer, Dense)
+    }
 
 
 def matches(path: str, target: str) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, TypeAlias
 
-from kmodels import compat
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 from kmodels.layers import Embedding
 from kmodels.layers.rows import Rows, shown
 
@@ -17,7 +17,11 @@ TABLE, HEAD = "embed_tokens", "lm_head"
 
 def tables(model: Any) -> dict[str, Embedding]:
     """Every embedding table of a model by its path."""
-    return {layer.path: layer for layer in compat.sublayers(model) if isinstance(layer, Embedding)}
+    return {
+        layer.path: layer
+        for layer in keras_internals.sublayers(model)
+        if isinstance(layer, Embedding)
+    }
 
 
 def rows(model: Any, merged: bool = False) -> dict[str, Rows]:
@@ -64,7 +68,7 @@ def choose(
             f"modules_to_save trains all rows of {layer.name} already; leave it or "
             "trainable_token_indices out"
         )
-    if not compat.has_value(layer.embeddings):
+    if not keras_internals.has_value(layer.embeddings):
         raise InputError(
             f"trained rows begin as those of {layer.path}, which plan.prepare loads only later; "
             "load a model that was saved with such rows"

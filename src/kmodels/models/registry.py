@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kmodels.errors import InputError
-from kmodels.models.peer import Peer
-from kmodels.training.footprint import Sizes
+from kmodels.core.errors import InputError
+from kmodels.memory.sizes import Sizes
+from kmodels.models.common.keras_hub_mapping import Peer
 from kmodels.weights import Checkpoint
 
 FAMILIES = {

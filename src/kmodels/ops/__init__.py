@@ -1,6 +1,6 @@
 """Numerics of the models: one `keras.ops` body each, a faster one per backend where it pays."""
 
-from kmodels.dispatch import load_overrides
+from kmodels.core.dispatch import load_overrides
 from kmodels.ops.attention import attention
 from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras import ops
 
-from kmodels.dispatch import Tensor
+from kmodels.core.dispatch import Tensor
 
 
 def wide(x: Tensor) -> str:

@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
-from kmodels.dispatch import Tensor, op
-from kmodels.errors import InputError
+from kmodels.core.dispatch import Tensor, op
+from kmodels.core.errors import InputError
 from kmodels.ops._wide import wide
 from kmodels.ops.dropout import dropout as dropout_op
 

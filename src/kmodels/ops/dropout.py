@@ -2,8 +2,8 @@
 
 import keras
 
-from kmodels.dispatch import Tensor, op
-from kmodels.errors import InputError
+from kmodels.core.dispatch import Tensor, op
+from kmodels.core.errors import InputError
 
 
 @op

@@ -4,7 +4,7 @@ import math
 
 from keras import ops
 
-from kmodels.dispatch import Tensor, op
+from kmodels.core.dispatch import Tensor, op
 
 # Hendrycks and Gimpel 2016, section 2.
 QUICK = 1.702

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from kmodels.dispatch import Tensor, op
+from kmodels.core.dispatch import Tensor, op
 from kmodels.ops._wide import mean, wide
 
 

@@ -4,8 +4,8 @@ import math
 
 from keras import ops
 
-from kmodels.dispatch import Tensor, op
-from kmodels.errors import InputError
+from kmodels.core.dispatch import Tensor, op
+from kmodels.core.errors import InputError
 from kmodels.ops._wide import matmul, wide
 
 

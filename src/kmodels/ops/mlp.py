@@ -2,7 +2,7 @@
 
 import keras
 
-from kmodels.dispatch import Tensor, op
+from kmodels.core.dispatch import Tensor, op
 from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout as dropout_op
 from kmodels.ops.gelu import gelu

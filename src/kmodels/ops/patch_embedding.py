@@ -2,8 +2,8 @@
 
 from keras import ops
 
-from kmodels.dispatch import Tensor, op
-from kmodels.errors import InputError
+from kmodels.core.dispatch import Tensor, op
+from kmodels.core.errors import InputError
 from kmodels.ops.dense import dense
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from kmodels.dispatch import Tensor, op
+from kmodels.core.dispatch import Tensor, op
 
 
 @op

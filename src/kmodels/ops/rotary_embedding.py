@@ -3,8 +3,8 @@
 import numpy as np
 from keras import ops
 
-from kmodels.dispatch import Tensor, op
-from kmodels.errors import InputError
+from kmodels.core.dispatch import Tensor, op
+from kmodels.core.errors import InputError
 from kmodels.ops._wide import wide
 
 

@@ -14,7 +14,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks, near

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
-from kmodels.errors import InputError
+from kmodels.core.dispatch import Tensor, override
+from kmodels.core.errors import InputError
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.overrides.backward_torch import backward
 from kmodels.overrides.blocks import blocks, near
 from kmodels.overrides.dropout_torch import keep
-from kmodels.tensors_torch import as_tensor
+from kmodels.overrides.tensors_torch import as_tensor
 
 # Keys from which SDPA is taken on CPUs too: the products hold length x keys weights.
 LONG = 1024

@@ -6,7 +6,7 @@ import jax
 import keras
 from jax import numpy as jnp
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dense import check_width, dense
 from kmodels.overrides import meshes
 

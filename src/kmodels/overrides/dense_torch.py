@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dense import check_width, dense
-from kmodels.tensors_torch import as_tensor, stored
+from kmodels.overrides.backward_torch import backward
+from kmodels.overrides.tensors_torch import as_tensor, stored
 
 # Multiplications below which the call itself takes as long.
 SMALL = 2**21

@@ -12,7 +12,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
 
 WORD = 2.0**32

@@ -6,9 +6,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
-from kmodels.tensors_tensorflow import later, wide
+from kmodels.overrides.tensors_tensorflow import later, wide
 
 LANE = 1 << 16
 

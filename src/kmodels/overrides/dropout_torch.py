@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import torch
 
-from kmodels import seeds_torch
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
+from kmodels.core import rng_offset_torch
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
+from kmodels.overrides.backward_torch import backward
 
 LANE = 1 << 16
 
@@ -56,7 +56,7 @@ def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
     """`seed.next()`, which torch.compile cannot trace because it goes through NumPy."""
     state = seed.state.value.clone()
     seed.state.assign(state + torch.tensor([0, 1], dtype=state.dtype))
-    return seeds_torch.apart(state)
+    return rng_offset_torch.apart(state)
 
 
 def _draw(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ import math
 import jax
 from jax import numpy as jnp
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gated_gelu import gated_gelu
 
 CUBE = 0.044715

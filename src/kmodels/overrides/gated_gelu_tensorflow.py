@@ -5,9 +5,9 @@ import math
 import tensorflow as tf
 from keras import ops
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gated_gelu import gated_gelu
-from kmodels.tensors_tensorflow import later, wide
+from kmodels.overrides.tensors_tensorflow import later, wide
 
 CUBE = 0.044715
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gated_gelu import gated_gelu
-from kmodels.tensors_torch import as_tensor
+from kmodels.overrides.backward_torch import backward
+from kmodels.overrides.tensors_torch import as_tensor
 
 
 def _again(ctx: Any) -> Any:

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gelu import gelu
 
 

@@ -5,9 +5,9 @@ import math
 import tensorflow as tf
 from keras import ops
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gelu import gelu
-from kmodels.tensors_tensorflow import later, wide
+from kmodels.overrides.tensors_tensorflow import later, wide
 
 
 def supports(x: Tensor, *, approximate: bool | str = False) -> str | None:

@@ -3,9 +3,9 @@
 import tensorflow as tf
 from keras import ops
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.layer_norm import layer_norm
-from kmodels.tensors_tensorflow import after, later, sum_of_rows, wide
+from kmodels.overrides.tensors_tensorflow import after, later, sum_of_rows, wide
 
 
 @override(layer_norm)

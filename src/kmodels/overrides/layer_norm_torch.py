@@ -3,9 +3,9 @@
 import torch
 from torch.nn import functional
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.layer_norm import layer_norm
-from kmodels.tensors_torch import as_tensor
+from kmodels.overrides.tensors_torch import as_tensor
 
 
 @override(layer_norm)

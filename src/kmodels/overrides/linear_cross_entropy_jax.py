@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,

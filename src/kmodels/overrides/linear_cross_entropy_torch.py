@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,
@@ -13,8 +12,9 @@ from kmodels.ops.linear_cross_entropy import (
     linear_cross_entropy,
     tile_of,
 )
+from kmodels.overrides.backward_torch import backward
 from kmodels.overrides.dense_torch import matmul
-from kmodels.tensors_torch import as_tensor
+from kmodels.overrides.tensors_torch import as_tensor
 
 
 @override(linear_cross_entropy)

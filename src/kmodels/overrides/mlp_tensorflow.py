@@ -10,13 +10,13 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from kmodels import compat
-from kmodels.dispatch import Tensor, override
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides.gelu_tensorflow import density, share
-from kmodels.tensors_tensorflow import after, later, sum_of_rows, wide
+from kmodels.overrides.tensors_tensorflow import after, later, sum_of_rows, wide
 
 
 def supports(
@@ -95,7 +95,7 @@ def mlp_tensorflow(
 
     # Read here: variables that are read inside would have to be told of.
     biases = [ops.convert_to_tensor(bias) for bias in (up_bias, down_bias) if bias is not None]
-    with compat.no_autocast():
+    with keras_internals.no_autocast():
         kernels = [ops.convert_to_tensor(kernel) for kernel in (up, down)]
     given = [tf.convert_to_tensor(value) for value in (*kernels, *biases)]
     output = products(rows, *given)

@@ -11,14 +11,14 @@ import keras
 import torch
 from torch.nn import functional
 
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.gelu import QUICK
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_torch
+from kmodels.overrides.backward_torch import backward
 from kmodels.overrides.dense_torch import affine, matmul
-from kmodels.tensors_torch import as_tensor, stored
+from kmodels.overrides.tensors_torch import as_tensor, stored
 
 _FORMS: dict[bool | str, str] = {False: "none", True: "tanh", "sigmoid": "sigmoid"}
 

@@ -3,9 +3,9 @@
 import tensorflow as tf
 from keras import ops
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.rms_norm import rms_norm
-from kmodels.tensors_tensorflow import later, wide
+from kmodels.overrides.tensors_tensorflow import later, wide
 
 
 @override(rms_norm)

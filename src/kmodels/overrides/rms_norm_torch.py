@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.rms_norm import rms_norm
-from kmodels.tensors_torch import as_tensor
+from kmodels.overrides.backward_torch import backward
+from kmodels.overrides.tensors_torch import as_tensor
 
 
 def _again(ctx: Any) -> Any:

@@ -3,7 +3,7 @@
 import jax
 from jax import numpy as jnp
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,

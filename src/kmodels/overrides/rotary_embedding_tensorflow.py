@@ -3,7 +3,7 @@
 import tensorflow as tf
 from keras import ops
 
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from kmodels.backward_torch import backward
-from kmodels.dispatch import Tensor, override
+from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,
     rotary_frequencies,
 )
-from kmodels.tensors_torch import as_tensor
+from kmodels.overrides.backward_torch import backward
+from kmodels.overrides.tensors_torch import as_tensor
 
 
 def supports(

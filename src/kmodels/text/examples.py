@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.text.templates import Written
 from kmodels.text.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.text import pieces as build
 from kmodels.weights.gguf import open_gguf, setting
 

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.data.draws import order
-from kmodels.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole
+from kmodels.data.rng import order
 from kmodels.text.packing import Batch
 
 

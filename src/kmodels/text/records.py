@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kmodels.errors import InputError
-from kmodels.files import local_path
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
 
 Record = dict[str, Any]
 MAX_LINE_BYTES = 4 * 2**20

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kmodels.errors import InputError
-from kmodels.files import local_path
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
 from kmodels.text import pieces as build
 
 # Field numbers of sentencepiece_model.proto.

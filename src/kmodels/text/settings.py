@@ -12,7 +12,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights.readers import read_json
 
 CONFIG = "tokenizer_config.json"

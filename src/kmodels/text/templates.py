@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.text.records import check_record
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.data.streams import to_numpy
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
+from kmodels.data.fit.batches import to_numpy
 
 
 def as_text(value: Any) -> str:

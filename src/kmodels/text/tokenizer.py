@@ -9,8 +9,8 @@ import numpy as np
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from kmodels.errors import InputError
-from kmodels.files import atomic_write, local_path
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_write, local_path
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 from kmodels.text import settings as described
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 
 def tokenize(tokenizer: Any, x: Any) -> Any:

@@ -1,31 +1,38 @@
-"""Training: the optimizer, schedules, checkpoints, and what a run writes."""
+"""Training: optimizers, schedules, checkpoints, custom steps, and what a run writes.
 
-from kmodels.training.checkpoint import restore_newest
-from kmodels.training.checkpointing import Checkpoint
-from kmodels.training.evaluation import WholeBatches
-from kmodels.training.keras_file import load_keras_file
-from kmodels.training.optimizer import SGD, AdamW
-from kmodels.training.orbax import load_orbax, save_orbax
-from kmodels.training.runner import Runner
-from kmodels.training.schedules import SCHEDULES, WarmupSchedule
-from kmodels.training.signals import Interrupted
-from kmodels.training.step_loss import StepCallbacks, track_step_loss
-from kmodels.training.train_step import TrainStep
+Nothing is imported until it is asked for, because the rooms that these names come from import
+`kmodels.training` themselves.
+"""
 
-__all__ = [
-    "SCHEDULES",
-    "SGD",
-    "AdamW",
-    "Checkpoint",
-    "Interrupted",
-    "Runner",
-    "StepCallbacks",
-    "TrainStep",
-    "WarmupSchedule",
-    "WholeBatches",
-    "load_keras_file",
-    "load_orbax",
-    "restore_newest",
-    "save_orbax",
-    "track_step_loss",
-]
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "SCHEDULES": "training.optim.schedules",
+    "SGD": "training.optim.optimizers",
+    "AdamW": "training.optim.optimizers",
+    "Checkpoint": "checkpoint.callback",
+    "Interrupted": "checkpoint.preemption",
+    "Runner": "runs.runner",
+    "StepCallbacks": "training.step.step_loss",
+    "TrainStep": "training.step.train_step",
+    "WarmupSchedule": "training.optim.schedules",
+    "WholeBatches": "training.evaluation",
+    "load_keras_file": "checkpoint.keras_file",
+    "load_orbax": "checkpoint.orbax",
+    "restore_newest": "checkpoint.manager",
+    "save_orbax": "checkpoint.orbax",
+    "track_step_loss": "training.step.step_loss",
+}
+
+__all__ = [*_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(f"kmodels.{_EXPORTS[name]}"), name)
+    raise AttributeError(f"module 'kmodels.training' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

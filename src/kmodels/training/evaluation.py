@@ -5,9 +5,10 @@ from typing import Any
 
 import keras
 
-from kmodels.distribution import current, feeding
-from kmodels.distribution.numbered import Part
-from kmodels.distribution.rows import EVALUATE, Rule
+from kmodels.distribution import current
+from kmodels.distribution.input import fit
+from kmodels.distribution.input.indexed import Part
+from kmodels.distribution.input.sharding_rule import EVALUATE, Rule
 
 
 class WholeBatches(Part):
@@ -24,7 +25,7 @@ class WholeBatches(Part):
 
     def __init__(self, loader: Any):
         plan = current()
-        super().__init__(loader, Rule() if plan is None else feeding.rule(plan), EVALUATE)
+        super().__init__(loader, Rule() if plan is None else fit.rule(plan), EVALUATE)
         self.loader = loader
 
 

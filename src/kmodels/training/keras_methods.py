@@ -4,10 +4,10 @@ from typing import Any
 
 import keras
 
-from kmodels import compat, traced
-from kmodels.distribution.by_main import alone
-from kmodels.files import local_path
-from kmodels.training.signatures import like
+from kmodels.core import keras_internals, traced
+from kmodels.core.files import local_path
+from kmodels.core.signatures import like
+from kmodels.distribution.rank_zero import alone
 from kmodels.weights import deferred, gather
 
 
@@ -17,11 +17,11 @@ class Predicts:
     @like(keras.Model.predict)
     def predict(self, x: Any, **kwargs: Any) -> Any:
         """Keras' `predict`; of no samples no predictions."""
-        from kmodels.data import arrays
+        from kmodels.data.fit import arrays
 
         if arrays.is_empty(x, None):
             return self.predict_on_batch(x)  # type: ignore[attr-defined]
-        with compat.keeping_values(self):
+        with keras_internals.keeping_values(self):
             return super().predict(x, **kwargs)  # type: ignore[misc]
 
 
@@ -60,7 +60,7 @@ class KerasMethods(traced.Follows):
     @like(keras.Model.predict)
     def predict(self, x: Any, **kwargs: Any) -> Any:
         """Keras' `predict` on anything that `fit` takes; of no samples no predictions."""
-        from kmodels.data import arrays
+        from kmodels.data.fit import arrays
 
         if arrays.is_empty(x, self.preprocessor):
             return self.predict_on_batch(x)
@@ -102,20 +102,20 @@ class KerasMethods(traced.Follows):
             super().save_weights(filepath, **kwargs)
 
     def _one_batch(self, method: str, *parts: Any) -> tuple[Any, ...]:
-        from kmodels.data import adapters
+        from kmodels.data.fit import adapters
 
         deferred.check(self, method)
         return adapters.one_batch(parts, self.preprocessor)
 
     def _run(self, method: Any, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
-        from kmodels.distribution import feeding
+        from kmodels.distribution.input import fit as feeding
 
         deferred.check(self, method.__name__)
-        with compat.keeping_values(self):
+        with keras_internals.keeping_values(self):
             return feeding.run(self, method, x, y, kwargs, self.preprocessor)
 
     def _held_out(self, data: Any, kwargs: dict[str, Any]) -> Any:
-        from kmodels.data import adapters
+        from kmodels.data.fit import adapters
 
         return adapters.validation_data(
             data,

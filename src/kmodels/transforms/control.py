@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kmodels.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole
 from kmodels.transforms import trees
 from kmodels.transforms.loops import unrolled
 from kmodels.transforms.tracing import engine, tracing

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.transforms.loops import chosen
 from kmodels.transforms.messages import OUT_AXES, VALUE
 from kmodels.transforms.trees import Join, apart

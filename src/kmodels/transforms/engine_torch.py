@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import checkpoint
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.transforms.loops import chosen, unrolled
 from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
 

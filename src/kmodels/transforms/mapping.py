@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.transforms import trees
 from kmodels.transforms.tracing import engine, tracing
 

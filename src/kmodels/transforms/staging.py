@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from kmodels import traced
-from kmodels.dispatch import generic_now
-from kmodels.errors import InputError
+from kmodels.core import traced
+from kmodels.core.dispatch import generic_now
+from kmodels.core.errors import InputError
 from kmodels.transforms import trees
 from kmodels.transforms.tracing import engine, tracing
 

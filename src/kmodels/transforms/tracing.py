@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from kmodels.dispatch import backend_module, generic_only
-from kmodels.errors import InputError
+from kmodels.core.dispatch import backend_module, generic_only
+from kmodels.core.errors import InputError
 from kmodels.transforms.messages import RECURSION
 
 engine: Any = backend_module("kmodels.transforms.engine")

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import optree
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 # Keras' reading of what a tree is.
 OPTIONS: Any = {"none_is_leaf": True, "namespace": "keras"}

@@ -7,8 +7,8 @@ without values; what fills it waits here until the engine calls `fill`.
 from collections.abc import Callable
 from typing import Any
 
-from kmodels import compat
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 
 _WAITING = "_fill_weights"
 _on = False
@@ -32,7 +32,7 @@ def leave(model: Any, fill: Callable[[], Any]) -> None:
 
 def fill(model: Any) -> None:
     """Gives all variables of a model, and of models in it, the values that they wait for."""
-    for layer in compat.sublayers(model):
+    for layer in keras_internals.sublayers(model):
         if (waiting := vars(layer).pop(_WAITING, None)) is not None:
             waiting()
 
@@ -44,7 +44,7 @@ def check(model: Any, what: str) -> None:
         model: any.
         what: is asked of it, for the message.
     """
-    if any(_WAITING in vars(layer) for layer in compat.sublayers(model)):
+    if any(_WAITING in vars(layer) for layer in keras_internals.sublayers(model)):
         raise InputError(
             f"{what} found a model that waits for its weights, since it is to lie in parts; call "
             "plan.prepare(model) first"

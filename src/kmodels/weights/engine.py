@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat, heap
-from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
+from kmodels.core import keras_internals, malloc
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
 from kmodels.weights import deferred, gather
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
 from kmodels.weights.tensors import LazyArray
@@ -88,7 +88,7 @@ def bind(
             targets = [held[path] for path in rule.targets]
             filled += sum(int(np.prod(variable.shape)) for variable in targets)
             _assign(rule, targets, source[rule.source])
-        heap.trim()
+        malloc.trim()
         return filled
 
     return fill
@@ -160,10 +160,10 @@ def put(variable: Any, array: np.ndarray) -> None:
         return
     dtype = keras.backend.standardize_dtype(variable.dtype)
     array = np.asarray(array, dtype=np.dtype(dtype))
-    if compat.has_value(variable):
+    if keras_internals.has_value(variable):
         variable.assign(array)
     else:
-        compat.give_value(variable, keras.ops.convert_to_tensor(array, dtype))
+        keras_internals.give_value(variable, keras.ops.convert_to_tensor(array, dtype))
 
 
 def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:

@@ -6,8 +6,8 @@ process lacks some of its values.
 
 from typing import Any
 
-from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
 from kmodels.weights import deferred
 
 _gather: Any = backend_module("kmodels.weights.gather")

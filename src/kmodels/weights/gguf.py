@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 # Bytes of a value of each kind; 8 is a text, 9 a list.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kmodels import compat
+from kmodels.core import keras_internals
 
 
 def fill(variable: Any, array: np.ndarray) -> None:
@@ -15,7 +15,7 @@ def fill(variable: Any, array: np.ndarray) -> None:
     Not row by row: after that, TensorFlow copies the variable whenever it is read.
     """
     tensor = tf.cast(tf.constant(array), keras.backend.standardize_dtype(variable.dtype))
-    if compat.has_value(variable):
+    if keras_internals.has_value(variable):
         variable.value.assign(tensor)
     else:
-        compat.give_value(variable, tensor)
+        keras_internals.give_value(variable, tensor)

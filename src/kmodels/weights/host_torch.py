@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from kmodels import compat
+from kmodels.core import keras_internals
 
 
 def fill(variable: Any, array: np.ndarray) -> None:
@@ -21,10 +21,12 @@ def fill(variable: Any, array: np.ndarray) -> None:
         take(tensor)  # this rank's part of it
         return
     with torch.no_grad():
-        if not compat.has_value(variable):
+        if not keras_internals.has_value(variable):
             # Not the array's own memory: torch's is aligned for its widest instructions.
             kind = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
-            compat.give_value(variable, torch.empty(variable.shape, dtype=kind).copy_(tensor))
+            keras_internals.give_value(
+                variable, torch.empty(variable.shape, dtype=kind).copy_(tensor)
+            )
             return
         variable.value.copy_(tensor)
 

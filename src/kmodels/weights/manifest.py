@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights.readers import read_json
 
 NAME = "manifest.json"

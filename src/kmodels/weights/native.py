@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from kmodels.errors import InputError
-from kmodels.files import atomic_directory
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory
 from kmodels.weights.checkpoint import Checkpoint, Tensors
 from kmodels.weights.engine import export, paths_as_names, variables
 from kmodels.weights.manifest import NAME, verify_manifest, write_manifest

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights.readers import read_metadata, read_safetensors
 from kmodels.weights.tensors import Index, LazyArray
 from kmodels.weights.writer import write_safetensors

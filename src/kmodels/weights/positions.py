@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.weights.tensors import LazyArray
 
 Method = Literal["bicubic", "bicubic_antialias", "bilinear", "bilinear_antialias"]

@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kmodels.archives import check_zip
-from kmodels.errors import InputError
+from kmodels.core.archives import check_zip
+from kmodels.core.errors import InputError
 from kmodels.weights.tensors import Index, LazyArray
 
 _DTYPES = {

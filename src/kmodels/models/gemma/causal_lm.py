@@ -7,13 +7,14 @@ from typing import Any
 
 import keras
 
-from kmodels import compat, ops, presets
-from kmodels.errors import InputError, check_whole
+from kmodels import ops, presets
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError, check_whole
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
-from kmodels.layers import compile as compiling
-from kmodels.models.gemma import exports_gguf
+from kmodels.layers import block_compile as compiling
+from kmodels.models.gemma.exports import gguf
 from kmodels.models.gemma.inputs import OptionalInputs
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
 from kmodels.models.gemma.preprocessor import (
@@ -27,7 +28,7 @@ REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaCausalLM(OptionalInputs, compat.ClonedAs, Generates, Task):
+class GemmaCausalLM(OptionalInputs, keras_internals.ClonedAs, Generates, Task):
     """A Gemma that predicts the next token.
 
     Args:
@@ -176,7 +177,7 @@ class GemmaCausalLM(OptionalInputs, compat.ClonedAs, Generates, Task):
 
         As a layer and as part of a model it would become two.
         """
-        hidden = compat.through_graph(self.backbone, inputs, clone, call)
+        hidden = keras_internals.through_graph(self.backbone, inputs, clone, call)
         return call(clone(self.backbone.token_embedding), hidden, reverse=True)
 
     def score(
@@ -266,7 +267,7 @@ class GemmaCausalLM(OptionalInputs, compat.ClonedAs, Generates, Task):
         check_whole("new_num_tokens", new_num_tokens)
         _check_vocabulary(new_num_tokens, self.preprocessor)
         table = self.backbone.resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
-        compat.forget_parameters(self)
+        keras_internals.forget_parameters(self)
         return table
 
     def get_quantization_layer_structure(self, mode: str | None = None) -> dict[str, Any] | None:
@@ -303,7 +304,7 @@ class GemmaCausalLM(OptionalInputs, compat.ClonedAs, Generates, Task):
                 without the gguf package.
         """
         presets.check_parts(self, text_only, "a GGUF file")
-        return exports_gguf.export_to_gguf(self, path, dtype)
+        return gguf.export_to_gguf(self, path, dtype)
 
 
 def _check_vocabulary(rows: int, preprocessor: Any) -> None:
@@ -397,7 +398,7 @@ class Head:
             return total
         if self._reduction != "mean_with_sample_weight":
             count = keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
-        return compat.part_of_loss(keras.ops.divide_no_nan(total, count))
+        return keras_internals.part_of_loss(keras.ops.divide_no_nan(total, count))
 
 
 def _by_token(weights: Any, labels: Any) -> Any:

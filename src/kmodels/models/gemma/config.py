@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from kmodels.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from kmodels.errors import InputError
-from kmodels.models.gemma import weights_gguf, weights_huggingface
+from kmodels.core.errors import InputError
+from kmodels.memory.sizes import Sizes
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
-from kmodels.models.gemma.keras_hub import PEERS
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
+from kmodels.models.gemma.weights import gguf, huggingface
+from kmodels.models.gemma.weights.keras_hub_config import PEERS
 from kmodels.models.registry import Family
-from kmodels.training.footprint import Sizes
 from kmodels.weights import Rule
 
 NAMES = {
@@ -81,7 +81,7 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
     if config.generation == 3:
         form["rope_local_base_freq"] = config.local_rope_wavelength
     prefix = "" if backbone is model else "model."
-    return form, {}, weights_huggingface.rules(config, prefix), {}
+    return form, {}, huggingface.rules(config, prefix), {}
 
 
 def _windows(config: Any) -> dict[str, Any]:
@@ -141,7 +141,7 @@ FAMILY = Family(
     backbone=GemmaBackbone,
     tasks=(GemmaCausalLM, Gemma3CausalLM),
     presets=PRESETS,
-    formats=(weights_huggingface, weights_gguf),
+    formats=(huggingface, gguf),
     parts={},
     defaults=lambda config, task: task,
     fit_preprocessor=lambda settings, config: settings,

@@ -5,9 +5,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import compat
-from kmodels.dispatch import backend_module
-from kmodels.errors import InputError
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
 
 GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
@@ -44,7 +44,7 @@ def complete(model: Any, inputs: Any) -> dict[str, Any]:
             f"takes {', '.join(NAMES[1:])} too"
         )
     if set(inputs) - set(NAMES):
-        compat.warn_of_inputs(model, inputs)
+        keras_internals.warn_of_inputs(model, inputs)
     given = {name: inputs[name] for name in NAMES if inputs.get(name) is not None}
     return {"padding_mask": None, **given}
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kmodels import compat
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError, check_whole
 from kmodels.distribution import layout
-from kmodels.errors import InputError, check_whole
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
-from kmodels.models.gemma import weights_peft
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.inputs import (
     OptionalInputs,
@@ -31,6 +30,7 @@ from kmodels.models.gemma.inputs import (
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
 from kmodels.models.gemma.sharding import LAYOUT
+from kmodels.models.gemma.weights import peft
 from kmodels.task import Backbone
 from kmodels.weights import gather
 
@@ -111,7 +111,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
 
     config_class = GemmaConfig
     family = "gemma"
-    peft_names = staticmethod(weights_peft.names)
+    peft_names = staticmethod(peft.names)
 
     def __init__(
         self,
@@ -225,9 +225,9 @@ class GemmaBackbone(OptionalInputs, Backbone):
             new_num_tokens += -new_num_tokens % pad_to_multiple_of
         gather.check_whole(self, "resize_token_embeddings")
         self.token_embedding.resize(new_num_tokens)
-        compat.forget_parameters(self)
+        keras_internals.forget_parameters(self)
         before, after = self.config, replace(self.config, vocabulary_size=new_num_tokens)
-        for layer in compat.sublayers(self):
+        for layer in keras_internals.sublayers(self):
             if getattr(layer, "config", None) == before:
                 layer.config = after
         return self.token_embedding
@@ -259,7 +259,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
             (B, T, D).
         """
         x = self.token_embedding(token_ids)
-        with compat.autocast(self.dtype_policy), direct_calls():
+        with keras_internals.autocast(self.dtype_policy), direct_calls():
             for block, cache in zip(self.blocks, caches, strict=True):
                 x = block(x, positions=positions, cache=cache)
             return self.final_norm(x)

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from kmodels import presets
-from kmodels.errors import InputError
-from kmodels.files import atomic_write, local_path
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_write, local_path
+from kmodels.models.common.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
-from kmodels.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.text import Cut, Example, Template, Tokenizer, Turns, encode, pack, pad
 from kmodels.text.texts import as_list, as_text, in_graph
 from kmodels.weights import native
@@ -229,7 +229,7 @@ class GemmaCausalLMPreprocessor(Preprocessor):
             {"token_ids", "padding_mask"}, each (B, length) int32, or (length,) for a single one.
         """
         if in_graph(keras.tree.flatten(x)[0]):
-            from kmodels import preprocessing_tensorflow
+            from kmodels.models.common import preprocessing_tensorflow
 
             settings = {"sequence_length": sequence_length}
             return preprocessing_tensorflow.call(_Prompts(self), (x, None, None), settings)

@@ -10,8 +10,8 @@ import keras
 import tokenizers
 
 from kmodels import presets
-from kmodels.errors import InputError, check_whole
-from kmodels.files import local_path
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import local_path
 from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text.texts import as_text
 from kmodels.text.tokenizer import TURNS

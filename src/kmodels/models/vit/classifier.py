@@ -6,12 +6,13 @@ from typing import Any, Self
 
 import keras
 
-from kmodels import compat
-from kmodels.errors import InputError, check_whole
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError, check_whole
 from kmodels.layers import Dense, Dropout, LayerNorm
-from kmodels.layers import compile as compiling
-from kmodels.models.vit import exports_npz, exports_timm, features, fitting
+from kmodels.layers import block_compile as compiling
+from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.exports import npz, timm
 from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
@@ -24,7 +25,7 @@ ALSO = {"avg": "gap"}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageClassifier(compat.ClonedAs, Task):
+class ViTImageClassifier(keras_internals.ClonedAs, Task):
     """A ViT with a head for images of one class each.
 
     Args:
@@ -168,7 +169,11 @@ class ViTImageClassifier(compat.ClonedAs, Task):
     def compile_by_default(self) -> None:
         """Compiles with the defaults of `compile`, where the model has a head that they fit."""
         # A model without values has no place for those of an optimizer; its loader calls again.
-        if compat.in_stateless_scope() or not self.num_classes or self._default_loss() is None:
+        if (
+            keras_internals.in_stateless_scope()
+            or not self.num_classes
+            or self._default_loss() is None
+        ):
             return
         # On an accelerator torch.compile takes the blocks only for who asks for it.
         self.compile(jit_compile="auto" if compiling.declines() else False)
@@ -268,7 +273,7 @@ class ViTImageClassifier(compat.ClonedAs, Task):
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """A copy for pictures, or patches, of another size; see `ViTBackbone.resized`."""
-        return fitting.resized(self, image_size, patch_size)
+        return resize_positions.resized(self, image_size, patch_size)
 
     def head(self, tokens: Any, pre_logits: bool = False) -> Any:
         """What the model makes of the backbone's tokens, without dropout.
@@ -314,7 +319,7 @@ class ViTImageClassifier(compat.ClonedAs, Task):
         Raises:
             InputError: lists what timm's ViT cannot express, or files that would be lost.
         """
-        return exports_timm.export_to_timm(self, directory)
+        return timm.export_to_timm(self, directory)
 
     def export_to_npz(self, path: str | Path) -> Path:
         """Writes an .npz file as vision_transformer does, without class token as big_vision.
@@ -324,7 +329,7 @@ class ViTImageClassifier(compat.ClonedAs, Task):
         Raises:
             InputError: lists what such a file cannot express.
         """
-        return exports_npz.export_to_npz(self, path)
+        return npz.export_to_npz(self, path)
 
 
 def _check_tokens(pooling: str, config: ViTConfig) -> None:

@@ -2,23 +2,17 @@
 
 from typing import Any
 
+from kmodels.memory.sizes import Sizes
 from kmodels.models.registry import Family
-from kmodels.models.vit import (
-    weights_augreg,
-    weights_dinov2,
-    weights_huggingface,
-    weights_timm,
-    weights_towers,
-)
 from kmodels.models.vit.channels import adapt_rules, adapt_statistics
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.exports import transformers_form
-from kmodels.models.vit.fitting import fitting
-from kmodels.models.vit.keras_hub import PEERS
+from kmodels.models.vit.exports.huggingface import transformers_form
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
-from kmodels.training.footprint import Sizes
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.weights import augreg, dinov2, huggingface, timm, towers
+from kmodels.models.vit.weights.keras_hub_config import PEERS
 
 HEADS = ("logits/", "distillation_logits/")
 
@@ -66,7 +60,7 @@ FAMILY = Family(
     backbone=ViTBackbone,
     tasks=(ViTImageClassifier,),
     presets=PRESETS,
-    formats=(weights_huggingface, weights_dinov2, weights_towers, weights_timm, weights_augreg),
+    formats=(huggingface, dinov2, towers, timm, augreg),
     # What a setting of the task decides, so that a changed one leaves these weights new.
     parts={
         "num_classes": HEADS,

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 
 
 def feature_model(

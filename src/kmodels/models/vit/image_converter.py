@@ -6,11 +6,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.data.resizing import Resizing
-from kmodels.data.streams import to_numpy
-from kmodels.errors import InputError
-from kmodels.image_format import check_channels_last
-from kmodels.preprocessing import Preprocessor
+from kmodels.core.errors import InputError
+from kmodels.core.image_format import check_channels_last
+from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.resizing import Resizing
+from kmodels.models.common.preprocessing import Preprocessor
 
 # keras-hub's names of the kernels.
 INTERPOLATION = {

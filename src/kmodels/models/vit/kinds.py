@@ -8,14 +8,14 @@ from typing import Any
 
 import keras
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
-from kmodels.models.vit.weights_dinov2 import gated_dim
+from kmodels.models.vit.weights.dinov2 import gated_dim
 
 GELUS: dict[str, bool | str] = {"gelu": False, "gelu_approximate": True, "quick_gelu": "sigmoid"}
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
 from kmodels.layers import (
     MLP,
     Attention,
@@ -24,9 +24,11 @@ from kmodels.layers import (
     LayerScale,
     SwiGLU,
 )
-from kmodels.models.vit import exports_npz, exports_timm, features, fitting, weights_peft
+from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.exports import npz, timm
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
+from kmodels.models.vit.weights import peft
 from kmodels.task import Backbone
 
 
@@ -145,7 +147,7 @@ class ViTBackbone(Backbone):
 
     config_class = ViTConfig
     family = "vit"
-    peft_names = staticmethod(weights_peft.names)
+    peft_names = staticmethod(peft.names)
     named_inputs: ClassVar[bool] = False
     token_embedding = None
 
@@ -262,7 +264,7 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: for sides that the patch does not divide.
         """
-        return fitting.resized(self, image_size, patch_size)
+        return resize_positions.resized(self, image_size, patch_size)
 
     def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
         """A model of what this one computes on its way; it shares its weights.
@@ -290,7 +292,7 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: lists what timm's ViT cannot express, or files that would be lost.
         """
-        return exports_timm.export_to_timm(self, directory)
+        return timm.export_to_timm(self, directory)
 
     def export_to_npz(self, path: str | Path) -> Path:
         """Writes an .npz file as vision_transformer does, without class token as big_vision.
@@ -300,7 +302,7 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: lists what such a file cannot express.
         """
-        return exports_npz.export_to_npz(self, path)
+        return npz.export_to_npz(self, path)
 
     def attention_maps(self, images: Any) -> list[Any]:
         """What each block attends to.

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.data.resizing import Resizing
-from kmodels.errors import InputError
+from kmodels.core.errors import InputError
+from kmodels.data.images.resizing import Resizing
+from kmodels.models.common.preprocessing import Preprocessor
 from kmodels.models.vit.image_converter import (
     ViTImageConverter,
     converter_settings,
@@ -15,7 +16,6 @@ from kmodels.models.vit.image_converter import (
     pictures,
     settings_of,
 )
-from kmodels.preprocessing import Preprocessor
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -1,0 +1,1 @@
+"""Checkpoints: how a run is saved, found again and continued."""

@@ -1,0 +1,185 @@
+"""Weights and optimizer state out of a `.keras` file, such as one that Keras saved on torch.
+
+`keras.models.load_model` builds what the file names, and on another backend it knows no torch
+optimizer. Here the caller has the model, and of the file only the arrays are read. Keras itself
+never opens the file: what fits goes into one that Keras has just written for this model.
+"""
+
+import math
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.checkpoint import state
+from kmodels.core.archives import check_zip
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+
+WEIGHTS = "model.weights.h5"
+OPTIMIZER = "optimizer/"
+SHOWN = 8
+# gzip, shuffle and checksums come with HDF5; others are code that it looks for on the disk.
+_LAST_OWN_FILTER = 3
+
+
+def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True) -> None:
+    """Fills a built model, and its optimizer, from a `.keras` file that any backend wrote.
+
+    Nothing of the file is executed, no class that it names is made, and no other file that it
+    points to is opened: its configuration is not looked at. The file has no checksum of its own,
+    so values that were changed, or swapped between arrays of one shape, cannot be noticed.
+
+    Args:
+        path: of the file.
+        model: of the same architecture, compiled where `optimizer` is true.
+        optimizer: whether the optimizer's state is read too.
+
+    Raises:
+        InputError: for a file that is damaged or does not fit, naming all that is missing, too much
+            or of another shape; the model is unchanged then.
+    """
+    path = local_path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; give one that model.save wrote")
+    wanted = list(model.variables)
+    if optimizer:
+        if model.optimizer is None:
+            raise InputError("the model has no optimizer; compile it, or give optimizer=False")
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        wanted += model.optimizer.variables
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / "own.weights.h5"
+        model.save_weights(own)
+        file = _extract(path, Path(folder))
+        try:
+            _move(path, file, own, optimizer)
+        except InputError:
+            raise
+        except Exception as error:
+            # HDF5 raises nearly anything for a damaged file: OSError, RuntimeError, KeyError.
+            raise InputError(f"{path} has damaged weights: {_one_line(error)}") from None
+        former = [(variable, np.array(state.host_values(variable))) for variable in wanted]
+        try:
+            model.load_weights(own)
+        except Exception as error:
+            for variable, values in former:
+                state.put(variable, values)
+            raise InputError(f"{path} does not fit the model: {_one_line(error)}") from None
+
+
+def _extract(path: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_zip(archive, path)
+            archive.getinfo(WEIGHTS)
+            return Path(archive.extract(WEIGHTS, folder))
+    except KeyError:
+        raise InputError(f"{path} holds no {WEIGHTS}; save the model as a .keras file") from None
+    except InputError:
+        raise
+    except Exception as error:
+        # zipfile raises nearly anything for a damaged file: zlib.error, RuntimeError, EOFError.
+        raise InputError(f"{path} is not a whole .keras file: {_one_line(error)}") from None
+
+
+def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
+    """Puts the file's arrays in the place of the model's own, once all are known to fit."""
+    import h5py
+
+    with h5py.File(file, "r") as theirs, h5py.File(own, "r+") as ours:
+        wanted = dict(_arrays(ours, own))
+        found = dict(_arrays(theirs, path, 1000 + 20 * len(wanted)))
+        counts = [sum(name.startswith(OPTIMIZER) for name in held) for held in (found, wanted)]
+        if not optimizer:
+            found, wanted = _without_optimizer(found), _without_optimizer(wanted)
+        elif counts[0] != counts[1]:
+            raise InputError(
+                f"{path} has {counts[0]} variables of an optimizer, the model's has {counts[1]}; "
+                "compile with the same optimizer, or give optimizer=False"
+            )
+        if problems := list(_misfits(found, wanted)):
+            more = f"; {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+            raise InputError(f"{path} does not fit the model: {'; '.join(problems[:SHOWN])}{more}")
+        for name in wanted:
+            values = found[name][()]
+            del ours[name]
+            written: Any = ours.create_dataset(name, data=values)
+            if written.dtype.kind == "V":
+                written.attrs["dtype"] = "bfloat16"
+
+
+def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str, Any]]:
+    """Every array by its path, unless it lies somewhere else than in this place of this file.
+
+    Args:
+        file: opened by h5py.
+        path: for messages.
+        most: how many groups and arrays are looked at.
+
+    Yields:
+        Path and dataset.
+    """
+    import h5py
+
+    groups, seen = [("", file)], set()
+    while groups:
+        prefix, group = groups.pop()
+        for name in group:
+            where = f"{prefix}{name}"
+            if type(group.get(name, getlink=True)) is not h5py.HardLink:
+                raise InputError(f"{path}: {where} points to another place; save the model again")
+            item = group[name]
+            address = h5py.h5o.get_info(item.id).addr
+            if address in seen:
+                raise InputError(f"{path}: {where} is there twice; save the model again")
+            seen.add(address)
+            if len(seen) > most:
+                raise InputError(
+                    f"{path} holds over {most} groups and arrays, far more than the model; give "
+                    "the model's own file"
+                )
+            if isinstance(item, h5py.Group):
+                groups.append((f"{where}/", item))
+                continue
+            if not isinstance(item, h5py.Dataset):
+                raise InputError(f"{path}: {where} is no array; save the model again")
+            plan: Any = item.id.get_create_plist()
+            filters = [plan.get_filter(i)[0] for i in range(plan.get_nfilters())]
+            if item.external or item.is_virtual or max(filters, default=0) > _LAST_OWN_FILTER:
+                raise InputError(
+                    f"{path}: the values of {where} are not in the file, or not readable without "
+                    "more code; save the model again"
+                )
+            yield where, item
+
+
+def _without_optimizer(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if not name.startswith(OPTIMIZER)}
+
+
+def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(set(wanted) - set(found)):
+        yield f"{name} is missing"
+    for name in sorted(set(found) - set(wanted)):
+        yield f"{name} is not in the model"
+    for name in sorted(set(found) & set(wanted)):
+        theirs, ours = found[name], wanted[name]
+        if theirs.shape != ours.shape:
+            yield f"{name} is {theirs.shape}, the model needs {ours.shape}"
+        elif _kind(theirs.dtype) != _kind(ours.dtype):
+            yield f"{name} holds {theirs.dtype}, the model needs {ours.dtype}"
+
+
+def _kind(dtype: np.dtype) -> str:
+    # bfloat16 is stored as two opaque bytes; states of seeds are signed on some backends.
+    return "f" if dtype == np.dtype("V2") else dtype.kind.replace("u", "i")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,297 @@
+"""Directories that are whole or absent, verified before use, and the same on every backend.
+
+A checkpoint is a directory `step_<n>`:
+
+    model.safetensors      variables of the model by path, states of seeds included; only the
+                           trainable ones where adapters are trained beside a frozen base
+    optimizer.safetensors  variables of the optimizer by weight and slot
+    metrics.safetensors    running averages
+    other.safetensors      arrays of callbacks, states of random generators, the learning rate
+    state.json             epoch, batch, step, what callbacks know, versions, settings
+    manifest.json          size and sha256 of each of the others
+
+Where several processes train together, each writes what it holds to files of its own
+(`kmodels.checkpoint.format`), into one directory that all of them see. The first one writes the
+last two files and gives the directory its name, once all others are done; nothing is a checkpoint
+before that. On reading each verifies a share of the files, and one that finds damage tells the
+others.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import keras
+
+from kmodels.checkpoint import format, sharded, state
+from kmodels.checkpoint.consensus import in_all
+from kmodels.checkpoint.format import Arrays
+from kmodels.checkpoint.optimizer_state import averages
+from kmodels.checkpoint.state import CheckpointError
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory, remove_directory, sync
+from kmodels.distribution import processes
+
+_NAME = re.compile(r"step_(\d+)$")
+PREFIX = "step_"
+FORMAT = 2
+STATE, MANIFEST = "state.json", "manifest.json"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that this process writes of a checkpoint, in host memory.
+
+    Args:
+        state: plain values; "step" names the directory.
+        arrays: by name, by part of the checkpoint, as `stored.write` takes them.
+    """
+
+    state: dict[str, Any]
+    arrays: dict[str, Arrays]
+
+
+def save(
+    folder: Path, snapshot: Snapshot, keep: int = 2, best: str | None = None, mode: str = "min"
+) -> Path:
+    """Writes `folder/step_<n>`, then removes older ones; all processes call it, for one step.
+
+    Args:
+        folder: where the checkpoints of one run are.
+        snapshot: what to write.
+        keep: how many of the newest stay; at least 1.
+        best: name of the number in state["logs"] whose best checkpoint stays too.
+        mode: whether the best is the "min" or the "max".
+
+    Raises:
+        InputError: where a weight is not finite, the disk is full or the folder cannot be written;
+            what was there stays.
+    """
+    target = folder / f"{PREFIX}{snapshot.state['step']:08d}"
+    size = sum(a.nbytes for part in snapshot.arrays.values() for a in part.values())
+
+    def saying(act: Callable[[], T]) -> Callable[[], T]:
+        def guarded() -> T:
+            try:
+                return act()
+            except OSError as error:
+                raise InputError(
+                    f"cannot write checkpoint {target} of {size:,} bytes: "
+                    f"{error.strerror or error}; make room or give another directory"
+                ) from error
+
+        return guarded
+
+    in_all("checkpoint is finite", lambda: _check_finite(snapshot))
+    with ExitStack() as stack:
+        begin = saying(lambda: str(stack.enter_context(atomic_directory(target))))
+        new = Path(processes.from_main("checkpoint begins", begin))
+        own = in_all("checkpoint has its parts", saying(lambda: _write(new, snapshot)))
+        stamps = processes.share("checkpoint has its hashes", own)
+
+        def end() -> None:
+            text = json.dumps({"format": FORMAT, **snapshot.state}, indent=1)
+            (new / STATE).write_text(text + "\n")
+            manifest = {name: stamp for told in stamps for name, stamp in told.items()}
+            manifest |= {STATE: _stamp(new / STATE)}
+            text = json.dumps(dict(sorted(manifest.items())), indent=1)
+            (new / MANIFEST).write_text(text + "\n")
+            stack.close()
+            _remove_old(folder, target, keep, best, mode)
+
+        processes.from_main("checkpoint ends", saying(end))
+    return target
+
+
+def _check_finite(snapshot: Snapshot) -> None:
+    for part in ("model", "optimizer"):
+        state.check_finite(snapshot.arrays[part])
+
+
+def _write(new: Path, snapshot: Snapshot) -> dict[str, Any]:
+    """Writes the files of this process; their names with size and hash."""
+    arrays = dict(snapshot.arrays)
+    arrays["metrics"] = state.finite_averages(arrays.get("metrics", {}))
+    parts = ((part, arrays.get(part, {})) for part in format.PARTS)
+    files = [file for part, held in parts for file in format.write(new, part, held)]
+    for file in files if not processes.is_main() else ():
+        sync(file)  # On a disk of the network nobody else can do it.
+    return {file.name: _stamp(file) for file in files}
+
+
+def _remove_old(folder: Path, target: Path, keep: int, best: str | None, mode: str) -> None:
+    # Newer ones did not verify when this run was resumed, and do not count.
+    older = [path for path in list_checkpoints(folder) if path.name < target.name]
+    kept = find_best([target, *older], best, mode) if best else None
+    for old in older[max(keep, 1) - 1 :]:
+        if kept is None or old != kept[1]:
+            remove_directory(old)
+
+
+def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path] | None:
+    """The best value of a log and its checkpoint; of equal ones the earliest, as Keras has it.
+
+    Args:
+        paths: of checkpoints; those without the log, or that cannot be read, do not count.
+        name: of the log, such as "val_loss".
+        mode: whether the best is the "min" or the "max".
+    """
+    found: list[tuple[float, Path]] = []
+    for path in sorted(paths):
+        try:
+            value = json.loads((path / "state.json").read_text())["logs"][name]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(value, int | float) and math.isfinite(value):
+            found.append((value, path))
+    pick = min if mode == "min" else max
+    return pick(found, key=lambda pair: pair[0]) if found else None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, newest first, verified or not."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.match(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(_NAME.match(path.name)[1]), reverse=True)  # type: ignore[index]
+
+
+def newest_step(folder: Path) -> int:
+    """The step of a run's newest checkpoint, verified or not; -1 where there is none."""
+    names: list[str] = processes.from_main("newest checkpoint", lambda: _names(folder))
+    return int(names[0].removeprefix(PREFIX)) if names else -1
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Checks a checkpoint and returns its state; of several processes each checks a share of it.
+
+    Raises:
+        CheckpointError: naming the file that is missing, cut short or changed.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        if not isinstance(manifest, dict) or not _is_whole(set(manifest)):
+            raise CheckpointError(
+                f"{path / MANIFEST} does not list {STATE}, {', '.join(format.PARTS)} and no other"
+            )
+        arrays = sorted(set(manifest) - {STATE})
+        for name in (STATE, *arrays[processes.index() :: processes.count()]):
+            if _stamp(path / name) != manifest[name]:
+                raise CheckpointError(f"{path / name} is not what was written (size or sha256)")
+        found = json.loads((path / STATE).read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing") from error
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if found.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {found.get('format')}; this version reads format {FORMAT}"
+        )
+    return found
+
+
+def _is_whole(names: set[str]) -> bool:
+    found = {format.part_of(name) for name in names - {STATE}}
+    return STATE in names and found == set(format.PARTS)
+
+
+def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
+    """The newest checkpoint that verifies, also while another run writes and removes some.
+
+    One that a process finds damaged is passed over by all of them.
+
+    Returns:
+        Its path, its state and why newer ones were passed over; None where there is none at all.
+
+    Raises:
+        CheckpointError: where there are some and none verifies.
+    """
+    reasons: list[str] = []
+    listed: list[str] | None = None
+    while True:
+        names: list[str] = processes.from_main("checkpoints", lambda: _names(folder))
+        if names == listed:
+            break
+        listed, reasons = names, []
+        for name in names:
+            described, problem = {}, None
+            try:
+                described = verify(folder / name)
+            except CheckpointError as error:
+                problem = str(error)
+            problems = [said for said in processes.share("checkpoint is good", problem) if said]
+            if not problems:
+                return folder / name, described, reasons
+            reasons.append(problems[0])
+    if reasons:
+        raise CheckpointError(f"no checkpoint in {folder} verifies: {'; '.join(reasons)}")
+    return None
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def restore_newest(folder: Path, model: keras.Model) -> Path:
+    """Fills the model for evaluation, with the moving average of the weights where there is one.
+
+    Args:
+        folder: where the checkpoints of one run are.
+        model: compiled as the run's.
+
+    Raises:
+        CheckpointError: where there is no checkpoint that verifies, or it is of another model.
+    """
+    while True:
+        found = newest(folder)
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint in {folder}; train first")
+        try:
+            restore(*found[:2], model)
+            break
+        except InputError:
+            # Another process may have removed it since, having written a newer one.
+            if found[0].is_dir():
+                raise
+    for variable, average in averages(model.optimizer):
+        if sharded.is_placed(variable):
+            variable.assign(average.value)
+        else:
+            state.put(variable, state.host_values(average))
+    return found[0]
+
+
+def restore(path: Path, described: dict[str, Any], model: keras.Model) -> None:
+    """Fills a compiled model and its optimizer, all or none.
+
+    Args:
+        path: of the checkpoint, verified.
+        described: its state.
+        model: compiled as the run's.
+
+    Raises:
+        CheckpointError: lists all that does not fit, or says that the frozen weights are others.
+    """
+    base = described.get("base")
+    wanted = state.parts(model, base is not None)
+    if base is not None and not state.is_frozen_base(model, base["sha256"]):
+        raise CheckpointError(
+            f"{path} was trained beside other frozen weights"
+            f"{' (' + str(base['origin']) + ')' if base.get('origin') else ''}; give the same base"
+        )
+    state.fill(path, {part: wanted[part] for part in ("model", "optimizer")})
+
+
+def _stamp(file: Path) -> dict[str, Any]:
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    return {"bytes": file.stat().st_size, "sha256": digest}

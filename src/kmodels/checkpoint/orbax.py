@@ -1,0 +1,68 @@
+"""Weights and optimizer state in Orbax's format, for other programs on JAX.
+
+`kmodels.callbacks.Checkpoint` does not need it: its own files hold the same parts, are verified by
+hash, and are read without JAX.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from kmodels.checkpoint import state
+from kmodels.checkpoint.consensus import in_all
+from kmodels.core.dispatch import backend, backend_module
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+
+_orbax: Any = backend_module("kmodels.checkpoint.orbax")
+PARTS = ("model", "optimizer")
+
+
+def save_orbax(model: Any, directory: str | Path) -> Path:
+    """Writes {"model": {path: weight}, "optimizer": {path: slot}} as Orbax does.
+
+    In a run of several processes all call it, and each writes the parts that it holds.
+
+    Args:
+        model: compiled.
+        directory: to make; on a disk that all processes see.
+
+    Raises:
+        InputError: on another backend, without Orbax, or where the directory is there.
+    """
+    path = local_path(directory).resolve()
+    module = _module()
+    in_all("Orbax begins", lambda: _check_new(path))
+    held = state.parts(model, False)
+    module.save(path, {part: held[part] for part in PARTS})
+    return path
+
+
+def load_orbax(model: Any, directory: str | Path) -> None:
+    """Fills a compiled model and its optimizer from what `save_orbax` wrote, on any mesh.
+
+    Args:
+        model: compiled as the one that was saved.
+        directory: of `save_orbax`.
+
+    Raises:
+        InputError: on another backend, without Orbax, for a directory that Orbax did not write, or
+            naming all that does not fit; nothing is filled then.
+    """
+    path = local_path(directory).resolve()
+    module = _module()
+    held = state.parts(model, False)
+    module.load(path, {part: held[part] for part in PARTS})
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise InputError(f"{path} exists; give a new directory")
+
+
+def _module() -> Any:
+    if _orbax is None:
+        raise InputError(
+            f"Orbax needs the jax backend and this is {backend()}; checkpoints of "
+            "kmodels.callbacks.Checkpoint are read on every backend"
+        )
+    return _orbax

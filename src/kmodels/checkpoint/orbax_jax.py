@@ -1,0 +1,66 @@
+"""Orbax's files: each process writes what lies on its devices, and reads what will lie there."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from kmodels.checkpoint import state
+from kmodels.checkpoint.layer_numbers import as_counted
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+
+Variables = Mapping[str, Mapping[str, Any]]
+
+
+def save(path: Path, variables: Variables) -> None:
+    """See `orbax.save_orbax`."""
+    tree = {
+        part: {name: variable.value for name, variable in held.items()}
+        for part, held in variables.items()
+    }
+    with _checkpointer() as checkpointer:
+        checkpointer.save(path, tree)
+
+
+def load(path: Path, variables: Variables) -> None:
+    """See `orbax.load_orbax`."""
+    with _checkpointer() as checkpointer:
+        try:
+            found = checkpointer.metadata(path).item_metadata.tree
+        except (OSError, ValueError, AttributeError, KeyError) as error:
+            raise InputError(
+                f"{path} is not what save_orbax wrote: {' '.join(str(error).split())[:200]}"
+            ) from error
+        found = {part: dict(found.get(part) or {}) for part in variables}
+        # By the names that variables have in this process, those in the file.
+        there = as_counted({part: {n: n for n in held} for part, held in found.items()}, variables)
+        named = {
+            part: {name: found[part][stored] for name, stored in names.items()}
+            for part, names in there.items()
+        }
+        state.check_fits(path, named, variables)
+        target = {
+            part: {there[part][name]: _like(variable) for name, variable in held.items()}
+            for part, held in variables.items()
+        }
+        values = checkpointer.restore(path, target)
+    for part, held in variables.items():
+        for name, variable in held.items():
+            keras_internals.give_value(variable, values[part][there[part][name]])
+
+
+def _like(variable: Any) -> jax.ShapeDtypeStruct:
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return jax.ShapeDtypeStruct(tuple(variable.shape), dtype, sharding=variable.value.sharding)
+
+
+def _checkpointer() -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError:
+        raise InputError("Orbax is not installed: pip install 'kmodels[orbax]'") from None
+    return ocp.StandardCheckpointer()

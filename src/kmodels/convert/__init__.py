@@ -1,6 +1,0 @@
-"""Models on their way out: files for other packages and runtimes, each compared with the model."""
-
-from kmodels.convert.formats import FORMATS, Format, Runtime, table
-from kmodels.convert.run import Converted, Differs, convert
-
-__all__ = ["FORMATS", "Converted", "Differs", "Format", "Runtime", "convert", "table"]

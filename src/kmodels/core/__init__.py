@@ -1,0 +1,1 @@
+"""What every other room stands on: errors, files, the dispatcher, the boundary to Keras."""

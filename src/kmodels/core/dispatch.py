@@ -1,0 +1,325 @@
+"""How an op finds the faster body that one backend has for it.
+
+An op is a function in `ops/<op>.py`, written with `keras.ops`, right on every backend. An override
+is a function with the same signature in `overrides/<op>_<backend>.py`. Importing `kmodels.ops`
+imports the overrides of the running backend only: a listing of `overrides/` is the registry.
+
+The path is chosen when Python runs the op, which for a compiled step means when it is traced.
+Steps of kmodels' models are traced anew where `generic_only()` changed, see `kmodels.core.traced`;
+around other compiled code it must surround building *and* the first call. For a whole run set the
+environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated list of ops.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+
+import keras
+
+from kmodels.core.errors import InputError
+
+Tensor: TypeAlias = Any
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ENVIRONMENT = "KMODELS_GENERIC_OPS"
+OVERRIDE, GENERIC = "override", "generic"
+
+_OPS: dict[str, "Op[Any, Any]"] = {}
+_DECISIONS: dict[str, Counter[str]] = {}
+_ALL = frozenset({"all"})
+_switched_off: ContextVar[frozenset[str]] = ContextVar("kmodels_generic_ops", default=frozenset())
+_environment_off: frozenset[str] = frozenset()
+_environment_error: str | None = None
+_off_for_all: str | None = None
+
+
+def backend() -> str:
+    """Returns the running Keras backend: `"jax"`, `"torch"` or `"tensorflow"`."""
+    return keras.backend.backend()
+
+
+def backend_module(stem: str) -> ModuleType | None:
+    """Imports the part of a module that only the running backend has.
+
+    Args:
+        stem: dotted name without the suffix, for example `"kmodels.training.step"`.
+
+    Returns:
+        The module `<stem>_<backend>`, or `None` if there is no such file.
+    """
+    name = f"{stem}_{backend()}"
+    if importlib.util.find_spec(name) is None:
+        return None
+    return importlib.import_module(name)
+
+
+def _count(name: str, outcome: str) -> None:
+    _DECISIONS.setdefault(name, Counter())[outcome] += 1
+
+
+def decline_all(reason: str | None) -> None:
+    """Turns all overrides off in the process, for this reason (a clause); `None` undoes it.
+
+    It holds in every thread, as `generic_only` does not: torch runs backward passes in its own, and
+    what is computed again there must take the path that it took at first.
+    """
+    global _off_for_all
+    _off_for_all = reason
+
+
+def _transformed() -> str | None:
+    return None
+
+
+def _autocasts(args: tuple) -> bool:
+    return False
+
+
+def switched_off(name: str) -> str | None:
+    """Returns what turned the op's override off (a clause), or `None` if nothing did."""
+    if _off_for_all is not None:
+        return _off_for_all
+    block = _switched_off.get()
+    if block and (name in block or "all" in block):
+        return "turned off by generic_only()"
+    if _environment_off and (name in _environment_off or "all" in _environment_off):
+        return f"turned off by {ENVIRONMENT}"
+    return _transformed()
+
+
+def _is_abstract(values: Any) -> bool:
+    return any(isinstance(value, keras.KerasTensor) for value in values)
+
+
+if backend() == "torch":
+    import torch
+
+    from kmodels.core.dispatch_torch import autocasts as _autocasts
+    from kmodels.core.dispatch_torch import transformed as _transformed
+    from kmodels.core.dispatch_torch import without_autocast
+
+    # Both run while torch.compile traces and leave nothing in the graph. Traced themselves, the
+    # counter would be guarded by value and recompile at each call; the ContextVar breaks the graph.
+    _count = torch.compiler.assume_constant_result(_count)
+    switched_off = torch.compiler.assume_constant_result(switched_off)
+
+    def _is_abstract(values: Any) -> bool:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.is_meta:
+                    return True
+            elif isinstance(value, keras.KerasTensor):
+                return True
+        return False
+
+
+class Op(Generic[P, R]):
+    """A function with a body for all backends and, maybe, one for the running backend.
+
+    Attributes:
+        name: the function's name, which is also its file's name.
+        generic: the `keras.ops` body.
+        override: the backend's own body, `None` if there is none.
+        supports: same arguments as the op; returns `None` or why the override declines.
+    """
+
+    def __init__(self, generic: Callable[P, R]) -> None:
+        self.name = generic.__name__
+        self.generic = generic
+        self.override: Callable[P, R] | None = None
+        self.supports: Callable[..., str | None] | None = None
+        self.__name__ = self.name
+        self.__doc__ = generic.__doc__
+        self.__module__ = generic.__module__
+        self.__wrapped__ = generic
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102, wraps the op's own
+        if _environment_error is not None:
+            raise InputError(_environment_error)
+        if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
+            return self.generic(*args, **kwargs)
+        if _autocasts(args):
+            return without_autocast(self, self.generic, args, kwargs)
+        if self.override is None or switched_off(self.name) is not None:
+            _count(self.name, GENERIC)
+            return self.generic(*args, **kwargs)
+        if self.supports is not None:
+            reason = self.supports(*args, **kwargs)
+            if reason is not None:
+                _count(self.name, reason)
+                return self.generic(*args, **kwargs)
+        _count(self.name, OVERRIDE)
+        return self.override(*args, **kwargs)
+
+    def declines(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """Why a call with these arguments would take the generic path; `None` if it would not."""
+        if self.override is None:
+            return f"no override for {backend()}"
+        reason = switched_off(self.name)
+        if reason is None and self.supports is not None:
+            reason = self.supports(*args, **kwargs)
+        return reason
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+def op(function: Callable[P, R]) -> Op[P, R]:
+    """Makes the `keras.ops` function of `ops/<op>.py` an op.
+
+    Raises:
+        TypeError: if another function has registered under this name.
+    """
+    if function.__name__ in _OPS:
+        raise TypeError(f"There is an op named {function.__name__!r} already; choose another name.")
+    made = Op(function)
+    _OPS[made.name] = made
+    return made
+
+
+def override(
+    target: Op[P, R], supports: Callable[..., str | None] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Registers the running backend's own body of an op; the function itself stays callable.
+
+    Args:
+        target: the op, not its name, so that tools can follow it.
+        supports: takes the op's arguments; returns `None`, or one clause saying why not.
+
+    Raises:
+        TypeError: if the function is not named `<op>_<backend>`, if its or `supports`' parameters
+            differ from the op's in name, kind or default, or if there is an override already.
+    """
+
+    def register(function: Callable[P, R]) -> Callable[P, R]:
+        expected = f"{target.name}_{backend()}"
+        if function.__name__ != expected:
+            raise TypeError(
+                f"An override is named <op>_<backend>: {expected!r}, not {function.__name__!r}."
+            )
+        if target.override is not None:
+            raise TypeError(f"Op {target.name!r} has an override on {backend()} already.")
+        for candidate in (function, supports):
+            if candidate is not None and _parameters(candidate) != _parameters(target.generic):
+                raise TypeError(
+                    f"{candidate.__name__}{inspect.signature(candidate)} must take the "
+                    f"parameters of {target.name}{inspect.signature(target.generic)}."
+                )
+        target.override = function
+        target.supports = supports
+        return function
+
+    return register
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+@contextmanager
+def generic_only(*names: "str | Op[Any, Any]") -> Iterator[None]:
+    """Takes the generic path inside the block: for the ops named, or for all when none is named.
+
+    `fit`, `evaluate`, `predict` and `generate` of kmodels' models follow it, in and out of the
+    block. Other compiled code chooses while it is traced, so the block must surround its first
+    call.
+
+    Raises:
+        InputError: for a name that is no op.
+    """
+    chosen = frozenset(name.name if isinstance(name, Op) else name for name in names) or _ALL
+    problem = _unknown(chosen, "generic_only()")
+    if problem is not None:
+        raise InputError(problem)
+    token = _switched_off.set(_switched_off.get() | chosen)
+    try:
+        yield
+    finally:
+        _switched_off.reset(token)
+
+
+def generic_now() -> frozenset[str]:
+    """What is turned off here, by whatever: names of ops, or "all"; for what keeps traced code."""
+    off = _switched_off.get() | _environment_off
+    return off if _off_for_all is None else off | _ALL
+
+
+def ops() -> dict[str, Op[Any, Any]]:
+    """Returns all ops by name."""
+    return dict(_OPS)
+
+
+def decisions() -> dict[str, dict[str, int]]:
+    """Counts of what the calls of each op did since the start or `reset_decisions()`.
+
+    Keys of the inner dictionary: `"override"`, `"generic"` (there is no override, or it is turned
+    off) and each reason for declining. Shape inference is not counted; a compiled step counts
+    when it is traced.
+    """
+    return {
+        name: {OVERRIDE: 0, GENERIC: 0} | dict(_DECISIONS.get(name, {})) for name in sorted(_OPS)
+    }
+
+
+def reset_decisions() -> None:
+    """Forgets all counts."""
+    _DECISIONS.clear()
+
+
+def summary() -> dict[str, str]:
+    """What most calls of each op did.
+
+    Returns:
+        By op `"override"`, `"generic"`, the reason for declining, or `"not called"`.
+    """
+    return {
+        name: _DECISIONS[name].most_common(1)[0][0] if name in _DECISIONS else "not called"
+        for name in sorted(_OPS)
+    }
+
+
+def load_overrides() -> None:
+    """Imports `overrides/<op>_<backend>.py` of the running backend and reads `KMODELS_GENERIC_OPS`.
+
+    `kmodels.ops` calls it once, after its ops exist, rather than each op at its first call: an
+    import inside a traced function would break torch.compile's graph. An unknown name in the
+    environment is reported by the first op that is called, so that a program can show it as its
+    own error.
+    """
+    folder = Path(__file__).parents[1] / "overrides"
+    for path in sorted(folder.glob(f"*_{backend()}.py")):
+        importlib.import_module(f"kmodels.overrides.{path.stem}")
+    load_environment()
+
+
+def load_environment(strict: bool = False) -> None:
+    """Reads `KMODELS_GENERIC_OPS`.
+
+    Args:
+        strict: report an unknown name at once rather than at the next call of an op.
+
+    Raises:
+        InputError: with `strict`, if the variable names an unknown op.
+    """
+    global _environment_off, _environment_error
+    names = os.environ.get(ENVIRONMENT, "").split(",")
+    _environment_off = frozenset(name.strip() for name in names) - {""}
+    _environment_error = _unknown(_environment_off, ENVIRONMENT)
+    if strict and _environment_error is not None:
+        raise InputError(_environment_error)
+
+
+def _unknown(names: frozenset[str], where: str) -> str | None:
+    unknown = sorted(names - set(_OPS) - _ALL)
+    if not unknown:
+        return None
+    return f"{where} names unknown ops {', '.join(unknown)}; known: all, {', '.join(sorted(_OPS))}."

@@ -1,0 +1,161 @@
+"""Writing files so that a crash or a full disk never costs what was there before."""
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kmodels.core.errors import InputError
+
+# File handles of this process by directory: held until they are let go or the process ends.
+_LOCKS: dict[Path, int] = {}
+# "gs://bucket", and "gs:/bucket" as pathlib makes of it; one letter is a drive.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_path(path: str | Path) -> Path:
+    """The path with the user's home filled in; all that a user gives comes through here.
+
+    Args:
+        path: of a file or directory on a disk of this machine.
+
+    Raises:
+        InputError: for an address such as "gs://bucket/run": it would become a folder called "gs:".
+    """
+    if _SCHEME.match(os.fspath(path)):
+        raise InputError(
+            f"{os.fspath(path)} is an address, and kmodels reads and writes local paths alone; "
+            "copy it to or from a local directory with the storage's own tool, and give that one"
+        )
+    return Path(path).expanduser()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
+    """Replaces `path` by the file that `write(temporary)` makes, or leaves it as it was.
+
+    Args:
+        path: the file to make or replace; its folder is made where it is missing.
+        write: writes the whole file to the path it is given.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        os.chmod(temporary, 0o644)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+@contextmanager
+def atomic_directory(path: str | Path) -> Iterator[Path]:
+    """Gives an empty folder to fill; it takes the place of `path` when the block ends well.
+
+    The former folder stays whole until the new one is on the disk, and comes back if the exchange
+    fails half-way.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield temporary
+        for entry in (*temporary.rglob("*"), temporary):
+            sync(entry)
+        os.chmod(temporary, 0o755)
+        _exchange(temporary, path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(new: Path, path: Path) -> None:
+    if not path.exists():
+        os.replace(new, path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent)) / "old"
+    os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except OSError:
+        os.replace(old, path)
+        raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a directory such that nobody meets it half removed."""
+    hidden = path.with_name(f".{path.name}.removed")
+    try:
+        os.replace(path, hidden)
+    except OSError:
+        return
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path, prefix: str) -> None:
+    """Removes what a killed process left of the directories `prefix...` that it was writing.
+
+    Args:
+        folder: held by `lock`, since another process may be writing else.
+        prefix: of the names that the directories were to have.
+    """
+    for entry in folder.glob(f".{prefix}*"):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def lock(directory: Path) -> bool:
+    """Keeps other processes out of a directory until `unlock`, or until this process ends.
+
+    A process that holds it already goes on holding it.
+
+    Returns:
+        Whether it was taken now.
+
+    Raises:
+        InputError: where another process holds it, or the directory cannot be written.
+    """
+    key = directory.resolve()
+    if key in _LOCKS:
+        return False
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {directory}: {error.strerror}; give another directory"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise InputError(
+            f"another run is using {directory}; wait for its end or give another directory"
+        ) from error
+    _LOCKS[key] = handle
+    return True
+
+
+def unlock(directory: Path) -> None:
+    """Lets go of a directory that this process holds."""
+    if (handle := _LOCKS.pop(directory.resolve(), None)) is not None:
+        os.close(handle)

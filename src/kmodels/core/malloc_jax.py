@@ -1,0 +1,21 @@
+"""What XLA's compiler took goes back to the system before the program that it made runs."""
+
+from typing import Any
+
+from jax import monitoring
+
+from kmodels.core import malloc
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+# Seconds of compiling below which there is little to give back.
+LONG = 1.0
+
+
+def watch() -> None:
+    """Trims the heap after each long compilation from now on."""
+    monitoring.register_event_duration_secs_listener(_compiled)
+
+
+def _compiled(event: str, duration_secs: float, **_: Any) -> None:
+    if event == COMPILED and duration_secs > LONG:
+        malloc.trim()

@@ -1,0 +1,50 @@
+"""What to say where a device has no memory left."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+
+# What JAX, torch and TensorFlow call it; none of their classes is imported.
+_WORDS = ("resource_exhausted", "out of memory", "failed to allocate", "can't allocate memory")
+_CLASSES = ("OutOfMemoryError", "ResourceExhaustedError", "MemoryError")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a framework's error says so."""
+    if any(kind.__name__ in _CLASSES for kind in type(error).__mro__):
+        return True
+    return any(word in str(error).lower() for word in _WORDS)
+
+
+def out_of_memory(model: Any, batch_size: int) -> InputError:
+    """The error to raise instead: what is held by part, and what makes it less.
+
+    Args:
+        model: compiled.
+        batch_size: rows of a step, over all devices.
+    """
+    trained = _mib(model.trainable_variables)
+    parts = [
+        f"parameters {_mib(model.weights):,.0f}",
+        f"gradients {trained:,.0f}",
+        f"optimizer {_mib(model.optimizer.variables):,.0f}",
+    ]
+    return InputError(
+        f"out of memory: {', '.join(parts)} MiB, the rest is activations and logits of "
+        f"{batch_size} rows; lower --batch-size and raise --accumulate, or give --remat block, "
+        "--precision bfloat16 or a smaller --preset where the recipe has them; kmodels plan tells "
+        "what fits"
+    )
+
+
+def _mib(variables: Iterable[Any]) -> float:
+    sizes = (math.prod(v.shape) * _bytes(str(v.dtype)) for v in variables)
+    return sum(sizes) / 2**20
+
+
+def _bytes(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize

@@ -1,0 +1,86 @@
+"""Dtypes that a backend holds, how exactly float32 products are computed, and GPU memory."""
+
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import keras
+
+from kmodels.core.dispatch import backend, backend_module
+from kmodels.core.errors import InputError
+
+MatmulPrecision = Literal["highest", "high", "default"]
+
+
+def set_matmul_precision(precision: MatmulPrecision) -> None:
+    """Chooses how float32 matrix products and convolutions are computed, on every backend alike.
+
+    Call it before a model is built: a step that is compiled already keeps its precision. On a CPU
+    products are exact whatever is chosen here.
+
+    Args:
+        precision: `"highest"` for float32 throughout, `"high"` to allow TF32 (10 bits of mantissa,
+            several times faster on NVIDIA GPUs since Ampere), `"default"` for what the framework
+            starts with.
+
+    Raises:
+        InputError: for any other value.
+    """
+    if precision not in get_args(MatmulPrecision):
+        allowed = ", ".join(map(repr, get_args(MatmulPrecision)))
+        raise InputError(f"set_matmul_precision got {precision!r}; allowed: {allowed}.")
+    _module().set_matmul_precision(precision)
+
+
+def matmul_precision() -> str:
+    """Returns what the framework says its float32 matrix products are computed with."""
+    return _module().matmul_precision()
+
+
+def memory_fraction(fraction: float) -> None:
+    """Limits the share of each GPU's memory that this process takes; without a GPU it does nothing.
+
+    Call it before anything runs on a device.
+
+    Args:
+        fraction: share of the memory, in (0, 1].
+
+    Raises:
+        InputError: if the fraction is out of range, or if the framework has its devices already.
+    """
+    if not 0.0 < fraction <= 1.0:
+        raise InputError(f"memory_fraction got {fraction}; it must be in (0, 1].")
+    if not _module().memory_fraction(fraction):
+        raise InputError(
+            f"memory_fraction({fraction}) comes too late: {backend()} has started its devices; "
+            "call it before making a tensor or a model."
+        )
+
+
+def check_policy(policy: Any) -> None:
+    """Stops before a model is made in a dtype that there is not.
+
+    Args:
+        policy: as Keras takes it; None is the global one.
+
+    Raises:
+        InputError: for what is no dtype policy of Keras, or for float64, in the policy or as Keras'
+            `floatx`, where the backend would make float32 of it.
+    """
+    try:
+        found = keras.dtype_policies.get(policy)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"the dtype is {policy!r}; give float32, bfloat16, mixed_bfloat16 or another policy of "
+            "Keras"
+        ) from None
+    wanted = {"dtype": found.compute_dtype, "floatx": keras.config.floatx()}
+    for name, dtype in wanted.items():
+        if dtype == "float64" and (reason := _module().lacks_float64()):
+            raise InputError(f"{name} is float64, and {reason}; or choose {name} float32")
+
+
+def _module() -> ModuleType:
+    module = backend_module("kmodels.core.precision")
+    if module is None:
+        raise InputError(f"Backend {backend()!r} is not supported; use jax, torch or tensorflow.")
+    return module

@@ -1,0 +1,57 @@
+"""What Keras finds in its files by name before the module that defines it is imported.
+
+`import kmodels` loads no models. Keras looks a class up in its table of registered objects. Until
+the class itself stands there, so does an object that loads it when Keras makes one from its config.
+"""
+
+import importlib
+from typing import Any
+
+LAYERS = (
+    *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "GatedMLP", "LayerNorm"),
+    *("LayerScale", "MLP", "RMSNorm", "SwiGLU"),
+)
+GEMMA = (
+    *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
+    *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
+    *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "Reordered", "TokensFirst"),
+)
+VIT = (
+    *("PatchEmbedding", "Pooling", "Tokens", "ViTBackbone", "ViTBlock", "ViTImageClassifier"),
+    *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
+    *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
+    *("DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
+)
+TRAINING = ("AdamW", "SGD", "WarmupSchedule")
+MODULES = {
+    "kmodels.generation.sampler": ("Sampler",),
+    "kmodels.generation.samplers": (
+        *("BeamSampler", "ContrastiveSampler", "GreedySampler"),
+        *("RandomSampler", "TopKSampler", "TopPSampler"),
+    ),
+    "kmodels.layers": LAYERS,
+    "kmodels.models": (*GEMMA, *VIT),
+    "kmodels.training.optim": TRAINING,
+}
+
+
+class Later:
+    """Stands for a class of a module that is not imported yet."""
+
+    def __init__(self, name: str, module: str):
+        self.name = name
+        self.module = module
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """The object of a config, after the import of its module."""
+        from keras.saving import get_custom_objects
+
+        importlib.import_module(self.module)
+        return get_custom_objects()[self.name].from_config(config)
+
+
+def register(known: dict[str, Any]) -> None:
+    """Fills Keras' table of registered objects, where kmodels' own are not in it yet."""
+    for module, names in MODULES.items():
+        for name in names:
+            known.setdefault(f"kmodels>{name}", Later(f"kmodels>{name}", module))

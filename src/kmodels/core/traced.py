@@ -1,0 +1,183 @@
+"""Whether what was traced from a model still holds.
+
+A compiled step is what Python did while it was traced. Adapters that are put on, merged or disabled
+since, quantized kernels, frozen variables and `generic_only` are not in it. So whatever keeps
+compiled code keeps the `State` that it was traced in beside it, and compares before each call.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import keras
+
+from kmodels.core import dispatch, keras_internals
+
+log = logging.getLogger("kmodels")
+
+# None where Python runs each step, as on torch: `torch.compile` looks at attributes itself.
+_steps: Any = dispatch.backend_module("kmodels.core.traced")
+_changes = 0
+# By model: the state in which each of Keras' functions was made.
+_made: WeakKeyDictionary[Any, dict[str, "State"]] = WeakKeyDictionary()
+# Models of users in whose steps layers of kmodels ran; Keras makes their functions.
+_around: WeakSet[Any] = WeakSet()
+
+
+class State:
+    """What code traced from models depends on; equal where one trace serves both.
+
+    That is every variable and whether it is trained, what layers have as `variant` (adapters,
+    quantized kernels), policies of dtypes, and the ops that are generic. It keeps nothing alive.
+
+    Args:
+        *models: built.
+    """
+
+    __slots__ = ("_hash", "_held", "_values")
+
+    def __init__(self, *models: Any):
+        held: list[Any] = []
+        values: list[Any] = [dispatch.generic_now()]
+        for model in models:
+            variables = model.variables
+            held += variables
+            values.append((model.trainable, *(variable.trainable for variable in variables)))
+            for layer in keras_internals.sublayers(model):
+                values.append(layer.dtype_policy.name)
+                for part in getattr(layer, "variant", ()):
+                    values.append(part is None)
+                    held += [] if part is None else [part]
+        self._values = tuple(values)
+        self._hash = hash((self._values, tuple(map(id, held))))
+        self._held = [ref(part) for part in held]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, State) or self._hash != other._hash:
+            return False
+        # An id may have been given away again, so what is gone is equal to nothing.
+        return self._values == other._values and all(
+            mine() is not None and mine() is theirs()
+            for mine, theirs in zip(self._held, other._held, strict=True)
+        )
+
+
+class Watch:
+    """The state of models in a loop: a number is compared in each step, and little else.
+
+    What is trained may change unseen.
+
+    Args:
+        models: built.
+        changed: called where a layer's `variant` is another one.
+    """
+
+    def __init__(self, models: Any, changed: Callable[[], None]):
+        self._models = models
+        self._changed = changed
+        self._seen: Any = _changes, dispatch.generic_now()
+        self._state = State(*models)
+
+    def state(self) -> State:
+        """That of now."""
+        if self._seen != (now := (_changes, dispatch.generic_now())):
+            self._changed()
+            self._seen, self._state = now, State(*self._models)
+        return self._state
+
+
+class Follows(keras.Model if TYPE_CHECKING else object):
+    """First base of a model whose compiled steps follow what is changed in it."""
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step; a new one where the model is not as it was when the last was made."""
+        _follow(self, "train_function")
+        return super().make_train_function(force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """As `make_train_function`."""
+        _follow(self, "test_function")
+        return super().make_test_function(force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """As `make_train_function`."""
+        _follow(self, "predict_function")
+        return super().make_predict_function(force)
+
+    def _warn_if_trainable_state_changed(self) -> None:
+        """Nothing: Keras would say that the change waits for `compile`."""
+
+
+def _follow(model: Any, name: str) -> None:
+    if _steps is None:
+        return
+    state = State(model)
+    made = _made.setdefault(model, {})
+    # Only the one that is asked for: `fit` may be running, and evaluate in between.
+    if made.get(name) != state:
+        made[name] = state
+        setattr(model, name, None)
+
+
+def changes() -> int:
+    """A number that is another one after each change of a layer's `variant`."""
+    return _changes
+
+
+def changed() -> None:
+    """To be called where a layer's `variant` changes."""
+    global _changes
+    _changes += 1
+    # What is changed while a step is traced is a part of that step.
+    if not _around or (_steps is not None and _steps.tracing()):
+        return
+    for model in list(_around):
+        _begin_optimizer_anew(model)
+        for kind in ("train", "test", "predict") if _steps is not None else ():
+            if getattr(model, f"{kind}_function", None) is not None:
+                # Made, not traced yet; and never None, as `fit` may be running.
+                getattr(model, f"make_{kind}_function")(force=True)
+
+
+def _begin_optimizer_anew(model: Any) -> None:
+    """Has the optimizer of a user's model built again if that trains what it has no slots for."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not optimizer.built:
+        return
+    held = {id(variable) for variable in keras_internals.built_for(optimizer)}
+    if all(id(variable) in held for variable in model.trainable_variables):
+        return
+    # No warning: who calls compile next has done all that it could ask for.
+    log.warning(
+        "%s has slots for other variables than %s trains now: they, and its count of steps, begin "
+        "anew, as after compile",
+        optimizer.name,
+        model.name,
+    )
+    keras_internals.unbuild(optimizer, restart=True)
+
+
+class Noted(keras.layers.Layer if TYPE_CHECKING else object):
+    """First base of the first layer of a model, so that users' models around it are known."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' call."""
+        if _steps is None:  # else layers note it, once per trace
+            _note()
+        return super().__call__(*args, **kwargs)
+
+
+def note() -> None:
+    """To be called by a layer with a `variant`: a user's model around it is to hear of changes."""
+    if _steps is not None:
+        _note()
+
+
+def _note() -> None:
+    model = getattr(keras_internals.current_call_context(), "entry_layer", None)
+    if isinstance(model, keras.Model) and not isinstance(model, Follows):
+        _around.add(model)

@@ -1,0 +1,1 @@
+"""What `fit` accepts, turned into batches of NumPy arrays."""

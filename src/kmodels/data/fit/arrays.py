@@ -1,0 +1,126 @@
+"""Samples side by side in memory, as opposed to things that give batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.data.fit.batches import Preprocess, to_numpy
+
+
+def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
+    """Whether x is samples side by side, as opposed to something that yields batches."""
+    if isinstance(x, dict):
+        return not _is_data(x) and all(is_arrays(part, None) for part in x.values())
+    if isinstance(x, list | tuple):
+        # A list of tuples is batches; a list of arrays is inputs, or pictures to preprocess.
+        return bool(x) and (
+            all(_is_leaf(part) for part in x)
+            or (preprocess is None and isinstance(x, tuple) and all(map(_is_nested, x)))
+            or (preprocess is not None and isinstance(x, list) and all(map(_is_record, x)))
+        )
+    return _is_leaf(x) and np.ndim(x) > 0
+
+
+def is_empty(x: Any, preprocess: Preprocess | None) -> bool:
+    """Whether x is samples side by side, of which there are none."""
+    if not is_arrays(x, preprocess):
+        return False
+    parts = keras.tree.flatten(x)
+    return any(hasattr(part, "shape") and tuple(part.shape)[:1] == (0,) for part in parts)
+
+
+def columns(x: Any, preprocess: Preprocess | None) -> Any:
+    """A table of pandas to preprocess as its columns, a column of Hugging Face's as a list."""
+    if preprocess is not None and package(x) == "pandas" and hasattr(x, "columns"):
+        return {name: x[name].to_numpy(dtype=object) for name in x.columns}
+    return x[:] if package(x) == "datasets" and type(x).__name__ == "Column" else x
+
+
+def _is_nested(part: Any) -> bool:
+    return _is_leaf(part) or is_arrays(part, None)
+
+
+def _is_leaf(part: Any) -> bool:
+    return (
+        isinstance(part, str | bytes | int | float)
+        or (hasattr(part, "__array__") and hasattr(part, "shape"))
+        or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
+    )
+
+
+def _is_record(part: Any) -> bool:
+    """Whether it is named texts of one sample, such as a question and an answer."""
+    return isinstance(part, dict) and all(
+        value is None
+        or isinstance(value, str | int | float)
+        or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+        for value in part.values()
+    )
+
+
+def _is_data(x: Any) -> bool:
+    return package(x) == "datasets" or is_tf_data(x)
+
+
+def package(x: Any) -> str:
+    """The package that a thing's class comes from."""
+    return type(x).__module__.partition(".")[0]
+
+
+def is_tf_data(x: Any) -> bool:
+    """Whether it is a `tf.data.Dataset`."""
+    return hasattr(x, "element_spec") and hasattr(x, "cardinality")
+
+
+def all_numpy(tree: Any) -> bool:
+    """Whether all arrays of a tree are NumPy's."""
+    if isinstance(tree, dict):
+        return all(map(all_numpy, tree.values()))
+    if isinstance(tree, list | tuple):
+        return all(map(all_numpy, tree))
+    return tree is None or isinstance(tree, np.ndarray)
+
+
+def plain(part: Any, preprocess: Preprocess | None) -> Any:
+    """Arrays of any framework as NumPy; a list to preprocess stays a list of samples."""
+    if part is None:
+        return None
+    if isinstance(part, dict):
+        return {key: plain(value, None) for key, value in part.items()}
+    if isinstance(part, tuple) or (isinstance(part, list) and preprocess is None):
+        if part and not np.isscalar(part[0]) and np.ndim(part[0]):
+            return tuple(plain(value, None) for value in part)
+        # NumPy's own texts would all take the room of the longest.
+        texts = bool(part) and isinstance(part[0], str | bytes)
+        return np.asarray(part, dtype=object if texts else None)
+    return part if isinstance(part, list) else to_numpy(part)
+
+
+def length(parts: Any) -> int:
+    """How many samples arrays have; `InputError` where they differ."""
+    lengths = set(_lengths(parts))
+    if len(lengths) != 1:
+        raise InputError(f"arrays have {sorted(lengths)} samples; give as many in each")
+    return lengths.pop()
+
+
+def _lengths(tree: Any) -> Iterator[int]:
+    if isinstance(tree, dict | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _lengths(part)
+    elif tree is not None:
+        yield len(tree)
+
+
+def take(tree: Any, rows: Any) -> Any:
+    """Some samples of a tree of arrays: a slice, or numbers int (B,)."""
+    if isinstance(tree, dict):
+        return {key: take(part, rows) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(take(part, rows) for part in tree)
+    if isinstance(tree, list):
+        return tree[rows] if isinstance(rows, slice) else [tree[row] for row in rows.tolist()]
+    return None if tree is None else tree[rows]

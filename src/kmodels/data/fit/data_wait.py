@@ -1,0 +1,156 @@
+"""How long steps wait for data, and how many workers would end that."""
+
+import math
+import os
+import time
+from collections import deque
+from time import perf_counter
+from typing import Any
+
+from kmodels.core.units import counted
+
+# A smaller share, or less time in an epoch, is not worth a line.
+SHOWN_SHARE, SHOWN_SECONDS = 0.05, 0.1
+
+
+class Clock:
+    """Counts by epoch and over the run of `fit`.
+
+    A wait is time in which a step had no batch and the device nothing to do: where the device works
+    on while the next batch is made, nothing was lost. Nothing is synchronised to find out.
+
+    Args:
+        workers: processes that make batches; 0 where the process that trains does.
+        parameter: what their number is called where it is set, or None.
+        faster: what to do instead, for data that no workers can make.
+
+    Attributes:
+        model: that asks, in `fit`.
+        batches: of the epoch.
+        waited: seconds of the epoch.
+        seconds: of training in the epoch.
+    """
+
+    def __init__(self, workers: int = 0, parameter: str | None = None, faster: str | None = None):
+        self.workers, self.parameter, self.faster = workers, parameter, faster
+        self.model: Any = None
+        self._ready: deque[float] | None = None
+        self._asked: tuple[int, float] | None = None
+        self._all_waited = self._all_seconds = 0.0
+        self.begin_epoch()
+        self._ended = True
+
+    def begin_epoch(self) -> None:
+        """Training of an epoch begins."""
+        self.batches = self._made = 0
+        self.waited = self.seconds = self._making = self._making_cpu = 0.0
+        self._begun, self._begun_cpu = perf_counter(), time.process_time()
+        self._later: tuple[float, float] | None = None
+        self._ended = False
+        self._asked = None
+
+    def begin_pass(self, ahead: bool) -> None:
+        """Batches are about to be made, by a pipeline that is ahead of the steps or for them."""
+        self._ready = deque() if ahead else None
+
+    def made(self, seconds: float, cpu: float) -> None:
+        """A batch was made, in this process or by asking workers, in so much time."""
+        self._made += 1
+        self._making += seconds
+        self._making_cpu += cpu
+        if self._ready is not None:
+            self._ready.append(perf_counter())
+
+    def steps(self, batch: int) -> None:
+        """A step begins; where a pipeline is ahead, it asks now for batch `batch` of the epoch."""
+        self._account(batch)
+        # The first step of all is compiled before it asks.
+        counts = batch or self._all_seconds
+        self._asked = (batch, perf_counter() if counts else math.inf)
+
+    def waits(self, seconds: float) -> None:
+        """A step got its batch after waiting so long."""
+        if self.batches == 1:
+            # The first step compiles, and workers start before it.
+            self._later = (perf_counter() - seconds, self.waited)
+        self.waited += seconds
+        self.batches += 1
+
+    def end_epoch(self) -> None:
+        """Training of the epoch is over; what follows is validation."""
+        if self._ended:
+            return
+        self._ended = True
+        now = perf_counter()
+        self._cpu = time.process_time() - self._begun_cpu
+        self._account(None)
+        self.seconds = now - self._begun
+        self._all_seconds += self.seconds
+        self._all_waited += self.waited
+
+    def _account(self, batch: int | None) -> None:
+        """The step before has ended: its batches, up to this one, were ready before it or not."""
+        if self._asked is None or self._ready is None:
+            return
+        first, asked = self._asked
+        for _ in range(1 if batch is None else batch - first):
+            if self._ready:
+                ready = self._ready.popleft()
+                self.waits(max(ready - asked, 0.0))
+                asked = max(ready, asked)
+
+    @property
+    def share(self) -> float:
+        """Of the time of training, what was waited for data; over the run."""
+        return min(self._all_waited / self._all_seconds, 1.0) if self._all_seconds else 0.0
+
+    def line(self) -> str | None:
+        """What to say after an epoch; None where the wait is not worth a line."""
+        self.end_epoch()
+        if self.waited < max(SHOWN_SHARE * self.seconds, SHOWN_SECONDS):
+            return None
+        count = max(self.batches, 1)
+        return (
+            f"waited for data {self.waited / self.seconds:.0%} of the epoch "
+            f"({1000 * self.waited / count:.1f} of {1000 * self.seconds / count:.1f} ms a batch): "
+            f"{self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        if self.faster is not None:
+            return self.faster
+        since, first = self._later or (self._begun, 0.0)
+        seconds, waited = self.seconds - (since - self._begun), self.waited - first
+        count = self.batches - 1
+        if count < 1 or waited < SHOWN_SHARE * seconds:
+            return "nearly all of it before the first batch; keep workers between epochs"
+        step = max((seconds - waited) / count, 1e-6)
+        # Busy workers together give a batch as often as one comes.
+        make = self.workers * seconds / count if self.workers else self._making / self._made
+        # How much of it workers compute, and how much they wait for a disk, is not known here.
+        make_cpu = 0.0 if self.workers else self._making_cpu / self._made
+        # While the first step is compiled, about one core is busy.
+        own = self._cpu - (since - self._begun - first)
+        own -= 0.0 if self.workers else self._making_cpu
+        cores = _cores()
+        best = max(step, (make_cpu + max(own, 0.0) / count) / cores)
+        left, share = 1 - step / best, waited / seconds
+        need = max(math.ceil(make / best - SHOWN_SHARE), self.workers + 1)
+        if left > 0.75 * share:
+            return (
+                f"no number of workers ends that, since {cores} cores have no room beside the "
+                f"step for {1000 * make_cpu:.1f} ms a batch; make batches cheaper, or keep them"
+            )
+        named = f"a loader with {counted(need, 'worker')}"
+        named = named if self.parameter is None else f"{self.parameter}={need}"
+        if self.workers and need > cores:
+            return f"{named} would end that, unless they compute: there are {cores} cores"
+        if left > SHOWN_SHARE:
+            return f"{named} would leave {left:.0%}, and {cores} cores have no room for more"
+        return f"{named} would end that"
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

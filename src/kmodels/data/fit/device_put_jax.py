@@ -1,0 +1,44 @@
+"""Batches on JAX's devices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from kmodels.core import keras_internals
+
+# During an epoch Keras holds the weights outside of the model, and they are lost where the first
+# batch raises: no step has given them back.
+TAKES_WEIGHTS = True
+
+
+def ahead() -> int:
+    """How many batches pay to be made ahead: on a CPU they would take its cores from the step."""
+    return 0 if jax.default_backend() == "cpu" else 2
+
+
+def placer() -> Callable[[Any], Any]:
+    """What puts a batch where the step wants it; ask for it in the thread that trains.
+
+    Transfers go on beside the computation. Under `keras.distribution` a batch stays on the host:
+    Keras cuts it up and sends the parts, and does not wait for them either.
+    """
+    if keras.distribution.distribution() is not None:
+        return lambda batch: batch
+    device: Any = getattr(jax.config, "jax_default_device")  # noqa: B009, set at run time
+
+    def put(part: Any) -> Any:
+        kind = np.asarray(part).dtype.kind if isinstance(part, np.ndarray) else "f"
+        return part if part is None or kind in "OSU" else jax.device_put(part, device)
+
+    return lambda batch: keras.tree.map_structure(put, batch)
+
+
+def busy(model: Any) -> Callable[[], bool] | None:
+    """Whether the device is still at the last step of `fit`; None where it is at none."""
+    output: Any = keras_internals.step_output(model)
+    if output is None or output.is_deleted():
+        return None
+    return lambda: not output.is_ready()

@@ -1,0 +1,273 @@
+"""What Keras is handed as data: batches made ahead where that pays, and how long steps wait."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+from typing import Any
+
+import keras
+
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
+from kmodels.data.fit.data_wait import Clock
+from kmodels.data.fit.prefetch import Ahead
+
+ENVIRONMENT = "KMODELS_PREFETCH"
+
+_placing: Any = backend_module("kmodels.data.fit.device_put")
+# Where the backend has a pipeline of its own, tf.data, which makes and sends batches ahead.
+_keeps_pipeline = getattr(_placing, "keeps_pipeline", lambda model: False)
+
+
+def batches_ahead() -> int:
+    """How many batches a thread makes ahead and puts on the device; 0 for no thread.
+
+    Raises:
+        InputError: where the environment says something else than a number.
+    """
+    text = os.environ.get(ENVIRONMENT)
+    if text is None:
+        return _placing.ahead()
+    if not text.isdecimal():
+        raise InputError(f"{ENVIRONMENT} is {text!r}; give a number of batches, 0 for none")
+    return int(text)
+
+
+class Fed:
+    """What all data in `fit` have in common.
+
+    Attributes:
+        clock: how long steps waited.
+        error: what the data raised, which some backends wrap in errors of their own.
+        running: whether a `fit`, `evaluate` or `predict` is at it.
+        model: whose method that is, if it is known.
+        taken: batches of this pass that were handed out; None where only the backend knows.
+    """
+
+    def __init__(self, clock: Clock):
+        self.clock = clock
+        self.error: Exception | None = None
+        self.running = False
+        self.model: Any = None
+        self.taken: int | None = None
+        self._ahead: Ahead | None = None
+        self._begun = False
+        self._pass: _Pass | None = None
+
+    def begin(self) -> None:
+        """What was read to build the model was it; from here on batches are made ahead.
+
+        Not before: so many that nobody takes would be made as there is time for, and draw as many
+        random numbers.
+        """
+        self._begun = True
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread that makes batches ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+    def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Batches as the step, or the pipeline in front of it, asks for them."""
+        piped = _keeps_pipeline(self.model)
+        made = self._made(batches, piped)
+        if piped:
+            return made
+        self._pass = _Pass(self._taken(made))
+        return self._pass
+
+    def look(self) -> None:
+        """Gets the first batch of a pass, where Keras takes the weights out of the model before."""
+        if getattr(_placing, "TAKES_WEIGHTS", False) and self._pass is not None:
+            self._pass.look()
+
+    def _made(self, batches: Iterable[Any], piped: bool) -> Iterator[Any]:
+        self.clock.begin_pass(piped)
+        try:
+            iterator = iter(batches)
+            while True:
+                begun, cpu = perf_counter(), time.thread_time()
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                self.clock.made(perf_counter() - begun, time.thread_time() - cpu)
+                yield batch
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _taken(self, made: Iterator[Any]) -> Iterator[Any]:
+        count, ahead = batches_ahead() if self._begun else 0, None
+        if count:
+            self.close()
+            ahead = self._ahead = Ahead(made, count, _placing.placer())
+        self.taken = 0
+        try:
+            while True:
+                busy = _placing.busy(self.clock.model)
+                try:
+                    batch, waited = _take(made, busy) if ahead is None else ahead.take(busy)
+                except StopIteration:
+                    return
+                self.clock.waits(waited)
+                self.taken += 1
+                yield batch
+        finally:
+            if ahead is not None:
+                ahead.close()
+
+
+class _Pass:
+    """Batches, the first of which may be made before it is asked for."""
+
+    def __init__(self, batches: Iterator[Any]):
+        self._batches = batches
+        self._held: list[Any] = []
+
+    def look(self) -> None:
+        if not self._held:
+            self._held += itertools.islice(self._batches, 1)
+
+    def __iter__(self) -> "_Pass":
+        return self
+
+    def __next__(self) -> Any:
+        return self._held.pop() if self._held else next(self._batches)
+
+
+def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, float]:
+    begun = perf_counter()
+    batch = next(made)
+    waited = perf_counter() - begun
+    # Where the device ran dry in between, when it did is not known: all of it counts then.
+    return batch, 0.0 if busy is not None and busy() else waited
+
+
+class Feed(Fed, keras_internals.PyDatasetAdapter):
+    """A PyDataset.
+
+    Args:
+        dataset: ours or a user's. Where it has `handed_out`, it is told how many batches were.
+        class_weight: as in `keras.Model.fit`.
+        clock: by default one that knows the workers of the data set.
+    """
+
+    def __init__(
+        self,
+        dataset: keras.utils.PyDataset,
+        class_weight: dict[int, float] | None = None,
+        clock: Clock | None = None,
+    ):
+        Fed.__init__(self, clock or Clock(*workers_of(dataset)))
+        keras_internals.PyDatasetAdapter.__init__(self, dataset, class_weight=class_weight)
+
+    def raw(self) -> Iterable[Any]:
+        """One pass over the batches."""
+        return keras_internals.PyDatasetAdapter._get_iterator(self)
+
+    def _get_iterator(self) -> Iterator[Any]:
+        return self.feed(self.raw())
+
+    def get_tf_dataset(self) -> Any:
+        """As in Keras' adapter, or batches without tf.data."""
+        if _keeps_pipeline(self.model):
+            return super().get_tf_dataset()
+        return _placing.Passes(self._get_iterator)
+
+    def on_epoch_end(self) -> None:
+        """As in Keras' adapter."""
+        if self.taken is not None and hasattr(self.py_dataset, "handed_out"):
+            # It has counted what was asked of it, which may be ahead.
+            self.py_dataset.handed_out = self.taken
+        super().on_epoch_end()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the data which epoch comes next."""
+        if hasattr(self.py_dataset, "set_epoch"):
+            self.py_dataset.set_epoch(epoch)
+
+
+class Native(Fed, keras_internals.DataAdapter):
+    """Data that Keras has an adapter for.
+
+    Args:
+        adapter: Keras'.
+        faster: what to say where steps wait for it.
+    """
+
+    def __init__(self, adapter: Any, faster: str | None = None):
+        super().__init__(Clock(faster=faster))
+        self._adapter = adapter
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """As in Keras' adapter."""
+        return self._adapter.get_numpy_iterator()
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """As in Keras' adapter, which has batches side by side for several steps since 3.16."""
+        batches = self.feed(self._adapter.get_jax_iterator())
+        return keras_internals.side_by_side(batches, super_batch) if super_batch else batches
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """As in Keras' adapter."""
+        return self.feed(self._adapter.get_torch_dataloader())
+
+    def get_tf_dataset(self) -> Any:
+        """As in Keras' adapter, or gone through here, where waits are seen.
+
+        A clock in the graph would need a thread of TensorFlow's beside the step's.
+        """
+        dataset = self._adapter.get_tf_dataset()
+        if _keeps_pipeline(self.model):
+            return dataset
+        return _placing.Passes(lambda: self.feed(dataset))
+
+    @property
+    def num_batches(self) -> int | None:
+        """As in Keras' adapter."""
+        return self._adapter.num_batches
+
+    @property
+    def batch_size(self) -> int | None:
+        """As in Keras' adapter."""
+        return self._adapter.batch_size
+
+    @property
+    def has_partial_batch(self) -> bool | None:
+        """As in Keras' adapter."""
+        return self._adapter.has_partial_batch
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        """As in Keras' adapter."""
+        return self._adapter.partial_batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the data which epoch comes next."""
+        keras_internals.set_epoch(self._adapter, epoch)
+
+    def on_epoch_begin(self) -> None:
+        """As in Keras' adapter."""
+        self._adapter.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """As in Keras' adapter."""
+        self._adapter.on_epoch_end()
+
+
+def workers_of(data: Any) -> tuple[int, str | None]:
+    """How many processes make batches of it, and what their number is called there."""
+    for name in ("worker_count", "num_workers"):
+        if isinstance(count := getattr(data, name, None), int):
+            return count, "workers" if name == "worker_count" else name
+    if hasattr(data, "loader"):
+        return workers_of(data.loader)
+    if getattr(data, "use_multiprocessing", False) or getattr(data, "workers", 1) > 1:
+        return data.workers, "workers"
+    return 0, None

@@ -1,0 +1,1 @@
+"""Files of records: TFRecord, WebDataset, and how they are opened."""

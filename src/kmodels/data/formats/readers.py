@@ -1,0 +1,238 @@
+"""Data sets held in memory: scikit-learn's digits, IDX files (MNIST), NumPy archives."""
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from kmodels.core.archives import ALWAYS_ALLOWED, MOST_EXPANSION
+from kmodels.core.errors import InputError
+from kmodels.data.images.sources import ArraySource, DataBundle, check_labels, split
+
+FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_IDX_MAGIC = {"images": 2051, "labels": 2049}
+_NPZ_KEYS = "x_train, y_train, x_test, y_test (and perhaps x_val, y_val), or x and y"
+
+
+def bundle(
+    train: tuple[np.ndarray, np.ndarray],
+    validation: tuple[np.ndarray, np.ndarray] | None,
+    test: tuple[np.ndarray, np.ndarray] | None,
+    class_names: list[str],
+    seed: int,
+    validation_split: float,
+) -> DataBundle:
+    """Splits that the data brings are kept; what lacks is drawn from the training part."""
+    images, labels = train
+    shares = (
+        0.0 if validation else validation_split,
+        0.0 if test else validation_split,
+    )
+    rest, for_validation, for_test = split(len(labels), shares, seed)
+    whole = len(rest) == len(labels)
+    parts = [
+        ArraySource(*given) if given else ArraySource(images, labels, chosen)
+        for given, chosen in ((validation, for_validation), (test, for_test))
+    ]
+    return DataBundle(
+        train=ArraySource(images, labels, None if whole else rest),
+        validation=parts[0] if len(parts[0]) else None,
+        test=parts[1] if len(parts[1]) else None,
+        class_names=class_names,
+        image_shape=tuple(images.shape[1:]),
+    )
+
+
+def read_digits() -> DataBundle:
+    """scikit-learn's 1,797 digits, grey 8x8, in a fixed 80/10/10 split; nothing is downloaded."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InputError(
+            "data digits needs scikit-learn: pip install scikit-learn, or choose another data set"
+        ) from error
+    pixels, labels = load_digits(return_X_y=True)
+    # The originals have 17 grey values, 0 to 16.
+    images = np.round(pixels.reshape(-1, 8, 8, 1) * (255 / 16)).astype("uint8")
+    names = [str(digit) for digit in range(10)]
+    return bundle((images, labels.astype("int32")), None, None, names, 0, 0.1)
+
+
+def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
+    """MNIST, Fashion-MNIST and others in their format (yann.lecun.com/exdb/mnist), gz or not."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; give idx:DIR with the four IDX files")
+    train = _idx_pair(folder, "train")
+    has_test = any(_idx_file(folder, "t10k", kind) for kind in _IDX_MAGIC)
+    test = _idx_pair(folder, "t10k") if has_test else None
+    classes = int(train[1].max()) + 1
+    if test:
+        check_labels(test[1], classes, f"{folder}: test labels")
+        if test[0].shape[1:] != train[0].shape[1:]:
+            raise InputError(
+                f"{folder}: test pictures are {test[0].shape[1:3]}, training pictures "
+                f"{train[0].shape[1:3]}; give files of one data set"
+            )
+    fashion = "fashion" in folder.resolve().name.lower() and classes == len(FASHION)
+    names: list[str] = [*FASHION] if fashion else [str(label) for label in range(classes)]
+    return bundle(train, None, test, names, seed, validation_split)
+
+
+def _idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = (_idx_file(folder, part, kind) for kind in _IDX_MAGIC)
+    if images is None or labels is None:
+        lacking = "images-idx3" if images is None else "labels-idx1"
+        raise InputError(
+            f"{folder} has no {part}-{lacking}-ubyte file (gz or not); add it or give another "
+            "folder"
+        )
+    pixels, values = _read_idx(images, "images"), _read_idx(labels, "labels")
+    if len(pixels) != len(values):
+        raise InputError(
+            f"{images.name} holds {len(pixels)} images but {labels.name} {len(values)} labels; "
+            "give files of one data set"
+        )
+    if not len(pixels):
+        raise InputError(f"{images} holds no images; give a data set with some")
+    return pixels[..., None], values.astype("int32")
+
+
+def _idx_file(folder: Path, part: str, kind: str) -> Path | None:
+    dims = 3 if kind == "images" else 1
+    for dot in ("-", "."):
+        for ending in ("", ".gz"):
+            path = folder / f"{part}-{kind}{dot}idx{dims}-ubyte{ending}"
+            if path.is_file():
+                return path
+    return None
+
+
+def _read_idx(path: Path, kind: str) -> np.ndarray:
+    try:
+        content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be unpacked ({error}); fetch it again") from error
+    dims = 3 if kind == "images" else 1
+    if len(content) < 4 + 4 * dims:
+        raise InputError(f"{path} is too short for an IDX file; fetch it again")
+    magic, *shape = struct.unpack_from(f">{1 + dims}I", content)
+    if magic != _IDX_MAGIC[kind]:
+        raise InputError(
+            f"{path} starts with {magic}, not {_IDX_MAGIC[kind]}; it is no IDX file of {kind}"
+        )
+    body = np.frombuffer(content, "uint8", offset=4 + 4 * dims)
+    if len(body) != np.prod(shape, dtype=np.int64):
+        raise InputError(
+            f"{path} promises {shape} values but holds {len(body)}; it is cut off or damaged"
+        )
+    return body.reshape(shape)
+
+
+def _unpacked(path: Path) -> bytes:
+    most = max(MOST_EXPANSION * path.stat().st_size, ALWAYS_ALLOWED)
+    with gzip.open(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise InputError(f"{path} unpacks to over {most:,} bytes, which no pictures do")
+    return content
+
+
+def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
+    """A NumPy archive with arrays named as in Keras' own data sets."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; give npz:FILE")
+    with path.open("rb") as file:
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+            raise InputError(f"{path} is a single array; save with np.savez: {_NPZ_KEYS}")
+    # Here, since worker processes import this module and go without Keras.
+    from kmodels.weights import read_npz as read_arrays
+
+    try:
+        arrays = {name: tensor.read() for name, tensor in read_arrays(path).items()}
+    except InputError as error:
+        raise InputError(f"{path} is no readable NumPy archive ({error})") from None
+    if "x_train" in arrays and "y_train" in arrays:
+        prefixes = {"train": "train", "validation": "val", "test": "test"}
+        keys = {part: (f"x_{end}", f"y_{end}") for part, end in prefixes.items()}
+    elif "x" in arrays and "y" in arrays:
+        keys = {"train": ("x", "y")}
+    else:
+        raise InputError(f"{path} holds {', '.join(arrays) or 'nothing'}; it needs {_NPZ_KEYS}")
+    parts = {}
+    for part, (x, y) in keys.items():
+        if (x in arrays) != (y in arrays):
+            lacking = y if x in arrays else x
+            raise InputError(f"{path} lacks {lacking}; it needs {_NPZ_KEYS}")
+        if x in arrays:
+            parts[part] = (
+                _npz_images(arrays[x], f"{path}: {x}"),
+                _npz_labels(arrays[y], f"{path}: {y}"),
+            )
+            if len(parts[part][0]) != len(parts[part][1]):
+                raise InputError(
+                    f"{path}: {x} has {len(arrays[x])} rows, {y} {len(arrays[y])}; give as many"
+                )
+    shape = parts["train"][0].shape[1:]
+    classes = int(parts["train"][1].max()) + 1
+    for part, (images, labels) in parts.items():
+        check_labels(labels, classes, f"{path}: labels of {part}")
+        if images.shape[1:] != shape:
+            raise InputError(
+                f"{path}: pictures of {part} are {images.shape[1:]}, of train {shape}; give one "
+                "size"
+            )
+    return bundle(
+        parts["train"],
+        parts.get("validation"),
+        parts.get("test"),
+        [str(label) for label in range(classes)],
+        seed,
+        validation_split,
+    )
+
+
+def _npz_images(images: np.ndarray, where: str) -> np.ndarray:
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or not images.size:
+        raise InputError(
+            f"{where} has shape {images.shape}; give (n, height, width) or (n, height, width, "
+            "1 or 3) with n above 0"
+        )
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype == np.uint16:
+        return images.astype("float32") * np.float32(255 / 65535)
+    if images.dtype.kind not in "biuf":
+        raise InputError(f"{where} holds {images.dtype}; give numbers")
+    images = images.astype("float32")
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0.0 and high <= 255.0):
+        raise InputError(f"{where} runs from {low} to {high}; give pixels in 0..1 or 0..255")
+    return images * np.float32(255.0) if high <= 1.0 else images
+
+
+def _npz_labels(labels: np.ndarray, where: str) -> np.ndarray:
+    if labels.ndim == 2 and labels.size:
+        labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(1)
+    if labels.ndim != 1 or not labels.size or labels.dtype.kind not in "biuf":
+        raise InputError(f"{where} has shape {labels.shape} of {labels.dtype}; give (n,) integers")
+    whole = np.nan_to_num(labels, nan=-1.0).astype("int64")
+    if (whole != labels).any():
+        raise InputError(f"{where} holds fractions; give whole numbers from 0")
+    if whole.min() < 0:
+        raise InputError(f"{where}: label {whole.min()} is outside 0..n; give numbers from 0")
+    return whole

@@ -1,0 +1,1 @@
+"""Pictures: folders and sources of them, augmentation, and the loader."""

@@ -1,0 +1,259 @@
+"""Folders of pictures, one per class, with or without split folders above, or a zip of them."""
+
+import zipfile
+import zlib
+from collections import defaultdict
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from kmodels.core.archives import check_zip
+from kmodels.core.errors import InputError
+from kmodels.data.images.pictures import MAX_BYTES, SUFFIXES, PictureError, decode
+from kmodels.data.images.sources import DataBundle, split
+
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
+
+Listing = list[tuple[str, ...]]
+
+
+class FileSource:
+    """Pictures read from files, or from members of a zip, when asked for.
+
+    Args:
+        root: the folder or the zip file.
+        names: path of each picture below root, with forward slashes.
+        labels: int (n,).
+    """
+
+    def __init__(self, root: Path, names: list[str], labels: np.ndarray):
+        self.root = Path(root)
+        self.names = names
+        self.labels = np.asarray(labels, "int32")
+        self._zip: zipfile.ZipFile | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getstate__(self) -> dict:
+        # An open zip cannot travel to another process, which opens its own.
+        return {**self.__dict__, "_zip": None}
+
+    def batch(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """See ImageSource."""
+        return [self.picture(int(i)) for i in indices], self.labels[indices]
+
+    def picture(self, number: int) -> np.ndarray:
+        """One picture, uint8 (H, W, 3)."""
+        name = self.names[number]
+        where = f"{self.root}/{name}"
+        try:
+            return decode(self._read(name), where)
+        except (OSError, RuntimeError, NotImplementedError) as error:
+            raise PictureError(where, f"cannot be read ({error})") from error
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+            raise PictureError(where, f"damaged in the zip ({error})") from error
+
+    def _read(self, name: str) -> bytes:
+        if self.root.is_dir():
+            return (self.root / name).read_bytes()
+        if self._zip is None:
+            self._zip = zipfile.ZipFile(self.root)
+        # The size is checked before unpacking: a few kilobytes can unpack to gigabytes.
+        if self._zip.getinfo(name).file_size > MAX_BYTES:
+            raise PictureError(f"{self.root}/{name}", f"unpacks to over {MAX_BYTES} bytes")
+        return self._zip.read(name)
+
+
+def read_folder(
+    root: Path,
+    image_size: tuple[int, int] | None,
+    seed: int,
+    validation_split: float,
+    skip_bad: bool,
+) -> DataBundle:
+    """Opens ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg, or a zip of either.
+
+    Raises:
+        InputError: for a missing folder, fewer than two classes, an empty class, a class that only
+            a validation or test folder has, or an unreadable picture unless skip_bad is set.
+    """
+    found = _below_wrapper(_list(root))
+    if not any(parts[-1] for parts in found):
+        raise InputError(
+            f"{root} holds no pictures ({', '.join(SUFFIXES)}); give folder:DIR with a folder per "
+            "class"
+        )
+    by_split, names = _sort(root, found)
+    skipped: list[tuple[str, str]] = []
+    sources = {
+        part: _source(root, members, names, skipped if skip_bad else None)
+        for part, members in by_split.items()
+        if members
+    }
+    train = sources["train"]
+    empty = [name for label, name in enumerate(names) if label not in train.labels]
+    if empty:
+        raise InputError(
+            f"{root}: no usable training picture in class {', '.join(empty)}; add some or remove "
+            "the folder"
+        )
+    shares = [0.0 if part in sources else validation_split for part in ("validation", "test")]
+    rest, *drawn = split(len(train), shares, seed)
+    for part, chosen in zip(("validation", "test"), drawn, strict=True):
+        if len(chosen):
+            sources[part] = _take(train, chosen)
+    if len(rest) < len(train):
+        sources["train"] = _take(train, rest)
+    height, width = image_size or _common_size(sources["train"])
+    return DataBundle(
+        sources["train"],
+        sources.get("validation"),
+        sources.get("test"),
+        names,
+        (height, width, 3),
+        skipped,
+    )
+
+
+def _list(root: Path) -> Listing:
+    """Parts of every picture's path below root; a folder without any gives (*parts, "")."""
+    if root.is_dir():
+        paths = [
+            (*path.relative_to(root).parts, *(("",) if path.is_dir() else ()))
+            for path in sorted(root.rglob("*"))
+        ]
+    elif root.is_file():
+        try:
+            with zipfile.ZipFile(root) as archive:
+                check_zip(archive, root)
+                paths = [
+                    (*PurePosixPath(info.filename).parts, *(("",) if info.is_dir() else ()))
+                    for info in archive.infolist()
+                ]
+        except (zipfile.BadZipFile, OSError, NotImplementedError, UnicodeError) as error:
+            raise InputError(f"{root} is no readable zip file ({error}); give a zip") from error
+    else:
+        raise InputError(f"{root} does not exist; give folder:DIR or folder:FILE.zip")
+    return [
+        parts
+        for parts in paths
+        if not any(part.startswith((".", "__MACOSX")) for part in parts)
+        and (parts[-1] == "" or parts[-1].lower().endswith(SUFFIXES))
+    ]
+
+
+def _below_wrapper(found: Listing) -> Listing:
+    """Looks below single folders that only wrap the data, as zips often have.
+
+    One folder with pictures right in it is a class, and one named train a split, not a wrapper.
+    The wrapper stays in the names, as an unsplit first part.
+    """
+    top = {parts[0] for parts in found}
+    inner = [parts for parts in found if len(parts) > 2]
+    wraps = (
+        len(top) == 1
+        and top.isdisjoint(_SPLITS)
+        and bool(inner)
+        and not any(len(parts) == 2 and parts[1] for parts in found)
+    )
+    if not wraps:
+        return found
+    prefix = next(iter(top))
+    return [(f"{prefix}/{parts[1]}", *parts[2:]) for parts in inner]
+
+
+def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
+    """(path, class) of the pictures by split, and the class names in alphabetical order."""
+    tops = {parts[0].rsplit("/", 1)[-1].lower() for parts in found if len(parts) > 1}
+    has_splits = _has_splits(found)
+    if has_splits and (strange := sorted(tops - set(_SPLITS))):
+        raise InputError(
+            f"{root} has both a train folder and {', '.join(strange)}; give class folders, or "
+            "train, validation and test with class folders in them"
+        )
+    by_split: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    classes: dict[str, set[str]] = defaultdict(set)
+    for parts in found:
+        top, depth = parts[0].rsplit("/", 1)[-1], 1 if has_splits else 0
+        if len(parts) < depth + 2:
+            continue  # a picture outside of all class folders
+        part = _SPLITS[top.lower()] if has_splits else "train"
+        label = parts[1] if has_splits else top
+        classes[part].add(label)
+        if parts[-1]:
+            by_split[part].append(("/".join(parts), label))
+    names = sorted(classes["train"])
+    if len(names) < 2:
+        raise InputError(
+            f"{root} has {len(names)} class ({', '.join(names)}); give a folder for each of at "
+            "least two"
+            if names
+            else f"{root} has pictures but no class folders; put them in a folder per class"
+        )
+    for part in ("validation", "test"):
+        if extra := sorted(classes[part] - set(names)):
+            raise InputError(
+                f"{root}: class {', '.join(extra)} is in {part} but not in train; add it there or "
+                "remove it"
+            )
+    by_split.setdefault("train", [])
+    return by_split, names
+
+
+def _has_splits(found: Listing) -> bool:
+    """Whether a train folder holds class folders; with pictures right in it, it is a class."""
+    train = [
+        parts
+        for parts in found
+        if _SPLITS.get(parts[0].rsplit("/", 1)[-1].lower()) == "train" and parts[-1]
+    ]
+    return bool(train) and all(len(parts) > 2 for parts in train)
+
+
+def _source(
+    root: Path,
+    members: list[tuple[str, str]],
+    names: list[str],
+    skipped: list[tuple[str, str]] | None,
+) -> FileSource:
+    label_of = {name: label for label, name in enumerate(names)}
+    members = sorted(members)
+    source = FileSource(
+        root, [path for path, _ in members], np.array([label_of[name] for _, name in members], int)
+    )
+    if skipped is None:
+        return source
+    good = []
+    for number in range(len(source)):
+        try:
+            source.picture(number)
+            good.append(number)
+        except PictureError as error:
+            skipped.append((error.name, error.reason))
+    return source if len(good) == len(source) else _take(source, np.array(good, int))
+
+
+def _take(source: FileSource, chosen: np.ndarray) -> FileSource:
+    names = [source.names[int(i)] for i in chosen]
+    return FileSource(source.root, names, source.labels[chosen])
+
+
+def _common_size(source: FileSource) -> tuple[int, int]:
+    """The size that a sample of the pictures has, or an InputError if they differ."""
+    numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
+    sizes = {source.picture(int(number)).shape[:2] for number in numbers}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
+        raise InputError(
+            f"{source.root}: pictures differ in size ({shown}, ...); give image_size, such as "
+            "(96, 96)"
+        )
+    return sizes.pop()

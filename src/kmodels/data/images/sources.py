@@ -1,0 +1,191 @@
+"""Where pictures come from: the protocol, arrays, made-up pictures, and the bundle of splits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.data.rng import philox, uniforms
+
+_STATISTICS_SAMPLES = 2048
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Numbered pictures with labels. It must be picklable, and import no framework."""
+
+    labels: np.ndarray
+    """int32 (n,)."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Pictures and labels.
+
+        Returns:
+            Pictures with values from 0 to 255, uint8 or float32: one array (B, H, W, C) where all
+            have one size, else a list of arrays (H, W, C). Labels int32 (B,).
+        """
+        ...
+
+
+class ArraySource:
+    """Pictures held in memory.
+
+    Args:
+        images: uint8 or float32 (n, H, W, C), values from 0 to 255.
+        labels: int (n,).
+        indices: which of them belong to this source, in order; all by default.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray | None = None):
+        if len(images) != len(labels):
+            raise InputError(f"{len(images)} images but {len(labels)} labels; give as many")
+        self.images = images if indices is None else images[indices]
+        self.labels = np.asarray(labels if indices is None else labels[indices], "int32")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See ImageSource."""
+        return self.images[indices], self.labels[indices]
+
+
+class SyntheticSource:
+    """Random pictures and labels, the same everywhere, made when asked for.
+
+    Args:
+        count: how many.
+        shape: (H, W, C).
+        num_classes: labels run from 0 to num_classes - 1.
+        seed: of the run.
+        start: number of the first picture, so that splits differ.
+    """
+
+    def __init__(
+        self, count: int, shape: tuple[int, int, int], num_classes: int, seed: int, start: int = 0
+    ):
+        self.shape = shape
+        self.seed = seed
+        self.start = start
+        numbers = np.arange(start, start + count)
+        drawn = uniforms(seed, "synthetic-labels", 0, numbers, 1)[:, 0]
+        self.labels = (drawn * num_classes).astype("int32")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See ImageSource."""
+        size = int(np.prod(self.shape))
+        words = -(-size // 8)
+        images = np.empty((len(indices), *self.shape), "uint8")
+        for row, number in enumerate(indices):
+            raw = philox(self.seed, "synthetic-image", self.start + int(number)).random_raw(words)
+            # Little-endian on every machine, so that the bytes are the same everywhere.
+            images[row] = raw.astype("<u8").view("uint8")[:size].reshape(self.shape)
+        return images, self.labels[indices]
+
+
+@dataclass
+class DataBundle:
+    """What `open_dataset` found.
+
+    Attributes:
+        train: to fit on.
+        validation: to choose on; None where validation_split is 0 and the data has none.
+        test: to report on; None where there is none.
+        class_names: one per label.
+        image_shape: (H, W, C) that loaders give by default.
+        skipped: (file, reason) of pictures left out under skip_bad.
+    """
+
+    train: ImageSource
+    validation: ImageSource | None
+    test: ImageSource | None
+    class_names: list[str]
+    image_shape: tuple[int, int, int]
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.class_names)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Per channel, of training pixels / 255."""
+        return self._statistics[0]
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Per channel, of training pixels / 255."""
+        return self._statistics[1]
+
+    @cached_property
+    def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation over all arrays, or over evenly spaced pictures where there are more.
+
+        Reading a million files for two numbers that go into a division would take minutes.
+        """
+        count = len(self.train)
+        whole = getattr(self.train, "images", None)
+        if whole is not None:
+            chosen = np.arange(count)
+        else:
+            chosen = np.unique(np.linspace(0, count - 1, _STATISTICS_SAMPLES).astype(int))
+        channels = self.image_shape[-1]
+        total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
+        for at in range(0, len(chosen), 256):
+            for picture in _as_list(self.train.batch(chosen[at : at + 256])[0]):
+                flat = picture.reshape(-1, picture.shape[-1]).astype("float64") / 255.0
+                total += flat.sum(0)
+                squares += (flat * flat).sum(0)
+                pixels += len(flat)
+        mean = total / pixels
+        deviation = np.sqrt(np.maximum(squares / pixels - mean**2, 0.0))
+        # A picture of one colour has no deviation, and nothing may be divided by zero.
+        return tuple(mean.tolist()), tuple(np.maximum(deviation, 1e-3).tolist())
+
+
+def _as_list(pictures: Any) -> list[np.ndarray]:
+    # One large array is cheaper to sum at once than picture by picture.
+    return pictures if isinstance(pictures, list) else [pictures.reshape(-1, 1, pictures.shape[-1])]
+
+
+def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray:
+    """Labels as int32, or an InputError that names the first one outside 0..num_classes-1."""
+    if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
+        bad = labels[(labels < 0) | (labels >= num_classes)][0]
+        raise InputError(
+            f"{where}: label {bad} is outside 0..{num_classes - 1}; correct the labels or the "
+            "number of classes"
+        )
+    return labels.astype("int32")
+
+
+def split(
+    n: int, shares: Sequence[float], seed: int, purpose: str = "split"
+) -> tuple[np.ndarray, ...]:
+    """Numbers 0..n-1 drawn into a first part (the rest) and one part per share; pure in the seed.
+
+    Returns:
+        Sorted int arrays: the rest first, then one for each share (at least one sample each where
+        the share is above 0).
+    """
+    drawn = np.argsort(philox(seed, purpose).random_raw(n), kind="stable")
+    parts, at = [], 0
+    for share in shares:
+        count = max(1, round(n * share)) if share > 0 else 0
+        parts.append(np.sort(drawn[at : at + count]))
+        at += count
+    if at >= n:
+        raise InputError(
+            f"{n} samples are too few to hold out shares {tuple(shares)}; give more data or a "
+            "smaller validation_split"
+        )
+    return np.sort(drawn[at:]), *parts

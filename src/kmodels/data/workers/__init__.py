@@ -1,0 +1,1 @@
+"""Worker processes that prepare samples, and how they are talked to."""

@@ -1,0 +1,111 @@
+"""A pool of processes that make batches, for any framework beside them.
+
+Python's own pools start a process by fork, which can deadlock once JAX or TensorFlow runs threads,
+or by spawn and forkserver, which import the user's script again in each process, with the
+framework it imports, and crash where it has no `if __name__ == "__main__"`. So each worker is a
+fresh `python -m kmodels.data.workers.worker` that is sent a pickled BatchMaker through its standard
+input and answers through its standard output.
+"""
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.data.workers import protocol
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class WorkerPool:
+    """Processes that answer (epoch, number) with a batch.
+
+    Args:
+        maker: a BatchMaker.
+        count: number of processes.
+
+    Raises:
+        InputError: where the maker cannot be sent, for example because it holds a function of the
+            running script.
+    """
+
+    def __init__(self, maker: Any, count: int):
+        self._processes: list[subprocess.Popen] = []
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="kmodels-data")
+        self._finalizer = weakref.finalize(self, _stop, self._processes, self._threads)
+        try:
+            for _ in range(count):
+                self._processes.append(_start())
+                protocol.send(self._processes[-1].stdin, maker)  # pyright: ignore[reportArgumentType]
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.close()
+            raise InputError(
+                f"the data cannot be sent to workers ({error}); put what it uses in a module, or "
+                "set workers to 0"
+            ) from error
+        except BrokenPipeError as error:
+            code = self._processes[-1].wait()
+            self.close()
+            raise RuntimeError(f"a data worker ended at its start with {code}") from error
+        self._idle: queue.SimpleQueue = queue.SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
+
+    def submit(self, *request: Any) -> Future:
+        """Asks for a batch."""
+        return self._threads.submit(_ask, self._idle, request)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._finalizer()
+
+
+def _start() -> subprocess.Popen:
+    environment = {
+        **os.environ,
+        **dict.fromkeys(_ONE_THREAD, "1"),
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "kmodels.data.workers.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def _ask(idle: queue.SimpleQueue, request: tuple) -> Any:
+    process = idle.get()
+    try:
+        protocol.send(process.stdin, request)
+        succeeded, answer = protocol.receive(process.stdout)
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+        code = process.wait()
+        raise RuntimeError(
+            f"a data worker ended with {code}; it may have run out of memory: try fewer workers"
+        ) from error
+    finally:
+        idle.put(process)
+    if not succeeded:
+        raise answer
+    return answer
+
+
+def _stop(processes: list[subprocess.Popen], threads: ThreadPoolExecutor) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()
+    # Only now: a thread that waits for an answer has got its end of file.
+    threads.shutdown(wait=True)
+    for process in processes:
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            try:
+                pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
+            except BrokenPipeError:
+                pass

@@ -1,0 +1,1 @@
+"""What each backend does to train over many devices."""

@@ -1,0 +1,244 @@
+"""One training step by several torch processes: `DistributedDataParallel` inside our train steps.
+
+DDP reduces gradients in the backward pass, while it goes on. It needs no more of a model than the
+loss and the variables: what lies between is the model's own business, so Keras' step, a `TrainStep`
+of several players, adapters and compiled blocks are all alike.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from kmodels.core.errors import InputError
+from kmodels.distribution import processes
+
+# Averages over the rows of each process, whose average is that over all rows.
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+class Together:
+    """What all ways to train a model in several processes have in common."""
+
+    def begin(self, model: Any) -> None:
+        """Looks at a compiled model before its first step.
+
+        Raises:
+            InputError: for a loss whose parts do not add up to that of the whole batch, or a model
+                that is not the same in all processes.
+        """
+        for loss in _losses(model):
+            if getattr(loss, "reduction", None) not in (*_MEANS, None):
+                raise InputError(
+                    f"the loss {loss.name} has the reduction {loss.reduction!r}, which the parts "
+                    f"of a batch do not know; give it {_MEANS[0]!r}"
+                )
+        _check_same(self.facts(model))
+
+    def facts(self, model: Any) -> dict[str, Any]:
+        """What must be the same in all processes, by variable path."""
+        slots = getattr(model.optimizer, "variables", ())
+        # What is accumulated is each process's own.
+        variables = [v for v in (*model.variables, *slots) if "gradient_accumulator" not in v.path]
+        # So are the parts of a weight that is cut.
+        zero = torch.zeros((), dtype=torch.int64)
+        cut = [hasattr(variable, "gathered") for variable in variables]
+        both = zip(variables, cut, strict=True)
+        sums = torch.stack([zero if c else _bits(v.value).sum().cpu() for v, c in both]).tolist()
+        trained = {id(variable) for variable in model.trainable_variables}
+        return {
+            f"{i} {v.path}": [list(v.shape), v.dtype, id(v) in trained, found]
+            for i, (v, found) in enumerate(zip(variables, sums, strict=True))
+        }
+
+    def compiled(self, model: Any) -> None:
+        """Called by `compile`, before the optimizer has made its slots."""
+
+    def settle(self) -> None:
+        """Called before the state is read: what was accumulated elsewhere goes to the optimizer."""
+
+    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
+        """The loss, whose backward pass leaves the gradients of all processes' mean loss.
+
+        Args:
+            loss: a scalar, the mean over the rows of this process.
+            variables: that are trained.
+            optimizer: theirs.
+        """
+        raise NotImplementedError
+
+    def gradients(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> list[Any]:
+        """The gradients of all processes' mean loss, None where a variable has no part in it."""
+        _clear(variables)
+        self.joined(loss, variables, optimizer).backward()
+        found = [variable.value.grad for variable in variables]
+        _clear(variables)
+        return found
+
+    def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
+        """The results of metrics over the rows of all processes, by name.
+
+        The metrics' own variables go on counting the rows of this process.
+        """
+        metrics = list(metrics)
+        variables = [variable for metric in metrics for variable in metric.variables]
+        with keras.StatelessScope(state_mapping=_summed(variables)):
+            return results_of(metrics)
+
+
+def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
+    """The results of metrics by name; one that has several gives each."""
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        result = metric.result()
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
+
+
+class DataParallel(Together):
+    """Copies of a model, of which each process trains one on its rows."""
+
+    def __init__(self) -> None:
+        self._reducers: dict[tuple[int, ...], _Reducer] = {}
+
+    def begin(self, model: Any) -> None:
+        """As in `Together`; what was reduced before may have changed."""
+        self._reducers.clear()
+        super().begin(model)
+
+    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
+        """As in `Together`."""
+        if not variables or not loss.requires_grad:
+            return loss
+        key = tuple(map(id, variables))
+        if key not in self._reducers:
+            self._reducers[key] = _Reducer(loss, variables, optimizer)
+        return self._reducers[key].joined(loss)
+
+
+class _Reducer:
+    """DDP over the variables of one optimizer.
+
+    Where gradients are accumulated, only the last of the steps reduces: the sum that the optimizer
+    holds is put where torch keeps gradients, and the backward pass adds to it.
+    """
+
+    def __init__(self, loss: Any, variables: Sequence[Any], optimizer: Any):
+        reached = _leaves(loss)
+        lacks = any(id(variable.value) not in reached for variable in variables)
+        # Torch goes through the whole graph in every step to find them, so only where there are.
+        lacks = any(processes.share("variables without a gradient", lacks))
+        self._optimizer, self._variables = optimizer, variables
+        steps = getattr(optimizer, "gradient_accumulation_steps", None) or 1
+        # A step that is left out does not count, so who sees its own rows alone would lose count.
+        skips = getattr(optimizer, "skip_non_finite", False)
+        self._steps = 1 if skips or lacks else steps
+        self._reduce = DistributedDataParallel(
+            _Held(variable.value for variable in variables),
+            init_sync=False,
+            find_unused_parameters=lacks,
+            gradient_as_bucket_view=True,
+        )
+
+    def joined(self, loss: Any) -> Any:
+        inner = False
+        if self._steps > 1:
+            inner = (int(self._optimizer._iterations.value) + 1) % self._steps != 0
+            if not inner:
+                self._take_accumulated()
+        with self._reduce.no_sync() if inner else nullcontext():
+            return self._reduce(loss)
+
+    @torch.no_grad()
+    def _take_accumulated(self) -> None:
+        for variable in self._variables:
+            index = self._optimizer._get_variable_index(variable)
+            held = self._optimizer._accumulated_gradients[index].value
+            variable.value.grad = held.clone()
+            held.zero_()
+
+
+class _Held(torch.nn.Module):
+    """The variables, as DDP looks for them, and a loss that was computed outside."""
+
+    def __init__(self, values: Iterable[Any]):
+        super().__init__()
+        for i, value in enumerate(values):
+            self.register_parameter(str(i), value)
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+
+def _leaves(loss: torch.Tensor) -> set[int]:
+    """The tensors that the backward pass leaves gradients in, by id."""
+    found, seen, waiting = set(), set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.add(id(leaf))
+        waiting += [after for after, _ in node.next_functions]
+    return found
+
+
+@torch.no_grad()
+def _summed(variables: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
+    """Variables of metrics with their values over all processes, in one collective for each dtype.
+
+    Keras' `aggregation` says how; what is not to be aggregated stays as it is.
+    """
+    share = 1.0 / processes.count()
+    groups: dict[torch.dtype, list[tuple[Any, torch.Tensor]]] = {}
+    for variable in variables:
+        value = variable.value.detach()
+        if variable.aggregation in ("sum", "mean"):
+            part = value * share if variable.aggregation == "mean" else value
+            groups.setdefault(part.dtype, []).append((variable, part))
+    found = []
+    for group in groups.values():
+        flat = torch.cat([part.reshape(-1) for _, part in group])
+        torch.distributed.all_reduce(flat)
+        parts = flat.split([part.numel() for _, part in group])
+        found += [
+            (variable, part.reshape(variable.value.shape))
+            for (variable, _), part in zip(group, parts, strict=True)
+        ]
+    return found
+
+
+def _losses(model: Any) -> list[Any]:
+    """The losses given to `compile`."""
+    given = keras.tree.flatten(getattr(model, "loss", None))
+    return [loss for loss in given if isinstance(loss, keras.losses.Loss)]
+
+
+def _check_same(facts: dict[str, Any]) -> None:
+    told = processes.share("the model", facts)
+    for rank, other in enumerate(told):
+        if other == told[0]:
+            continue
+        wrong = [name for name in {**told[0], **other} if other.get(name) != told[0].get(name)]
+        path = wrong[0].partition(" ")[2]
+        raise InputError(
+            f"the model differs between the processes: {len(wrong)} variables, the first of them "
+            f"{path}, are not on process {rank} what they are on process 0; build and load the "
+            "same in all"
+        )
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """The numbers as integers, so that a sum tells one bit from another."""
+    value = value.detach()
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return value.contiguous().reshape(-1).view(kinds[value.element_size()]).to(torch.int64)
+
+
+def _clear(variables: Sequence[Any]) -> None:
+    for variable in variables:
+        variable.value.grad = None

@@ -1,0 +1,70 @@
+"""What the rest of kmodels knows of a backend's way to use many devices.
+
+`engine_<backend>.py` has three things: `devices() -> int`, how many there are in all processes;
+`MORE`, how to get more of them, with "{}" for the number; and `use(mesh) -> Engine`, which raises
+`InputError` in one line for what the backend cannot do. `use` gets a filled mesh.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kmodels.core.errors import InputError
+from kmodels.distribution.mesh import Mesh
+
+
+class Engine(Protocol):
+    """A mesh in force on one backend.
+
+    Attributes:
+        mesh: in force.
+        shards: in how many parts the rows of each global batch are fed: S of the data rule.
+        shard: the part that this process feeds, from 0: k of the data rule.
+        main: whether this process writes files and shows progress.
+    """
+
+    mesh: Mesh
+    shards: int
+    shard: int
+    main: bool
+
+    def prepare(self, model: Any) -> Any:
+        """Makes a built model ready for `compile`, after `check`; gives the model to train."""
+        ...
+
+    def check(self, model: Any) -> None:
+        """Raises `InputError` where the mesh was lost or the model does not lie on it.
+
+        That is after `keras.utils.clear_session()`, for a model or an adapter made before
+        `distribute`, and for what the backend cannot train in parallel.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Takes the mesh back; models that lie on it are not used any more."""
+        ...
+
+
+def check_place(mesh: Mesh, in_force: bool, model: Any, lies: Callable[[Any], bool]) -> None:
+    """What `Engine.check` has to say on every backend.
+
+    Args:
+        mesh: of the engine.
+        in_force: whether the backend still has it.
+        model: built.
+        lies: whether a variable lies on the mesh.
+
+    Raises:
+        InputError: where it is not in force, or a variable does not lie on it.
+    """
+    if not in_force:
+        raise InputError(
+            f"the mesh {mesh} was dropped; call distribute again, as after "
+            "keras.utils.clear_session(), and then build the model"
+        )
+    outside = [variable.path for variable in model.variables if not lies(variable)]
+    if outside:
+        raise InputError(
+            f"{len(outside)} of {len(model.variables)} variables are not on the mesh {mesh}, the "
+            f"first {outside[0]}: they were made before distribute; call it first, then build or "
+            "load the model, then enable_lora"
+        )

@@ -1,0 +1,172 @@
+"""Many devices on JAX: `keras.distribution`'s DataParallel, or its ModelParallel by layout rules.
+
+One process drives all its devices, and arrays given to `fit` just work: each batch is the global
+one. In a run of several processes each feeds its own rows of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.distribution.engines.engine import check_place
+from kmodels.distribution.engines.fsdp_variable_jax import Gathered
+from kmodels.distribution.layout import axes_of
+from kmodels.distribution.mesh import AXES, Mesh
+
+MORE = "on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={}"
+
+
+def devices() -> int:
+    """How many there are, in all processes."""
+    return len(keras.distribution.list_devices())
+
+
+class BatchLayout(keras.distribution.TensorLayout):
+    """Rows that lie along several mesh axes at once, for which Keras' layouts have no word.
+
+    Args:
+        rank: of the array; one without rows lies whole on each device.
+        axes: of the mesh, over which the rows are split together, the first outermost.
+        device_mesh: the mesh.
+    """
+
+    def __init__(self, rank: int, axes: tuple[str, ...], device_mesh: Any):
+        super().__init__((None,) * rank, device_mesh)
+        self._split = (axes,) if rank else ()
+
+    @property
+    def axes(self) -> tuple[Any, ...]:
+        """By dimension: the mesh axes along which it lies."""
+        return (*self._split, *super().axes[1:])
+
+    @property
+    def backend_layout(self) -> NamedSharding:
+        """What JAX takes."""
+        return NamedSharding(self.device_mesh.backend_mesh, PartitionSpec(*self.axes))
+
+
+def _rows(distribution: Any, axes: tuple[str, ...], shape: Sequence[int]) -> BatchLayout:
+    """Where a batch of this process lies; its first dimension are the rows."""
+    processes = min(distribution.num_model_replicas, distribution.num_processes)
+    parts = distribution.num_model_replicas // processes
+    if shape and shape[0] % parts:
+        raise InputError(
+            f"a batch of {shape[0]} rows does not split over the {parts} devices that share it; "
+            f"give a batch size that {parts} divides, and plan.shard(data) for a short last batch"
+        )
+    return BatchLayout(len(shape), axes, distribution.device_mesh)
+
+
+def _placed(distribution: Any, variable: Any, values: np.ndarray) -> jax.Array:
+    """An array of the host where the variable lies; all processes have the same values.
+
+    Each device gets its part alone. `jax.device_put` would have all processes compare their values.
+    """
+    where = distribution.get_variable_layout(variable).backend_layout
+    return jax.make_array_from_callback(values.shape, where, lambda part: values[part])
+
+
+class Replicated(keras.distribution.DataParallel):
+    """Each device holds the model and takes its rows of a batch."""
+
+    place = _placed
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
+        """Rows over `data`; raises `InputError` where they do not divide."""
+        return _rows(self, ("data",), data_shape)
+
+
+class Sharded(keras.distribution.ModelParallel):
+    """Variables lie in parts by `layout.axes`, and rows over `data` and `fsdp` together.
+
+    Keras' ModelParallel knows one axis for rows. Rows over `data` alone would have all devices of
+    an `fsdp` axis compute the same.
+    """
+
+    place = _placed
+
+    def __init__(self, mesh: Mesh, device_mesh: Any):
+        self._mesh = mesh
+        # Read by overrides: rows and weights in parts leave a layer's arithmetic whole.
+        self.cuts_layers = mesh.model > 1
+        super().__init__(
+            layout_map=keras.distribution.LayoutMap(device_mesh),
+            batch_dim_name="data",
+            auto_shard_dataset=False,
+        )
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Parts in which a batch is split."""
+        return self._mesh.replicas
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
+        """Rows over `data` and `fsdp`; raises `InputError` where they do not divide."""
+        return _rows(self, ("data", "fsdp"), data_shape)
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """By the rules; a slot lies as its weight does, which Keras hands on."""
+        if getattr(variable, "_layout", None) is not None:
+            return super().get_variable_layout(variable)
+        axes = axes_of(variable, self._mesh)
+        if "fsdp" in axes and type(variable) is keras.Variable:
+            variable.__class__ = Gathered
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+
+class Engine:
+    """See `engine.Engine`."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        every = keras.distribution.list_devices()
+        if jax.process_count() > 1 and mesh.size != len(every):
+            raise InputError(
+                f"the mesh {mesh} takes {mesh.size} of {len(every)} devices; a run of several "
+                "processes takes all, as data=-1 does"
+            )
+        if mesh.size == mesh.data:
+            grid = keras.distribution.DeviceMesh((mesh.size,), ("data",), every[: mesh.size])
+            self._distribution: Any = Replicated(grid, auto_shard_dataset=False)
+        else:
+            lengths = tuple(mesh.lengths.values())
+            grid = keras.distribution.DeviceMesh(lengths, AXES, every[: mesh.size])
+            self._distribution = Sharded(mesh, grid)
+        self.shards = min(mesh.replicas, jax.process_count())
+        self.shard = self._distribution.data_shard_id if self.shards > 1 else 0
+        self.main = jax.process_index() == 0
+        self._devices = set(grid.backend_mesh.devices.flat)
+        keras.distribution.set_distribution(self._distribution)
+
+    def prepare(self, model: Any) -> Any:
+        """Checks the model, and gives it back."""
+        self.check(model)
+        return model
+
+    def check(self, model: Any) -> None:
+        """Raises `InputError` where the mesh was dropped, or variables do not lie on it."""
+        in_force = keras.distribution.distribution() is self._distribution
+
+        def lies(variable: Any) -> bool:
+            return (
+                not keras_internals.has_value(variable)
+                or variable.value.sharding.device_set == self._devices
+            )
+
+        check_place(self.mesh, in_force, model, lies)
+
+    def leave(self) -> None:
+        """Takes the distribution back, where it is still there."""
+        if keras.distribution.distribution() is self._distribution:
+            keras.distribution.set_distribution(None)
+
+
+def use(mesh: Mesh) -> Engine:
+    """Sets the distribution of this mesh for the process."""
+    return Engine(mesh)

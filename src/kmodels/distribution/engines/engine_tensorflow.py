@@ -1,0 +1,126 @@
+"""Many devices of one host on TensorFlow: `tf.distribute.MirroredStrategy`.
+
+Each device holds the model and computes its rows of a batch; gradients are summed, and arrays given
+to `fit` just work. Keras' `fit` has no engine here for weights in parts, and under
+MultiWorkerMirroredStrategy it fails before the first step (keras-team/keras#20585).
+"""
+
+import functools
+import json
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kmodels.core import keras_internals, replicas_tensorflow
+from kmodels.core.errors import InputError
+from kmodels.distribution.engines.engine import check_place
+from kmodels.distribution.mesh import Mesh
+
+MORE = (
+    "on a CPU call tf.config.set_logical_device_configuration with {} "
+    "tf.config.LogicalDeviceConfiguration() before all else"
+)
+
+
+def devices() -> int:
+    """How many there are: GPUs, or without any logical CPUs."""
+    return len(_every())
+
+
+class Engine:
+    """See `engine.Engine`."""
+
+    shards = 1
+    shard = 0
+    main = True
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self._strategy = _mirrored(tuple(_every()[: mesh.data]))
+        # Not a scope: that could not be left open, and `fit` wants to be outside of one.
+        tf.distribute.experimental_set_strategy(self._strategy)
+        replicas_tensorflow.draw_apart(mesh.data > 1)
+
+    def prepare(self, model: Any) -> Any:
+        """Checks the model, and gives it back."""
+        self.check(model)
+        return model
+
+    def check(self, model: Any) -> None:
+        """Raises `InputError` for variables off the mesh, and for what would be wrong on it."""
+        in_force = tf.distribute.get_strategy() is self._strategy
+        created_here = self._strategy.extended.variable_created_in_scope
+
+        def lies(variable: Any) -> bool:
+            return not keras_internals.has_value(variable) or created_here(variable.value)
+
+        check_place(self.mesh, in_force, model, lies)
+        if model.distribute_strategy is not self._strategy:
+            raise InputError(
+                f"{model.name} is not on the mesh {self.mesh}: it was made before distribute; call "
+                "it first, then build or load the model, then enable_lora"
+            )
+        for layer in keras_internals.sublayers(model):
+            batch_norm = isinstance(layer, keras.layers.BatchNormalization)
+            if batch_norm and not layer.synchronized and self.mesh.data > 1:
+                raise InputError(
+                    f"{layer.name} would normalize by the rows of each device alone; make it with "
+                    "synchronized=True"
+                )
+
+    def leave(self) -> None:
+        """Takes the strategy back, where it is still there."""
+        replicas_tensorflow.draw_apart(False)
+        if tf.distribute.get_strategy() is self._strategy:
+            tf.distribute.experimental_set_strategy(None)
+
+
+def use(mesh: Mesh) -> Engine:
+    """Sets the strategy of this mesh for the process.
+
+    Raises:
+        InputError: for weights in parts, for several hosts, and inside another strategy.
+    """
+    if mesh.size > mesh.data:
+        raise InputError(
+            f"the mesh {mesh} splits weights, which Keras' fit cannot on TensorFlow; give data "
+            "alone, or set KERAS_BACKEND=jax for fsdp and model, or torch for fsdp"
+        )
+    hosts = _hosts()
+    if hosts > 1:
+        raise InputError(
+            f"TF_CONFIG names {hosts} hosts, on which Keras' fit fails (keras-team/keras#20585); "
+            "unset it for one host with many devices, or set KERAS_BACKEND=jax or torch"
+        )
+    if tf.distribute.has_strategy():
+        raise InputError(
+            "a strategy of tf.distribute is in force already; leave its scope before distribute"
+        )
+    return Engine(mesh)
+
+
+@functools.cache
+def _mirrored(names: tuple[str, ...]) -> Any:
+    """The strategy of these devices; made once, and without collectives where they are CPUs.
+
+    Strategies of one process number their exchanges alike, and mix them.
+    """
+    on_cpu = all("CPU" in name for name in names)
+    ways = tf.distribute.ReductionToOneDevice() if on_cpu else None
+    return tf.distribute.MirroredStrategy(names, cross_device_ops=ways)
+
+
+def _every() -> list[str]:
+    found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return [device.name for device in found]
+
+
+def _hosts() -> int:
+    text = os.environ.get("TF_CONFIG", "")
+    try:
+        named = json.loads(text or "{}").get("cluster", {})
+        return sum(len(addresses) for addresses in named.values())
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"TF_CONFIG is {text!r}, which says no cluster; unset it") from error

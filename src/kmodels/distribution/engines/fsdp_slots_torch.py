@@ -1,0 +1,55 @@
+"""An optimizer's slots in parts: each is cut as its weight is, and never whole on any rank."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.distribution.engines.sharded_variable_torch import Sharded, place_like
+
+
+def place(optimizer: Any) -> None:
+    """Has an optimizer make the slots of cut weights in parts when it is built.
+
+    Args:
+        optimizer: of any class whose slots have the shapes of the weights.
+    """
+    if not optimizer.built and "build" not in vars(optimizer):
+        vars(optimizer)["build"] = functools.partial(_build, optimizer, optimizer.build)
+
+
+def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
+    """`build(variables)`.
+
+    Raises:
+        InputError: for slots of other shapes.
+    """
+    if optimizer.built:
+        return
+    refusal = InputError(
+        f"{type(optimizer).__name__} keeps more than arrays of the weights' shapes, which fsdp "
+        "cannot cut as the weights are; take AdamW or SGD"
+    )
+    try:
+        with keras_internals.without_values() as made:
+            build(variables)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise refusal from error  # it gives slots their values itself
+    new = {id(variable): variable for variable in made}
+    for slot, weight in _pairs(optimizer, variables):
+        if new.pop(id(slot), None) is None or not isinstance(weight, Sharded):
+            continue
+        if tuple(slot.shape) != tuple(weight.shape):
+            raise refusal
+        place_like(slot, weight)
+    keras_internals.draw_values(new.values())
+
+
+def _pairs(optimizer: Any, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each slot with its weight: an optimizer keeps lists of them in the order of the weights."""
+    for held in vars(optimizer).values():
+        if isinstance(held, list | tuple) and len(held) == len(weights):
+            yield from zip(held, weights, strict=True)

@@ -1,0 +1,110 @@
+"""Layers split over torch's processes: Keras' own `ModelParallel`, which torch has from 3.16 on."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+from torch.distributed.tensor import DTensor
+
+from kmodels.core import dispatch, rng_offset_torch
+from kmodels.core.errors import InputError
+from kmodels.distribution import processes
+from kmodels.distribution.engines.ddp_torch import Together, results_of
+from kmodels.distribution.engines.engine import check_place
+from kmodels.distribution.layout import axes_of
+from kmodels.distribution.mesh import Mesh
+
+_SINCE = (3, 16)
+
+
+def use(mesh: Mesh) -> "Split":
+    """The engine of a mesh with a `model` axis.
+
+    Raises:
+        InputError: before Keras 3.16, and for `fsdp` beside `model`.
+    """
+    version = keras.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < _SINCE:
+        raise InputError(
+            f"the mesh {mesh} splits layers over `model`, which torch has from Keras 3.16 on and "
+            f"this is {version}; use data and fsdp, or KERAS_BACKEND=jax"
+        )
+    if mesh.fsdp > 1:
+        raise InputError(
+            f"the mesh {mesh} has fsdp beside model, which torch cannot; leave one of them out, or "
+            "set KERAS_BACKEND=jax"
+        )
+    return Split(mesh)
+
+
+class _Layers(keras.distribution.ModelParallel):
+    """Variables lie by `layout.axes`, rows over `data`."""
+
+    def __init__(self, mesh: Mesh, grid: Any):
+        self._mesh = mesh
+        super().__init__(
+            layout_map=keras.distribution.LayoutMap(grid),
+            batch_dim_name="data",
+            auto_shard_dataset=False,
+        )
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """By the rules; a slot lies as its weight does, which Keras hands on."""
+        if getattr(variable, "_layout", None) is not None:
+            return super().get_variable_layout(variable)
+        return keras.distribution.TensorLayout(axes_of(variable, self._mesh), self.device_mesh)
+
+
+class _Whole(Together):
+    """Steps whose loss and metrics are those of the global batch in every process."""
+
+    def begin(self, model: Any) -> None:
+        """Nothing: parts of weights differ between processes."""
+
+    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
+        """The loss as it is."""
+        return loss
+
+    def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
+        """The results as they are; Keras would add what is a sum already."""
+        return results_of(metrics)
+
+
+class Split:
+    """See `engine.Engine`."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        # Processes along `model` compute the same rows together.
+        self.shards, self.shard = mesh.data, processes.index() // mesh.model
+        self.main = processes.is_main()
+        every = keras.distribution.list_devices()
+        grid = keras.distribution.DeviceMesh((mesh.data, mesh.model), ("data", "model"), every)
+        self._distribution = _Layers(mesh, grid)
+        keras.distribution.set_distribution(self._distribution)
+        # They are written for tensors that are there.
+        dispatch.decline_all("layers are split over processes")
+
+    def prepare(self, model: Any) -> Any:
+        """Checks the model, and gives it back."""
+        self.check(model)
+        # Around Keras' __setattr__, which refuses new state on a built model.
+        object.__setattr__(model, "parallel", _Whole())
+        return model
+
+    def check(self, model: Any) -> None:
+        """As in `Engine`."""
+        in_force = keras.distribution.distribution() is self._distribution
+
+        def lies(variable: Any) -> bool:
+            cut = "model" in axes_of(variable, self.mesh)
+            return not cut or isinstance(variable.value, DTensor)
+
+        check_place(self.mesh, in_force, model, lies)
+
+    def leave(self) -> None:
+        """Takes the distribution back, where it is still there."""
+        rng_offset_torch.draw_as(0)
+        dispatch.decline_all(None)
+        if keras.distribution.distribution() is self._distribution:
+            keras.distribution.set_distribution(None)

@@ -1,0 +1,1 @@
+"""How batches are divided among the processes of a run."""

@@ -1,0 +1,72 @@
+"""`jit_compile`: on torch each block is compiled, elsewhere Keras has XLA compile the step."""
+
+from typing import Any
+
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
+
+
+def choose(model: Any, jit_compile: bool | str, run_eagerly: bool = False) -> bool | str:
+    """Compiles the blocks of a model, or lets them be; the graphs are made at their first calls.
+
+    Args:
+        model: with layers called block_0, block_1, ...
+        jit_compile: True, False or "auto", which on torch is True where `declines` says nothing.
+        run_eagerly: as in `keras.Model.compile`; wins over `jit_compile`.
+
+    Returns:
+        The `jit_compile` that is left for Keras to obey.
+
+    Raises:
+        InputError: on torch, for another value, or for True where it cannot work.
+    """
+    engine: Any = backend_module("kmodels.layers.block_compile")
+    if engine is None:
+        return jit_compile
+    if not isinstance(jit_compile, bool) and jit_compile != "auto":
+        raise InputError(f'jit_compile is {jit_compile!r}; give True, False or "auto"')
+    found = blocks(model)
+    chosen = declines() is None if jit_compile == "auto" else jit_compile
+    if not chosen or run_eagerly:
+        engine.remove(found)
+        # True beside run_eagerly goes on to Keras, which warns of it.
+        return jit_compile if run_eagerly else False
+    check(model)
+    engine.put(found)
+    return False
+
+
+def blocks(model: Any) -> list[Any]:
+    """The layers that are compiled, each on its own."""
+    return [layer for layer in keras_internals.sublayers(model) if layer.name.startswith("block_")]
+
+
+def compiled(model: Any) -> bool:
+    """Whether `choose` compiled the blocks of a model."""
+    engine: Any = backend_module("kmodels.layers.block_compile")
+    return engine is not None and any(engine.is_compiled(block) for block in blocks(model))
+
+
+def declines() -> str | None:
+    """Why `jit_compile="auto"` compiles no blocks here, or None if it does.
+
+    On the other backends Keras decides about the whole step, and this says so.
+    """
+    engine: Any = backend_module("kmodels.layers.block_compile")
+    if engine is None:
+        return "Keras compiles the whole step"
+    return engine.declines()
+
+
+def check(model: Any) -> None:
+    """Raises `InputError` for what a compiled block would pass over, or compile in pieces."""
+    for block in blocks(model):
+        for layer in keras_internals.sublayers(block):
+            if layer is not block and keras_internals.is_rematerialized(layer):
+                what = 'rematerialised; choose remat "block" or "none"'
+            elif getattr(layer, "quantized", None) is not None:
+                what = "quantized; keep the base in full precision"
+            else:
+                continue
+            raise InputError(f"jit_compile=True got {layer.path}, {what}, or jit_compile=False")

@@ -1,0 +1,97 @@
+"""Blocks under `torch.compile`: one graph serves all blocks that are alike.
+
+Keras' own choice is to compile the whole step, whose graph breaks at `backward` and wherever a
+metric is read. A block alone has no break. What is traced is the `call` of its layers without what
+Keras does around it: that reads their names, and each block would then get a graph of its own.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from kmodels.core.dispatch import generic_now
+from kmodels.core.errors import InputError
+from kmodels.layers.base import direct_calls
+
+# Training and inference, full batches and a smaller last one, the last block, rates of drop path.
+GRAPHS = 128
+
+
+def declines() -> str | None:
+    """See `kmodels.layers.block_compile.declines`; by what `docs/measured.md` says."""
+    if torch.accelerator.is_available():
+        return "compiled blocks have not been measured on accelerators"
+    # `compile` cannot know how long a run will be, and up to a fifth more memory counts too.
+    return "measured on a CPU, it saves less in a short run than compiling takes"
+
+
+def put(blocks: Iterable[Any]) -> None:
+    """Compiles these blocks at their next calls; those that are compiled keep their graphs.
+
+    Raises:
+        InputError: on a CPU without a C++ compiler, and for blocks whose weights lie in parts.
+    """
+    waiting = [block for block in blocks if not is_compiled(block)]
+    if not waiting:
+        return
+    if any("call" in vars(block) for block in waiting):
+        raise InputError(
+            "jit_compile=True got blocks whose weights are gathered as they run (fsdp), which "
+            'breaks the graph; leave "auto"'
+        )
+    check_compiler()
+    # Torch's declared overloads lack the last two arguments.
+    compiler: Any = torch.compile
+    # Shapes are static until one changes; then that axis is free in the one graph that follows.
+    settings = {"dynamic": None, "recompile_limit": GRAPHS, "isolate_recompiles": True}
+    # What `generic_only` says is a constant in a graph.
+    step = functools.cache(lambda generic: compiler(_call, **settings))
+    for block in waiting:
+        block.call = _compiled(block, step)
+
+
+def remove(blocks: Iterable[Any]) -> None:
+    """Leaves these blocks to Python again."""
+    for block in blocks:
+        if is_compiled(block):
+            del block.call
+
+
+def is_compiled(block: Any) -> bool:
+    """Whether `put` has been here."""
+    # Weights in parts are gathered by another one that stands there.
+    return getattr(vars(block).get("call"), "graph", False)
+
+
+def check_compiler() -> None:
+    """Raises `InputError` where torch.compile would find no compiler for its C++ code."""
+    if torch.accelerator.is_available():
+        return
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        raise InputError(
+            'jit_compile=True needs a C++ compiler on a CPU; install g++, or leave "auto"'
+        ) from None
+
+
+def _call(block: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return type(block).call(block, *args, **kwargs)
+
+
+def _compiled(block: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for the block's `call`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Keras infers shapes with tensors that have no numbers.
+        if any(getattr(value, "is_meta", False) for value in (*args, *kwargs.values())):
+            return _call(block, args, kwargs)
+        with direct_calls(bool(kwargs.get("training"))):
+            return step(generic_now())(block, args, kwargs)
+
+    vars(call)["graph"] = True
+    return call

@@ -1,0 +1,265 @@
+"""What a training step holds besides weights: in the blocks, in the head, and for a moment."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from kmodels import ops
+from kmodels.core.dispatch import backend_module
+from kmodels.layers import remat
+from kmodels.memory.sizes import ACTIVATIONS, HEAD, SCRATCH, TRAINED, Held, Setup, Sizes
+from kmodels.ops.linear_cross_entropy import tile_of
+from kmodels.overrides.blocks import blocks
+
+# Queries that attention by blocks takes at a time, about.
+BLOCK = 128
+# Which linear layers read the same array.
+READERS = {
+    "attention_input": ("attention/query", "attention/key", "attention/value"),
+    "attention_output": ("attention/output",),
+    "mlp_input": ("mlp/gate", "mlp/up"),
+    "mlp_hidden": ("mlp/down",),
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a backend does that arithmetic does not tell, measured (docs/measured.md).
+
+    Args:
+        norm: float32 arrays that the plain RMS norm keeps besides its input.
+        gelu: arrays that the plain GELU keeps besides its input, its result included.
+        moments: arrays of the size of a block's largest that live at the same time.
+        table: copies of the embedding table in the compute dtype that the head makes.
+        slack: share that allocator and scheduler add to what comes and goes within a step.
+        remat: whether computing again in place of keeping lowers the peak.
+        compiler: bytes for compiling and running the first step.
+        gathers_again: weights that lie in parts are let go behind the forward pass of a layer, and
+            gathered again for its backward pass, though nothing is rematerialised.
+        attention: what attention keeps on an accelerator, where its override does not decline:
+            "plain" for all weights, "kernel" for none; None to ask the ops of this process.
+    """
+
+    norm: int
+    gelu: int
+    moments: int
+    table: int
+    slack: float
+    remat: bool
+    compiler: int
+    gathers_again: bool = False
+    attention: str | None = None
+
+
+def facts(accelerator: bool = False) -> Facts:
+    """Those of the backend in use, on what this process has or on an accelerator."""
+    engine: Any = backend_module("kmodels.memory.facts")
+    return engine.ACCELERATOR if accelerator else engine.FACTS
+
+
+def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Held]:
+    """The arrays of one step.
+
+    Args:
+        weights: of the model.
+        sizes: of its blocks.
+        setup: the step.
+
+    Yields:
+        What the blocks keep, then what the head takes, then what comes and goes.
+    """
+    trained = {held.name.rpartition("/")[0] for held in weights if held.part == TRAINED}
+    step = _Step(sizes, setup)
+    mode = setup.remat if step.facts.remat else "none"
+    first = 0
+    if setup.lora is not None:
+        # Below the first adapter nothing needs a gradient.
+        blocks = (i for i in range(sizes.layers) if step.learns(i, trained))
+        first = next(blocks, sizes.layers)
+    largest: list[Held] = []
+    for index in range(first, sizes.layers):
+        block = list(step.block(index, trained))
+        again: list[Held] = []
+        if mode == "block":
+            again = [held for held in block if held.name != f"block_{index}/input"]
+        elif mode in remat.PARTS:
+            again = [held for held in block if f"/{mode}/" in held.name]
+            yield step.wide(f"block_{index}/normed", sizes.width)
+        yield from (held for held in block if held not in again)
+        largest = max(largest, again, key=lambda arrays: sum(held.bytes for held in arrays))
+    # One block at a time is computed again.
+    yield from (replace(held, part=SCRATCH) for held in largest)
+    yield from step.head(weights)
+    yield from step.moments(weights)
+
+
+class _Step:
+    """Shapes and dtypes of one step."""
+
+    def __init__(self, sizes: Sizes, setup: Setup):
+        self.sizes, self.setup, self.facts = sizes, setup, facts(setup.accelerator)
+        self.dtype = keras.dtype_policies.get(setup.precision).compute_dtype
+        self.tokens = sizes.tokens or setup.sequence_length
+        self.way = _way_of_attention(sizes, self.tokens, self.dtype, self.facts.attention)
+        x = keras.ops.zeros((1, 8), self.dtype)
+        norm = ops.rms_norm if sizes.gated else ops.layer_norm
+        self.norms = self.facts.norm if norm.declines(x, x[0]) else 0
+        plain = ops.gated_gelu.declines(x, x) if sizes.gated else ops.gelu.declines(x)
+        self.gelu = self.facts.gelu if plain else 0
+        # Adapters may stand between the two layers of an MLP.
+        together = not sizes.gated and setup.lora is None
+        square = keras.ops.zeros((8, 8), self.dtype)
+        self.again = together and ops.mlp.declines(x, square, None, square, None) is None
+
+    def wide(
+        self,
+        name: str,
+        width: int,
+        dtype: str | None = None,
+        part: str = ACTIVATIONS,
+        axis: str | None = None,
+    ) -> Held:
+        """A number per token and channel; `axis` says what the channels are."""
+        shape = (self.setup.batch_size, self.tokens, width)
+        return Held(part, name, shape, dtype or self.dtype, ("batch", None, axis))
+
+    def heads(self, name: str, count: int, dtype: str | None = None) -> Held:
+        """A vector per token and head."""
+        shape = (self.setup.batch_size, self.tokens, count, self.sizes.head_dim)
+        return Held(ACTIVATIONS, name, shape, dtype or self.dtype, ("batch", None, "heads", None))
+
+    def learns(self, index: int, trained: Collection[str]) -> bool:
+        """Whether a block holds a trained weight."""
+        return any(f"/block_{index}/" in f"/{path}/" for path in trained)
+
+    def block(self, index: int, trained: Collection[str]) -> Iterator[Held]:
+        """What one block keeps for the backward pass."""
+        sizes, prefix = self.sizes, f"block_{index}"
+        width = sizes.width
+        reads = {
+            array
+            for array, layers in READERS.items()
+            if any(path.endswith(f"{prefix}/{layer}") for path in trained for layer in layers)
+        }
+        yield from self.norm(f"{prefix}/input", width)
+        if "attention_input" in reads:
+            yield self.wide(f"{prefix}/attention/input", width)
+        yield from self.attention(f"{prefix}/attention", sizes.window(index))
+        if "attention_output" in reads:
+            yield self.heads(f"{prefix}/attention/mixed", sizes.heads)
+        yield from self.norm(f"{prefix}/middle", width)
+        if sizes.post_norms:
+            yield from self.norm(f"{prefix}/attention_result", width)
+            yield from self.norm(f"{prefix}/mlp_result", width)
+        if "mlp_input" in reads:
+            yield self.wide(f"{prefix}/mlp/input", width)
+        for array in ("gate", "up") if sizes.gated else ("up",):
+            yield self.wide(f"{prefix}/mlp/{array}", sizes.mlp_dim, axis="mlp")
+        hidden = 0 if self.again else max(self.gelu, "mlp_hidden" in reads)
+        for number in range(hidden):
+            yield self.wide(f"{prefix}/mlp/hidden_{number}", sizes.mlp_dim, axis="mlp")
+        if sizes.dropout:
+            yield self.wide(f"{prefix}/dropout", 2 * width, "bool")
+            if not sizes.gated:
+                yield self.wide(f"{prefix}/mlp/dropout", sizes.mlp_dim, "bool", axis="mlp")
+
+    def norm(self, name: str, width: int) -> Iterator[Held]:
+        """A norm's input, and what the backend keeps beside."""
+        yield self.wide(name, width)
+        for number in range(self.norms):
+            yield self.wide(f"{name}/norm_{number}", width, "float32")
+
+    def attention(self, name: str, window: int | None) -> Iterator[Held]:
+        """Queries, keys, values, and the weights where the kernel does not do without."""
+        sizes, batch, tokens = self.sizes, self.setup.batch_size, self.tokens
+        if sizes.head_norms:
+            for role, count in (("query", sizes.heads), ("key", sizes.groups)):
+                yield self.heads(f"{name}/{role}", count)
+                for number in range(self.norms):
+                    yield self.heads(f"{name}/{role}/norm_{number}", count, "float32")
+        if self.setup.packed:
+            yield self.wide(f"{name}/mask", tokens, "bool")
+        yield self.heads(f"{name}/turned_query", sizes.heads)
+        if self.way == "kernel":
+            # Kernels want as many keys as queries.
+            for role in ("keys", "values", "out"):
+                yield self.heads(f"{name}/{role}", sizes.heads)
+            return
+        yield from (self.heads(f"{name}/{role}", sizes.groups) for role in ("keys", "values"))
+        shape, axes = (batch, sizes.heads, tokens, tokens), ("batch", "heads", None, None)
+        if sizes.attention_dropout:
+            yield Held(ACTIVATIONS, f"{name}/dropout", shape, "bool", axes)
+        if self.way == "blocks":
+            cut = blocks(tokens, tokens, sizes.causal, window, BLOCK)
+            pairs = sum((q.stop - q.start) * (k.stop - k.start) for q, k in cut)
+            kept = (batch, sizes.heads, pairs)
+            yield Held(ACTIVATIONS, f"{name}/weights", kept, self.dtype, axes[:3])
+            return
+        yield Held(ACTIVATIONS, f"{name}/weights", shape, "float32", axes)
+        if self.dtype != "float32" or sizes.attention_dropout:
+            yield Held(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype, axes)
+        if sizes.soft_cap:
+            yield Held(ACTIVATIONS, f"{name}/capped", shape, "float32", axes)
+
+    def head(self, weights: Sequence[Held]) -> Iterator[Held]:
+        """A tile of logits and the gradient of the hidden states, or all logits."""
+        sizes = self.sizes
+        yield from self.norm("head/hidden", sizes.width)
+        if sizes.vocabulary is None:
+            return
+        if _head_declines(self.dtype):
+            for name in ("logits", "gradient"):
+                yield self.wide(f"head/{name}", sizes.vocabulary, "float32", HEAD, "vocab")
+            return
+        for name in ("normed", "product"):
+            yield self.wide(f"head/{name}", sizes.width, "float32", HEAD)
+        tile = tile_of(sizes.vocabulary)
+        yield self.wide("head/scores", tile, "float32", HEAD)
+        yield self.wide("head/tile", tile, self.dtype, HEAD)
+        for copy in range(self.facts.table):
+            shape = (sizes.vocabulary, sizes.width)
+            yield Held(HEAD, f"head/table_{copy}", shape, self.dtype)
+
+    def moments(self, weights: Sequence[Held]) -> Iterator[Held]:
+        """What lives for a moment in the backward pass of a block."""
+        sizes, setup = self.sizes, self.setup
+        axis = "mlp" if sizes.mlp_dim > sizes.width else None
+        widest = max(sizes.mlp_dim, sizes.width)
+        shapes = [self.wide("scratch", widest, part=SCRATCH, axis=axis)]
+        if self.way == "plain":
+            shape = (setup.batch_size, sizes.heads, self.tokens, self.tokens)
+            axes = ("batch", "heads", None, None)
+            shapes.append(Held(SCRATCH, "scratch", shape, "float32", axes))
+        largest = max(shapes, key=lambda held: held.bytes)
+        yield from [largest] * self.facts.moments
+        kernels = [held for held in weights if "/kernel_int" in held.name]
+        if kernels:
+            widest = max(kernels, key=lambda held: held.size)
+            rows = widest.shape[0] * (2 if widest.name.endswith("int4") else 1)
+            for dtype in ("float32", self.dtype):
+                yield Held(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
+
+
+def _way_of_attention(sizes: Sizes, tokens: int, dtype: str, accelerated: str | None) -> str:
+    """All attention weights are kept ("plain"), those a mask leaves ("blocks"), none ("kernel")."""
+    x = keras.ops.zeros((1, tokens, 1, sizes.head_dim), dtype)
+    dropout = {}
+    if sizes.attention_dropout:
+        seed = keras.random.SeedGenerator(0)
+        dropout = {"dropout": sizes.attention_dropout, "seed": seed}
+    options = {"causal": sizes.causal, "soft_cap": sizes.soft_cap, **dropout}
+    if ops.attention.declines(x, x, x, **options) is not None:
+        return "plain"
+    if accelerated is not None:
+        return accelerated
+    engine: Any = backend_module("kmodels.memory.facts")
+    return "blocks" if engine.by_blocks(x, sizes.causal, sizes.attention_dropout) else "kernel"
+
+
+def _head_declines(dtype: str) -> str | None:
+    """Why the head holds all logits; None where it goes by tiles."""
+    hidden, labels = keras.ops.zeros((1, 8), dtype), keras.ops.zeros((1,), "int32")
+    weights = keras.ops.zeros((1,), "float32")
+    return ops.linear_cross_entropy.declines(hidden, hidden, labels, weights)

@@ -1,0 +1,156 @@
+"""The words in which the memory of a training step is told: sizes, setup, and what is held."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.precision import check_policy
+from kmodels.layers import quantized, remat
+from kmodels.layers.shard_granularity import Parts
+from kmodels.lora import LoraSettings
+
+# Arrays of a weight's size that an optimizer keeps for it.
+SLOTS = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
+# Of what a step holds, in the order in which it is shown.
+FROZEN, TRAINED = "frozen weights", "trained weights"
+GRADIENTS, OPTIMIZER = "gradients", "optimizer"
+ACTIVATIONS, HEAD, SCRATCH = "activations", "head", "scratch"
+# Whole weights and gradients that a device holds for a moment where its own are parts of them.
+GATHERED = "gathered"
+PARTS = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, HEAD, GATHERED, SCRATCH)
+# What comes and goes within a step; allocators add to it.
+MOVING = (ACTIVATIONS, HEAD, GATHERED, SCRATCH)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides the memory of a transformer's step.
+
+    Args:
+        layers: blocks.
+        width: of the hidden states.
+        heads: of the queries.
+        groups: heads of keys and values.
+        head_dim: width of a head.
+        mlp_dim: width between the dense layers of the MLP.
+        tokens: of a row, where an image decides them; None where the text does.
+        vocabulary: rows of the embedding table; None for a model without.
+        gated: the MLP multiplies two branches (Gemma).
+        post_norms: norms behind attention and MLP too.
+        head_norms: norms on queries and keys.
+        causal: attention looks back only.
+        windows: by block, keys that a query sees, None for all; () for all in every block.
+        soft_cap: attention scores are squashed.
+        dropout: rate within the blocks.
+        attention_dropout: rate on the attention weights.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    groups: int
+    head_dim: int
+    mlp_dim: int
+    tokens: int | None = None
+    vocabulary: int | None = None
+    gated: bool = False
+    post_norms: bool = False
+    head_norms: bool = False
+    causal: bool = False
+    windows: tuple[int | None, ...] = ()
+    soft_cap: float | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    def window(self, index: int) -> int | None:
+        """Keys that a query of a block sees, None for all."""
+        return self.windows[index] if self.windows else None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the user decides about a step.
+
+    Args:
+        batch_size: rows of a step, over all devices.
+        sequence_length: tokens of a row of text.
+        precision: name of the dtype policy.
+        lora: adapters on a frozen backbone, or None to train all.
+        quantize: "int8" or "int4" for the frozen kernels, or None.
+        remat: see `layers.remat`.
+        optimizer: a key of `SLOTS`.
+        accumulate: batches whose gradients make one update.
+        ema: keeps a moving average of the trained weights.
+        packed: several texts in a row, told apart by a mask.
+        accelerator: as the backend holds it on a GPU or TPU, whatever this process has.
+
+    Raises:
+        InputError: for values out of range.
+    """
+
+    batch_size: int
+    sequence_length: int = 0
+    precision: str = "float32"
+    lora: LoraSettings | None = None
+    quantize: str | None = None
+    remat: str = "none"
+    optimizer: str = "adamw"
+    accumulate: int = 1
+    ema: bool = False
+    packed: bool = False
+    accelerator: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("batch size", self.batch_size)
+        check_whole("accumulate", self.accumulate)
+        check_policy(self.precision)
+        if self.optimizer not in SLOTS:
+            raise InputError(f"optimizer is {self.optimizer!r}; choose {', '.join(SLOTS)}")
+        if self.remat not in remat.MODES:
+            raise InputError(f"remat is {self.remat!r}; choose {', '.join(remat.MODES)}")
+        if self.quantize is not None:
+            quantized.check_mode(self.quantize)
+            if self.lora is None:
+                raise InputError(
+                    f"quantize is {self.quantize!r} but all weights are trained; add LoRA"
+                )
+
+
+@dataclass(frozen=True)
+class Held:
+    """One array that a step holds.
+
+    Args:
+        part: one of `PARTS`.
+        name: path of the variable, or block and role of an activation.
+        shape: of the whole, over all devices.
+        dtype: of the elements.
+        axes: what its dimensions are, in the words of `distribution.layout`, and "batch" for rows;
+            () for what each device holds as a whole. Weights, gradients and slots lie on a mesh as
+            the variable of that path does.
+        parts: of a variable, see `layers.parts`.
+    """
+
+    part: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str | None, ...] = ()
+    parts: Parts | None = None
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on one device that holds all of it."""
+        return self.size * width_of(self.dtype)
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of an element."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize

@@ -1,0 +1,129 @@
+"""Preprocessors: Keras layers that turn raw data into what a backbone takes, in NumPy."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import keras
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_write, local_path
+from kmodels.task import Named
+
+SETTINGS_FILE = "preprocessor.json"
+
+
+class Preprocessor(keras.layers.Layer):
+    """The base of every preprocessor and converter.
+
+    A subclass computes in `call`, with NumPy; says in `compute_output_spec` what comes out, which
+    tf.data asks for; and gives its arguments as plain values in `to_dict`. It has no weights.
+
+    Args:
+        name: of the layer.
+        dtype: float32, which is what preprocessors give; the model casts on its own.
+        **kwargs: of `keras.layers.Layer`.
+
+    Attributes:
+        family: the name of the family's folder, for `from_preset`.
+        presets: the registered names of the family, each with the fields of its architecture.
+
+    Call:
+        x, y, sample_weight: raw data, as arrays or tensors of any framework, or as symbolic tensors
+            inside `tf.data.Dataset.map`.
+
+    Raises:
+        InputError: for another dtype, or a symbolic tensor of Keras.
+    """
+
+    family: ClassVar[str] = ""
+    presets: ClassVar[Named] = Named()
+    # What tells TensorFlow's autograph that there is nothing to translate: dataset.map would read
+    # the source of all that is called here, and wrap its errors in some of its own.
+    autograph_info__: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, name: str | None = None, dtype: Any = None, **kwargs: Any):
+        policy = keras.dtype_policies.get(dtype or "float32")
+        if policy.compute_dtype != "float32":
+            raise InputError(
+                f"{type(self).__name__} has dtype {policy.name!r}; preprocessors give float32, and "
+                "the model casts it: leave dtype out"
+            )
+        super().__init__(name=name, dtype=policy, **kwargs)
+        self.built = True
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
+        """Raw data to inputs of the model; Keras' own call would make tensors of the raw data."""
+        first = _first(x)
+        if isinstance(first, keras.KerasTensor):
+            raise InputError(
+                f"{type(self).__name__} works on data, not inside a model; call it on arrays, or "
+                "hand it to a dataset's map"
+            )
+        kind = type(first)
+        if kind.__module__.startswith("tensorflow") and kind.__name__ != "EagerTensor":
+            from kmodels.models.common import preprocessing_tensorflow
+
+            return preprocessing_tensorflow.call(self, (x, y, sample_weight), kwargs)
+        return self.call(x, y, sample_weight, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments that make an equal one, as plain values."""
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments and the name."""
+        return {"name": self.name, **self.to_dict()}
+
+    @classmethod
+    def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
+        """Makes the preprocessor that belongs to a checkpoint.
+
+        Args:
+            preset: what the model's `from_preset` takes, or a directory that `save_to_preset` of a
+                preprocessor wrote.
+            **settings: arguments to change.
+
+        Raises:
+            InputError: for an unknown name, or files of another preprocessor.
+        """
+        file = Path(preset) / SETTINGS_FILE
+        if not file.is_file():
+            from kmodels import presets
+
+            return cls(**{**presets.preprocessor_settings(cls, preset), **settings})
+        try:
+            held = json.loads(file.read_text(encoding="utf-8"))
+            config = dict(held["config"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file} is no file of a preprocessor: {error}") from error
+        if held.get("class_name") != cls.__name__:
+            raise InputError(f"{file} holds a {held.get('class_name')}, not a {cls.__name__}")
+        return cls.from_config({**config, **settings})
+
+    def save_to_preset(self, directory: str | Path) -> None:
+        """Writes the settings to a directory that `from_preset` reads.
+
+        Raises:
+            InputError: for the directory of a model, which has its preprocessor already.
+        """
+        folder = local_path(directory)
+        self._check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {"class_name": type(self).__name__, "config": self.get_config()}
+        text = json.dumps(held, indent=2) + "\n"
+        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
+
+    def _check_folder(self, folder: Path) -> None:
+        if (folder / "config.json").is_file():
+            raise InputError(
+                f"{folder} holds a model, whose preprocessor is saved with it; set "
+                "model.preprocessor and call model.save_to_preset, or give another directory"
+            )
+
+
+def _first(x: Any) -> Any:
+    """The first array, text or tensor of what may be nested."""
+    while isinstance(x, dict | list | tuple) and len(x):
+        x = next(iter(x.values())) if isinstance(x, dict) else x[0]
+    return x

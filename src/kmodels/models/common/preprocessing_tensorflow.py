@@ -1,0 +1,59 @@
+"""Preprocessors inside tf.data, whatever backend Keras computes with."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kmodels.core.errors import InputError
+
+
+def call(layer: Any, given: tuple[Any, Any, Any], kwargs: dict[str, Any]) -> Any:
+    """Calls a preprocessor on symbolic tensors: its NumPy code becomes one step of the graph.
+
+    Args:
+        layer: a `Preprocessor`.
+        given: x, y and sample_weight; the last two may be None.
+        kwargs: further arguments of its `call`.
+
+    Returns:
+        Tensors in the structure, shapes and dtypes that the layer's `compute_output_spec` tells.
+
+    Raises:
+        InputError: for tensors whose number of axes is unknown, or ragged ones.
+    """
+    tensors = keras.tree.map_structure(lambda x: None if x is None else _tensor(x), given)
+    promised = layer.compute_output_spec(*keras.tree.map_structure(_spec, tensors), **kwargs)
+    wanted = keras.tree.flatten(promised)
+
+    def run(*leaves: np.ndarray) -> list[np.ndarray]:
+        values = iter(leaves)
+        parts = keras.tree.map_structure(lambda x: None if x is None else next(values), tensors)
+        found = keras.tree.flatten(layer.call(*parts, **kwargs))
+        return [_array(x, spec.dtype) for x, spec in zip(found, wanted, strict=True)]
+
+    inputs = [x for x in keras.tree.flatten(tensors) if x is not None]
+    outputs = tf.numpy_function(run, inputs, [tf.as_dtype(spec.dtype) for spec in wanted])
+    for tensor, spec in zip(outputs, wanted, strict=True):
+        tensor.set_shape(spec.shape)
+    return keras.tree.pack_sequence_as(promised, outputs)
+
+
+def _tensor(x: Any) -> tf.Tensor:
+    if isinstance(x, tf.RaggedTensor | tf.SparseTensor) or (
+        isinstance(x, tf.Tensor) and x.shape.rank is None
+    ):
+        raise InputError(
+            f"a preprocessor in tf.data got a {type(x).__name__} of unknown shape; give tensors "
+            "whose number of axes is known, such as single examples before batch()"
+        )
+    return tf.convert_to_tensor(x)
+
+
+def _spec(x: Any) -> Any:
+    return None if x is None else keras.KerasTensor(tuple(x.shape), x.dtype.name)
+
+
+def _array(x: Any, dtype: str) -> np.ndarray:
+    return np.asarray(x, object if dtype == "string" else dtype)

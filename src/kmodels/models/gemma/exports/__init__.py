@@ -1,0 +1,1 @@
+"""Gemma's weights as other programs' files."""

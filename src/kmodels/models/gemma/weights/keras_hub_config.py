@@ -1,0 +1,129 @@
+"""keras-hub's Gemma and Gemma 3 beside ours: arguments, and what each cannot express.
+
+Facts are those of keras-hub 0.32: one class serves Gemma 1 and 2; the norms of its blocks have an
+epsilon of 1e-6 whatever it is told; queries are always divided by the root of `head_dim`, whatever
+`query_head_dim_normalize` says; windows repeat every 2 blocks, in Gemma 3 every 6.
+"""
+
+from typing import Any
+
+from kmodels.models.common.keras_hub_mapping import Peer, Settings
+from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
+from kmodels.models.gemma.config import GemmaConfig
+from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
+from kmodels.models.gemma.presets import GEMMA_3
+from kmodels.models.gemma.weights import keras_hub
+
+EPSILON = 1e-6
+PATTERNS = {"gemma": 2, "gemma3": 6}
+SHARED = (
+    *("vocabulary_size", "num_layers", "num_query_heads", "num_key_value_heads", "hidden_dim"),
+    *("head_dim", "layer_norm_epsilon", "dropout", "query_head_dim_normalize"),
+    *("use_post_ffw_norm", "use_post_attention_norm", "attention_logit_soft_cap"),
+    *("final_logit_soft_cap", "use_sliding_window_attention", "sliding_window_size"),
+)
+ROPE_SCALING = ("local_rope_scaling_factor", "global_rope_scaling_factor")
+ONE_ROPE = {f"{where}_rope_wavelength": 10_000.0 for where in ("local", "global")}
+TWO_ROPES = {**ONE_ROPE, "global_rope_wavelength": GEMMA_3["global_rope_wavelength"]}
+
+
+def _strange(given: Settings, task: Settings) -> list[str]:
+    """Also what its own blocks ignore, so that the model here would compute something else."""
+    epsilon = given["layer_norm_epsilon"]
+    size, width = given["head_dim"], given["hidden_dim"] // given["num_query_heads"]
+    found = {
+        f"layer_norm_epsilon={epsilon}": epsilon != EPSILON,
+        "query_head_dim_normalize=False, which keras-hub ignores": (
+            not given["query_head_dim_normalize"] and width != size
+        ),
+        "use_bidirectional_attention": bool(given.get("use_bidirectional_attention")),
+        "is_embedding_model": bool(given.get("is_embedding_model")),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _fields(given: Settings) -> dict[str, Any]:
+    return {**{name: given[name] for name in SHARED}, "intermediate_dim": given["intermediate_dim"]}
+
+
+def _gemma_3_fields(given: Settings) -> dict[str, Any]:
+    return {
+        **_fields(given),
+        **{name: given[name] for name in ROPE_SCALING},
+        "use_query_key_norm": given["use_query_key_norm"],
+        "gate_dim_reduction": 1,
+        "sliding_window_pattern": PATTERNS["gemma3"],
+        **TWO_ROPES,
+    }
+
+
+def _arguments(config: GemmaConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in SHARED} | {"query_head_dim_normalize": True}
+
+
+def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[str, bool]:
+    """What no generation can be told; rotary settings count where a block uses them."""
+    local = [config.is_local(i) for i in range(config.num_layers)]
+    same = [
+        config.use_sliding_window_attention and bool((i + 1) % pattern) for i in range(len(local))
+    ]
+    used = {"local_rope_wavelength": any(local), "global_rope_wavelength": not all(local)}
+    return {
+        f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon != EPSILON,
+        f"a query scale of {config.query_scale:.6g}, since it always takes that of head_dim": (
+            abs(config.query_scale - config.head_dim**-0.5) > 1e-9
+        ),
+        f"sliding_window_pattern={config.sliding_window_pattern}": local != same,
+        **{
+            f"{name}={getattr(config, name)}": there and getattr(config, name) != ropes[name]
+            for name, there in used.items()
+        },
+    }
+
+
+def _gemma_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
+    local = [config.is_local(i) for i in range(config.num_layers)]
+    found = _lacks(config, PATTERNS["gemma"], ONE_ROPE) | {
+        f"{name}={getattr(config, name)}": there and getattr(config, name) != 1.0
+        for name, there in zip(ROPE_SCALING, (any(local), not all(local)), strict=True)
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _gemma_3_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
+    found = _lacks(config, PATTERNS["gemma3"], TWO_ROPES)
+    return [name for name, there in found.items() if there]
+
+
+GEMMA = Peer(
+    backbone="GemmaBackbone",
+    task="GemmaCausalLM",
+    ours=GemmaBackbone,
+    our_task=GemmaCausalLM,
+    fields=_fields,
+    strange=_strange,
+    arguments=lambda config: {**_arguments(config), "intermediate_dim": 2 * config.mlp_dim},
+    table=keras_hub.rules,
+    belongs=lambda config, settings: not config.use_query_key_norm,
+    lacks=_gemma_lacks,
+)
+GEMMA3 = Peer(
+    backbone="Gemma3Backbone",
+    task="Gemma3CausalLM",
+    ours=Gemma3Backbone,
+    our_task=Gemma3CausalLM,
+    fields=_gemma_3_fields,
+    strange=_strange,
+    arguments=lambda config: {
+        **_arguments(config),
+        **{name: getattr(config, name) for name in ROPE_SCALING},
+        "intermediate_dim": config.mlp_dim,
+        "use_query_key_norm": True,
+        "image_size": None,
+    },
+    table=keras_hub.rules,
+    belongs=lambda config, settings: config.use_query_key_norm,
+    lacks=_gemma_3_lacks,
+    aside="vision_encoder",
+)
+PEERS = (GEMMA3, GEMMA)

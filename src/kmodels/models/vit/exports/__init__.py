@@ -1,0 +1,1 @@
+"""Vision Transformers' weights as other programs' files."""

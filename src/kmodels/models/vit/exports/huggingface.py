@@ -1,0 +1,360 @@
+"""A ViT as transformers writes it: which of its models that is, config.json, and the table."""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.weights import dinov2, huggingface, towers
+from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
+from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
+
+Settings = Mapping[str, Any]
+NONE, LOGITS, PROJECTION = "no head", "logits", "logits without bias"
+GELUS = {False: "gelu", True: "gelu_pytorch_tanh", "sigmoid": "quick_gelu"}
+# Multiples of the width among which DINOv2's MLPs are found.
+RATIOS = range(1, 17)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model of transformers.
+
+    Args:
+        name: for messages.
+        needs: what is unusual in the original ViT, and always there in this one.
+        can: what may be there.
+        heads: the pairs of pooling and head that it has.
+        describe: (config, settings) to the fields of config.json that no other form has.
+        table: (config, settings) to the rules.
+    """
+
+    name: str
+    needs: frozenset[str]
+    can: frozenset[str]
+    heads: frozenset[tuple[str | None, str]]
+    describe: Callable[[ViTConfig, Settings], dict[str, Any]]
+    table: Callable[[ViTConfig, Settings], list[Rule]]
+
+    def lacks(self, config: ViTConfig, settings: Settings) -> list[str]:
+        """What a model has that this one cannot express."""
+        return lacking(config, settings, self.needs | self.can, self.heads)
+
+    def suits(self, config: ViTConfig, settings: Settings) -> bool:
+        """Whether this is the model."""
+        return self.needs.issubset(_unusual(config, settings)) and not self.lacks(config, settings)
+
+
+def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
+    """A ViT as transformers writes it.
+
+    Args:
+        model: a backbone or classifier.
+
+    Returns:
+        config.json, preprocessor_config.json, the table, and the tensors of zeros that the format
+        needs where the model has no bias, or no mask token.
+
+    Raises:
+        InputError: lists everything that transformers' ViT cannot express.
+    """
+    backbone = getattr(model, "backbone", model)
+    config, settings = backbone.config, getattr(model, "settings", {})
+    form = next((form for form in FORMS if form.suits(config, settings)), None)
+    if form is None:
+        problems = ", ".join(VIT.lacks(config, settings))
+        raise InputError(f"transformers' ViT has no counterpart for {problems}")
+    height, width, channels = config.image_shape
+    described: dict[str, Any] = {
+        "hidden_size": config.hidden_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": GELUS[config.approximate_gelu],
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "image_size": height if height == width else [height, width],
+        "patch_size": config.patch_size,
+        "num_channels": channels,
+        **form.describe(config, settings),
+    }
+    if _head(settings) == LOGITS:
+        names = {str(i): f"LABEL_{i}" for i in range(settings["num_classes"])}
+        described |= {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
+    table = form.table(config, settings)
+    if form.name in TOWERS and _head(settings) == LOGITS:
+        described = _nested(described)
+    return described, _picture_form(model, config), table, _zeros(form, config, table)
+
+
+def lacking(
+    config: ViTConfig,
+    settings: Settings,
+    known: Set[str],
+    heads: Set[tuple[str | None, str]],
+) -> list[str]:
+    """What a model has that another package's cannot express.
+
+    Args:
+        config: of the backbone.
+        settings: of the task; empty for a backbone.
+        known: what is unusual in the original ViT and may be there.
+        heads: the pairs of pooling and head that the other has.
+    """
+    found = [name for name in _unusual(config, settings) if name not in known]
+    pooling, head = settings.get("pooling"), _head(settings)
+    if (pooling, head) in heads or not settings:
+        return found
+    pooled = pooling in {known for known, _ in heads}
+    return [*found, f"{head} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
+
+
+def _unusual(config: ViTConfig, settings: Settings) -> list[str]:
+    """What a model has that not every ViT has, in the order of a model."""
+    native = config.position_interpolation == "bilinear_antialias"
+    found = {
+        "use_class_token=False": not config.use_class_token,
+        "a distillation token": config.use_distillation_token,
+        "register tokens": bool(config.num_register_tokens),
+        "a mask token": config.use_mask_token,
+        "position_over_prefix=False": config.use_class_token and not config.position_over_prefix,
+        "positions of native aspect ratio": native and not config.use_class_token,
+        "layer_scale": config.layer_scale is not None,
+        "qk_norm": config.qk_norm,
+        "pre_norm": config.pre_norm,
+        "a bias of the patches": config.use_patch_bias,
+        "SwiGLU": config.use_swiglu_ffn,
+        "final_norm=False": not config.final_norm,
+        "pooled_norm": bool(settings.get("pooled_norm")),
+        "intermediate_dim": _pooler(config, settings) is False,
+        "a pooler": _pooler(config, settings) is True,
+        "an activation": settings.get("activation") not in (None, "linear"),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _pooler(config: ViTConfig, settings: Settings) -> bool | None:
+    """Whether the pre-logits are those of a bare model in transformers; None without any."""
+    if (dim := settings.get("intermediate_dim")) is None:
+        return None
+    return not settings["num_classes"] and dim == config.hidden_dim
+
+
+def _head(settings: Settings) -> str:
+    if not settings.get("num_classes"):
+        return NONE
+    return LOGITS if settings.get("head_bias", True) else PROJECTION
+
+
+def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
+    """config.json of ViT and DeiT."""
+
+    def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
+        ending = "Model" if _head(settings) == NONE else "ForImageClassification"
+        if settings.get("pooling") == "distilled":
+            ending += "WithTeacher"
+        return {
+            "architectures": [f"{name}{ending}"],
+            "model_type": kind,
+            "hidden_dropout_prob": config.dropout_rate,
+            "attention_probs_dropout_prob": config.attention_dropout,
+            "qkv_bias": True,
+        }
+
+    return describe
+
+
+def _plain_table(kind: str) -> Callable[[ViTConfig, Settings], list[Rule]]:
+    def table(config: ViTConfig, settings: Settings) -> list[Rule]:
+        prefix = f"{kind}." if _head(settings) != NONE else ""
+        distilled = settings.get("pooling") == "distilled"
+        name = prefix + huggingface.POSITIONS
+        return _padded(config, name, huggingface.rules(config, prefix, distilled))
+
+    return table
+
+
+def _padded(config: ViTConfig, name: str, table: list[Rule]) -> list[Rule]:
+    """Zeros in front of positions that no class token has."""
+    if config.position_over_prefix:
+        return table
+    padded = Rule(name, "tokens/position_embedding", prepend_zeros(config.num_special_tokens))
+    return [padded if rule.source == name else rule for rule in table]
+
+
+def _dinov2(config: ViTConfig, settings: Settings) -> dict[str, Any]:
+    registers = config.num_register_tokens
+    name = "Dinov2WithRegisters" if registers else "Dinov2"
+    ending = "Model" if _head(settings) == NONE else "ForImageClassification"
+    more = {"num_register_tokens": registers} if registers else {}
+    return {
+        "architectures": [f"{name}{ending}"],
+        "model_type": dinov2.KINDS[bool(registers)],
+        "mlp_ratio": _ratio(config),
+        "layerscale_value": config.layer_scale,
+        "use_swiglu_ffn": config.use_swiglu_ffn,
+        "use_mask_token": config.use_mask_token,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "drop_path_rate": config.drop_path_rate,
+        "qkv_bias": True,
+        **more,
+    }
+
+
+def _ratio(config: ViTConfig) -> int:
+    width = config.hidden_dim
+    for ratio in RATIOS:
+        dim = dinov2.gated_dim(width, ratio) if config.use_swiglu_ffn else width * ratio
+        if dim == config.mlp_dim:
+            return ratio
+    raise InputError(
+        f"transformers' DINOv2 has MLPs of whole multiples of the width {width}; mlp_dim is "
+        f"{config.mlp_dim}"
+    )
+
+
+def _dinov2_table(config: ViTConfig, settings: Settings) -> list[Rule]:
+    kind = dinov2.KINDS[bool(config.num_register_tokens)]
+    prefix = "" if _head(settings) == NONE else f"{kind}."
+    name = prefix + dinov2.POSITIONS
+    return _padded(config, name, dinov2.rules(config, prefix))
+
+
+def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
+    """config.json of a vision tower; one with a classifier becomes a part by `_nested`."""
+
+    def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
+        endings = {
+            NONE: "VisionModel",
+            LOGITS: "ForImageClassification",
+            PROJECTION: "VisionModelWithProjection",
+        }
+        found: dict[str, Any] = {
+            "architectures": [name + endings[_head(settings)]],
+            "model_type": f"{name.lower()}_vision_model",
+            "attention_dropout": config.attention_dropout,
+        }
+        if _head(settings) == PROJECTION:
+            found["projection_dim"] = settings["num_classes"]
+        if name != "CLIP":
+            found["vision_use_head"] = settings.get("pooling") == "map"
+        if name == "Siglip2":
+            found["num_patches"] = config.grid[0] * config.grid[1]
+        return found
+
+    return describe
+
+
+def _tower_table(flat: bool = False) -> Callable[[ViTConfig, Settings], list[Rule]]:
+    def table(config: ViTConfig, settings: Settings) -> list[Rule]:
+        head = _head(settings)
+        prefix = "" if head == NONE else towers.PREFIX
+        return towers.rules(config, prefix, head == PROJECTION, flat)
+
+    return table
+
+
+def _nested(described: dict[str, Any]) -> dict[str, Any]:
+    """A classifier of transformers has its tower's description as a part."""
+    outside = ("architectures", "id2label", "label2id")
+    inside = {key: value for key, value in described.items() if key not in outside}
+    kind = described["model_type"].removesuffix("_vision_model")
+    return {**{key: described[key] for key in outside}, "model_type": kind, "vision_config": inside}
+
+
+BIAS = "a bias of the patches"
+VIT = Form(
+    "ViT",
+    frozenset(),
+    frozenset({BIAS, "position_over_prefix=False", "a pooler"}),
+    frozenset({("token", NONE), ("token", LOGITS)}),
+    _plain("vit", "ViT"),
+    _plain_table("vit"),
+)
+DEIT = Form(
+    "DeiT",
+    frozenset({"a distillation token"}),
+    VIT.can,
+    VIT.heads | {("distilled", LOGITS)},
+    _plain("deit", "DeiT"),
+    _plain_table("deit"),
+)
+DINOV2 = Form(
+    "DINOv2",
+    frozenset({"layer_scale"}),
+    frozenset({BIAS, "position_over_prefix=False", "register tokens", "a mask token", "SwiGLU"}),
+    frozenset({("token", NONE), ("token_gap", LOGITS)}),
+    _dinov2,
+    _dinov2_table,
+)
+CLIP = Form(
+    "CLIP",
+    frozenset({"pre_norm"}),
+    frozenset(),
+    frozenset({("token", NONE), ("token", PROJECTION)}),
+    _tower("CLIP"),
+    _tower_table(),
+)
+SIGLIP = Form(
+    "SigLIP",
+    frozenset({"use_class_token=False"}),
+    frozenset({BIAS}),
+    frozenset({("map", NONE), ("gap", NONE), ("gap", LOGITS)}),
+    _tower("Siglip"),
+    _tower_table(),
+)
+SIGLIP2 = Form(
+    "SigLIP 2",
+    SIGLIP.needs | {"positions of native aspect ratio"},
+    SIGLIP.can,
+    SIGLIP.heads,
+    _tower("Siglip2"),
+    _tower_table(flat=True),
+)
+TOWERS = ("CLIP", "SigLIP", "SigLIP 2")
+FORMS = (VIT, DEIT, DINOV2, CLIP, SIGLIP, SIGLIP2)
+
+
+def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:
+    """What the format has and the model has not."""
+    width = config.hidden_dim
+    absent = {
+        "patch_embedding/": (config.use_patch_bias or BIAS not in form.can, width),
+        "attention/": (config.use_mha_bias, width),
+        "mlp/gate": (config.use_mlp_bias, config.mlp_dim),
+        "mlp/up": (config.use_mlp_bias, config.mlp_dim),
+        "mlp/down": (config.use_mlp_bias, width),
+    }
+    found = {}
+    for rule in table:
+        target = rule.targets[0]
+        if target == "tokens/mask_token" and not config.use_mask_token:
+            found[rule.source] = constant(0.0, (1, width))
+        for part, (there, size) in absent.items():
+            if not there and part in target and target.endswith("/bias"):
+                for i in range(config.num_layers if "{i}" in rule.source else 1):
+                    found[rule.source.replace("{i}", str(i))] = constant(
+                        0.0, (size * len(rule.targets),)
+                    )
+    return found
+
+
+def _picture_form(model: Any, config: ViTConfig) -> dict[str, Any]:
+    preprocessor = getattr(model, "preprocessor", None)
+    if preprocessor is None:
+        return {}
+    preprocessor.check_plain("transformers' ViTImageProcessor")
+    numbers = {name: number for number, name in INTERPOLATION.items()}
+    height, width = preprocessor.image_size
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
+        "size": {"height": height, "width": width},
+        "resample": numbers[preprocessor.interpolation],
+        "image_mean": list(preprocessor.mean),
+        "image_std": list(preprocessor.std),
+    }

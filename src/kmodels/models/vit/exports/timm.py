@@ -1,0 +1,138 @@
+"""A ViT as timm writes it: a directory for `timm.create_model("local-dir:<directory>")`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory, local_path
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.weights import timm
+from kmodels.weights import LazyArray, constant, export, write_safetensors
+from kmodels.weights.native import refuse_to_replace
+
+FILES = ("config.json", "model.safetensors")
+GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
+POOLINGS = {pooling: name for name, pooling in timm.POOLINGS.items()}
+POOLINGS["distilled"] = "token"
+# What timm's own names decide and no argument in a file can say: a second token, the gated MLP, and
+# the norms' epsilon.
+PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
+GATED, CLIP = "vit_giant_patch14_dinov2", "vit_base_patch32_clip_224"
+EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
+
+
+def export_to_timm(model: Any, directory: str | Path) -> Path:
+    """See `ViTBackbone.export_to_timm`.
+
+    Args:
+        model: a backbone or classifier.
+        directory: to make or replace.
+
+    Raises:
+        InputError: lists what timm's ViT cannot express, or files that would be lost.
+    """
+    directory = local_path(directory)
+    backbone = getattr(model, "backbone", model)
+    config, settings = backbone.config, getattr(model, "settings", {})
+    described = _describe(config, settings)
+    tensors = export(model, timm.rules(config))
+    preprocessor = getattr(model, "preprocessor", None)
+    if preprocessor is not None:
+        preprocessor.check_plain("timm's data config")
+        described["pretrained_cfg"] |= {
+            "mean": list(preprocessor.mean),
+            "std": list(preprocessor.std),
+            "interpolation": preprocessor.interpolation,
+        }
+    refuse_to_replace(directory, FILES)
+    with atomic_directory(directory) as folder:
+        text = json.dumps(described, indent=2) + "\n"
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        tensors = {**tensors, **_zeros(config, tensors)}
+        write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    return directory
+
+
+def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    pooling, classes = settings.get("pooling"), settings.get("num_classes", 0)
+    pooling = pooling or ("token" if config.use_class_token else "gap")
+    name = DISTILLED if config.use_distillation_token else PLAIN
+    name = GATED if config.use_swiglu_ffn else name
+    if config.layer_norm_epsilon == EPSILONS[CLIP] and name == PLAIN:
+        name = CLIP
+    over = config.position_over_prefix and config.use_class_token
+    absent = {
+        f"layer_norm_epsilon={config.layer_norm_epsilon}": (
+            config.layer_norm_epsilon != EPSILONS[name]
+        ),
+        "a mask token": config.use_mask_token,
+        "registers beside positions of the class token": bool(config.num_register_tokens) and over,
+        "a distillation token beside SwiGLU": config.use_distillation_token and name == GATED,
+        "logits of the class token alone": config.use_distillation_token and pooling == "token",
+        "biases of the patches other than with pre_norm=False": (
+            config.use_patch_bias == config.pre_norm
+        ),
+        "biases of some linear layers alone": not config.use_mlp_bias,
+        "intermediate_dim": bool(settings.get("intermediate_dim")),
+        "head_bias=False": bool(classes) and not settings.get("head_bias", True),
+        "an activation": settings.get("activation") not in (None, "linear"),
+        f"pooling={pooling!r}": pooling not in POOLINGS,
+        "norms before and after pooling": config.final_norm and settings.get("pooled_norm", False),
+    }
+    if problems := [name for name, there in absent.items() if there]:
+        raise InputError(f"timm's ViT has no counterpart for {', '.join(problems)}")
+    width, channels = config.hidden_dim, config.image_shape[2]
+    arguments: dict[str, Any] = {
+        "img_size": list(config.image_shape[:2]),
+        "patch_size": config.patch_size,
+        "in_chans": channels,
+        "embed_dim": width,
+        "depth": config.num_layers,
+        "num_heads": config.num_heads,
+        "mlp_ratio": _ratio(config.mlp_dim * (2 if config.use_swiglu_ffn else 1), width),
+        "qkv_bias": config.use_mha_bias,
+        "qk_norm": config.qk_norm,
+        "init_values": config.layer_scale,
+        "class_token": config.use_class_token,
+        "no_embed_class": not over,
+        "reg_tokens": config.num_register_tokens,
+        "pre_norm": config.pre_norm,
+        "final_norm": config.final_norm or settings.get("pooled_norm", False),
+        "fc_norm": settings.get("pooled_norm", False),
+        "global_pool": POOLINGS[pooling],
+        "drop_rate": settings.get("dropout", 0.0),
+        "proj_drop_rate": config.dropout_rate,
+        "pos_drop_rate": config.dropout_rate,
+        "attn_drop_rate": config.attention_dropout,
+        "drop_path_rate": config.drop_path_rate,
+    }
+    if not config.use_swiglu_ffn:
+        arguments["act_layer"] = GELUS[config.approximate_gelu]
+    if config.use_distillation_token:
+        arguments.pop("fc_norm")  # its head has no norm of its own to choose
+    return {
+        "architecture": name,
+        "num_classes": classes,
+        "num_features": width,
+        "global_pool": POOLINGS[pooling],
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "input_size": [channels, *config.image_shape[:2]],
+            "num_classes": classes,
+            "first_conv": "patch_embed.proj",
+            "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",
+        },
+    }
+
+
+def _ratio(dim: int, width: int) -> float:
+    """What times the width, cut to a whole number, is `dim`."""
+    ratio = dim / width
+    return ratio if int(width * ratio) == dim else (dim + 0.5) / width
+
+
+def _zeros(config: ViTConfig, tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
+    """The bias of the output projection, which timm has where `qkv_bias=False`."""
+    names = [f"blocks.{i}.attn.proj.bias" for i in range(config.num_layers)]
+    return {name: constant(0.0, (config.hidden_dim,)) for name in names if name not in tensors}

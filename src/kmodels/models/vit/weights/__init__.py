@@ -1,0 +1,1 @@
+"""Other programs' files as weights of Vision Transformers."""

@@ -1,0 +1,170 @@
+"""`.npz` files of google-research: vision_transformer (AugReg) and big_vision.
+
+They are read as timm reads them, with which their published accuracy is mostly compared: exact
+GELU (the JAX code used the tanh form: give `approximate_gelu=True` for it), and bilinear resizing
+of position embeddings at pixel centres.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.heads import attention
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.weights import Checkpoint, LazyArray, Rule, read_npz, reshape
+from kmodels.weights.positions import square_grid
+
+PREFIXES = ("opt/target/", "params/img/", "params/", "")
+
+
+def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> list[Rule]:
+    """The table.
+
+    Args:
+        config: for the sizes of heads and patches.
+        prefix: of every name in the file.
+        positions: name of the position embedding, without the prefix.
+        big_vision: whether the parts of a block are numbered as big_vision does.
+    """
+    width, patch, channels = config.hidden_dim, config.patch_size, config.image_shape[2]
+    image = reshape((patch, patch, channels, width), (patch * patch * channels, width))
+
+    def both(source: str, target: str, weight: str) -> list[Rule]:
+        return [Rule(f"{source}/{x}", f"{target}/{x}") for x in (weight, "bias")]
+
+    block = "Transformer/encoderblock_{i}"
+    mha, mlp, norm = (0, 0, 1) if big_vision else (1, 3, 2)
+    table = [
+        Rule("cls", "tokens/class_token"),
+        Rule(positions, "tokens/position_embedding"),
+        Rule("embedding/kernel", "patch_embedding/kernel", image),
+        Rule("embedding/bias", "patch_embedding/bias"),
+        Rule("MAPHead_0/probe", "pooling/probe"),
+        *attention(config, f"{block}/MultiHeadDotProductAttention_{mha}", "block_{i}/attention"),
+        *attention(config, "MAPHead_0/MultiHeadDotProductAttention_0", "pooling/attention"),
+        *both(f"{block}/LayerNorm_0", "block_{i}/attention_norm", "scale"),
+        *both(f"{block}/LayerNorm_{norm}", "block_{i}/mlp_norm", "scale"),
+        *both(f"{block}/MlpBlock_{mlp}/Dense_0", "block_{i}/mlp/up", "kernel"),
+        *both(f"{block}/MlpBlock_{mlp}/Dense_1", "block_{i}/mlp/down", "kernel"),
+        *both("Transformer/encoder_norm", "final_norm", "scale"),
+        *both("MAPHead_0/LayerNorm_0", "pooling/mlp_norm", "scale"),
+        *both("MAPHead_0/MlpBlock_0/Dense_0", "pooling/mlp/up", "kernel"),
+        *both("MAPHead_0/MlpBlock_0/Dense_1", "pooling/mlp/down", "kernel"),
+        *both("pre_logits", "pre_logits", "kernel"),
+        *both("head", "logits", "kernel"),
+    ]
+    return [Rule(prefix + rule.source, rule.target, rule.transform) for rule in table]
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Whether this is an `.npz` file."""
+    return path.suffix == ".npz" and path.is_file()
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
+    """Understands a file; the whole architecture is read off the shapes.
+
+    Args:
+        path: of the file.
+        description: unused; there is no config beside such a file.
+        given: unused; the file says it all.
+        weights: unused; the shapes in the file are needed for the architecture, too.
+
+    Raises:
+        InputError: for a file that holds no ViT.
+    """
+    tensors = _unstacked(read_npz(path))
+    prefix = next((x for x in PREFIXES if f"{x}embedding/kernel" in tensors), None)
+    if prefix is None:
+        raise InputError(
+            f"{path} is no ViT of vision_transformer or big_vision: no embedding/kernel"
+        )
+    if prefix == "params/img/":
+        # SigLIP's files hold the text tower and its temperature beside it.
+        tensors = {name: x for name, x in tensors.items() if name.startswith(prefix)}
+    big_vision = f"{prefix}pos_embedding" in tensors
+    positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
+    if (absent := prefix + positions) not in tensors:
+        raise InputError(f"{path} has no {absent}; only learned position embeddings are known")
+    backbone = _backbone(path, tensors, prefix, prefix + positions, big_vision)
+    config = ViTConfig(**backbone)
+    has_class = config.use_class_token
+    head = tensors.get(f"{prefix}head/kernel")
+    middle = tensors.get(f"{prefix}pre_logits/kernel")
+    pooling = "map" if f"{prefix}MAPHead_0/probe" in tensors else "token" if has_class else "gap"
+
+    return Checkpoint(
+        path=path,
+        kind="AugReg",
+        backbone=backbone,
+        task={
+            "num_classes": None if head is None else head.shape[1],
+            "pooling": pooling,
+            "intermediate_dim": None if middle is None else middle.shape[1],
+        },
+        preprocessor={
+            "image_size": config.image_shape[:2],
+            "mean": (0.5,) * config.image_shape[2],
+            "std": (0.5,) * config.image_shape[2],
+            "interpolation": "bilinear",
+        },
+        tensors=tensors,
+        rules=rules(config, prefix, positions, big_vision),
+        fit=fitting(config, prefix + positions),
+    )
+
+
+def _unstacked(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """The blocks of files that keep each tensor of all blocks in one, as SigLIP 2's do."""
+    found: dict[str, LazyArray] = {}
+
+    @lru_cache(maxsize=1)  # the blocks of a tensor are asked for one after the other
+    def whole(name: str) -> np.ndarray:
+        return tensors[name].read()
+
+    for name, stack in tensors.items():
+        start, there, part = name.partition("Transformer/encoderblock/")
+        if not there:
+            found[name] = stack
+            continue
+        for i in range(stack.shape[0]):
+            block = f"{start}Transformer/encoderblock_{i}/{part}"
+            read = partial(lambda name, i: whole(name)[i], name, i)
+            found[block] = LazyArray(stack.shape[1:], stack.dtype, read)
+    return found
+
+
+def _backbone(
+    path: Path, tensors: Mapping[str, LazyArray], prefix: str, positions: str, big_vision: bool
+) -> dict[str, Any]:
+    block = f"{prefix}Transformer/encoderblock_"
+    layers = {int(m[1]) for x in tensors if (m := re.match(rf"{re.escape(block)}(\d+)/", x))}
+    first = f"{block}0/MultiHeadDotProductAttention_{0 if big_vision else 1}/query/kernel"
+    up = f"{block}0/MlpBlock_{0 if big_vision else 3}/Dense_0/kernel"
+    if absent := [name for name in (first, up) if name not in tensors]:
+        raise InputError(f"{path} is no ViT that is known: it lacks {', '.join(absent)}")
+    patch, _, channels, width = tensors[f"{prefix}embedding/kernel"].shape
+    rows = tensors[positions].shape[1]
+    has_class = f"{prefix}cls" in tensors
+    over = has_class and round(rows**0.5) ** 2 != rows
+    grid = square_grid(rows - int(over), f"{path}: {positions}")
+    return {
+        "image_shape": (grid[0] * patch, grid[1] * patch, channels),
+        "patch_size": patch,
+        "num_layers": len(layers),
+        "num_heads": tensors[first].shape[1],
+        "hidden_dim": width,
+        "mlp_dim": tensors[up].shape[1],
+        "layer_norm_epsilon": 1e-6,
+        "use_class_token": has_class,
+        "position_over_prefix": bool(over) or not has_class,
+        "position_interpolation": "bilinear",
+    }

@@ -1,0 +1,138 @@
+"""Hugging Face directories of DINOv2, with and without registers."""
+
+from pathlib import Path
+from typing import Any
+
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights import huggingface_config
+from kmodels.weights import (
+    Checkpoint,
+    Rule,
+    leading_axes,
+    patch_kernel,
+    read_safetensors,
+    transpose,
+)
+
+KINDS = ("dinov2", "dinov2_with_registers")
+POSITIONS = "embeddings.position_embeddings"
+MASK = "embeddings.mask_token"
+BLOCK = "encoder.layer.{i}"
+# DINOv2's giant keeps gate and what it multiplies in one tensor, the gate first.
+GATED = ("block_{i}/mlp/gate", "block_{i}/mlp/up")
+
+
+def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
+    """The table; `prefix` is that of a classifier and empty in a bare model."""
+    patch = patch_kernel(config.patch_size, config.image_shape[2])
+    projection = "embeddings.patch_embeddings.projection"
+    weights_in = f"{BLOCK}.mlp.weights_in"
+    table = [
+        Rule("embeddings.cls_token", "tokens/class_token"),
+        Rule(MASK, "tokens/mask_token", leading_axes(1)),
+        Rule("embeddings.register_tokens", "tokens/register_tokens"),
+        Rule(POSITIONS, "tokens/position_embedding"),
+        Rule(f"{projection}.weight", "patch_embedding/kernel", patch),
+        Rule(f"{projection}.bias", "patch_embedding/bias"),
+        Rule(f"{BLOCK}.layer_scale1.lambda1", "block_{i}/attention_scale/scale"),
+        Rule(f"{BLOCK}.layer_scale2.lambda1", "block_{i}/mlp_scale/scale"),
+        Rule(f"{weights_in}.weight", [f"{path}/kernel" for path in GATED], transpose),
+        Rule(f"{weights_in}.bias", [f"{path}/bias" for path in GATED]),
+        *huggingface_config.dense(
+            {
+                f"{BLOCK}.attention.attention.query": "block_{i}/attention/query",
+                f"{BLOCK}.attention.attention.key": "block_{i}/attention/key",
+                f"{BLOCK}.attention.attention.value": "block_{i}/attention/value",
+                f"{BLOCK}.attention.output.dense": "block_{i}/attention/output",
+                f"{BLOCK}.mlp.{'weights_out' if config.use_swiglu_ffn else 'fc2'}": (
+                    "block_{i}/mlp/down"
+                ),
+            }
+        ),
+        *huggingface_config.norms(
+            {
+                f"{BLOCK}.norm1": "block_{i}/attention_norm",
+                f"{BLOCK}.norm2": "block_{i}/mlp_norm",
+                "layernorm": "final_norm",
+            }
+        ),
+    ]
+    if not config.use_swiglu_ffn:
+        table += huggingface_config.dense({f"{BLOCK}.mlp.fc1": "block_{i}/mlp/up"})
+    return [
+        *huggingface_config.prefixed(prefix, table),
+        *huggingface_config.dense({"classifier": "logits"}),
+    ]
+
+
+def gated_dim(width: int, ratio: int) -> int:
+    """Width of the gate: two thirds of an MLP's, rounded up to a multiple of 8."""
+    return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Whether a directory with this config.json is of this format."""
+    return path.is_dir() and description.get("model_type") in KINDS
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
+    """Understands a directory.
+
+    Args:
+        path: of the directory.
+        description: the object in its config.json.
+        given: fields of the config that the user gives; `use_mask_token=False` leaves it aside.
+        weights: False where only the architecture is wanted and no tensors need be there.
+
+    Raises:
+        InputError: for settings that the model has no counterpart for.
+    """
+    kind, get = description["model_type"], description.get
+    registers = kind == "dinov2_with_registers"
+    tensors = read_safetensors(path) if weights else {}
+    prefix = f"{kind}." if any(name.startswith(f"{kind}.") for name in tensors) else ""
+    mask = f"{prefix}{MASK}" in tensors if weights else registers or get("use_mask_token", True)
+    width, ratio, gated = (
+        get("hidden_size", 768),
+        get("mlp_ratio", 4),
+        get("use_swiglu_ffn", False),
+    )
+    backbone = huggingface_config.backbone_fields(path, description, 16 if registers else 14) | {
+        "mlp_dim": gated_dim(width, ratio) if gated else int(width * ratio),
+        "layer_norm_epsilon": get("layer_norm_eps", 1e-6),
+        "drop_path_rate": get("drop_path_rate", 0.0),
+        "layer_scale": get("layerscale_value", 1.0),
+        "num_register_tokens": get("num_register_tokens", 4) if registers else 0,
+        "use_mask_token": mask,
+        "use_swiglu_ffn": gated,
+    }
+    if gated:
+        backbone["approximate_gelu"] = False
+    if registers:
+        # Unlike its sibling, this one smooths before it shrinks.
+        backbone["position_interpolation"] = "bicubic_antialias"
+    config = ViTConfig(**backbone)
+    if given.get("use_mask_token") is False:
+        tensors.pop(f"{prefix}{MASK}", None)
+    block = f"{prefix}{BLOCK}.attention.attention."
+    layers = [
+        block.format(i=i) + x for i in range(config.num_layers) for x in ("query", "key", "value")
+    ]
+    tensors = huggingface_config.with_zero_biases(tensors, layers, config.hidden_dim)
+    head = tensors.get("classifier.weight")
+    labels = huggingface_config.labels(description, weights, "ForImageClassification")
+    classes = labels if head is None else head.shape[0]
+    return Checkpoint(
+        path=path,
+        kind="Hugging Face",
+        backbone=backbone,
+        task={"pooling": "token" if classes is None else "token_gap", "num_classes": classes},
+        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        tensors=tensors,
+        rules=rules(config, prefix),
+        fit=fitting(config, prefix + POSITIONS),
+    )

@@ -1,0 +1,113 @@
+"""Hugging Face directories of ViT and DeiT: with their heads, or bare models."""
+
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights import huggingface_config
+from kmodels.weights import Checkpoint, Rule, patch_kernel, read_safetensors
+
+POSITIONS = "embeddings.position_embeddings"
+BLOCK = "encoder.layer.{i}"
+CLASSIFIER = {"classifier": "logits"}
+# Of DeiT with a teacher.
+CLASSIFIERS = {"cls_classifier": "logits", "distillation_classifier": "distillation_logits"}
+
+
+def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> list[Rule]:
+    """The table.
+
+    Args:
+        config: for the size of the patches.
+        prefix: "vit." or "deit." in a classifier, empty in a bare model.
+        distilled: for the two heads of DeiT.
+    """
+    patch = patch_kernel(config.patch_size, config.image_shape[2])
+    projection = "embeddings.patch_embeddings.projection"
+    table = [
+        Rule("embeddings.cls_token", "tokens/class_token"),
+        Rule("embeddings.distillation_token", "tokens/distillation_token"),
+        Rule(POSITIONS, "tokens/position_embedding"),
+        Rule(f"{projection}.weight", "patch_embedding/kernel", patch),
+        Rule(f"{projection}.bias", "patch_embedding/bias"),
+        *huggingface_config.dense(
+            {
+                f"{BLOCK}.attention.attention.query": "block_{i}/attention/query",
+                f"{BLOCK}.attention.attention.key": "block_{i}/attention/key",
+                f"{BLOCK}.attention.attention.value": "block_{i}/attention/value",
+                f"{BLOCK}.attention.output.dense": "block_{i}/attention/output",
+                f"{BLOCK}.intermediate.dense": "block_{i}/mlp/up",
+                f"{BLOCK}.output.dense": "block_{i}/mlp/down",
+                "pooler.dense": "pre_logits",
+            }
+        ),
+        *huggingface_config.norms(
+            {
+                f"{BLOCK}.layernorm_before": "block_{i}/attention_norm",
+                f"{BLOCK}.layernorm_after": "block_{i}/mlp_norm",
+                "layernorm": "final_norm",
+            }
+        ),
+    ]
+    heads = huggingface_config.dense(CLASSIFIERS if distilled else CLASSIFIER)
+    return [*huggingface_config.prefixed(prefix, table), *heads]
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Whether a directory with this config.json is of this format."""
+    return path.is_dir() and description.get("model_type") in ("vit", "deit")
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
+    """Understands a directory.
+
+    Args:
+        path: of the directory.
+        description: the object in its config.json.
+        given: unused; the file says it all.
+        weights: False where only the architecture is wanted and no tensors need be there.
+
+    Raises:
+        InputError: for settings that the model has no counterpart for.
+    """
+    kind = description["model_type"]
+    backbone = huggingface_config.backbone_fields(path, description) | {
+        # The default is that of transformers' configurations.
+        "layer_norm_epsilon": description.get("layer_norm_eps", 1e-12),
+        "use_distillation_token": kind == "deit",
+    }
+    config = ViTConfig(**backbone)
+    tensors = read_safetensors(path) if weights else {}
+    prefix = f"{kind}." if any(name.startswith(f"{kind}.") for name in tensors) else ""
+    block = f"{prefix}{BLOCK}.attention.attention."
+    layers = [
+        block.format(i=i) + x for i in range(config.num_layers) for x in ("query", "key", "value")
+    ]
+    tensors = huggingface_config.with_zero_biases(tensors, layers, config.hidden_dim)
+    pooler = tensors.get(f"{prefix}pooler.dense.weight")
+    if pooler is not None and description.get("pooler_act", "tanh") != "tanh":
+        raise InputError(f"{path}: pooler_act is {description['pooler_act']!r}; only tanh is known")
+    named = "DeiTForImageClassificationWithTeacher" in (description.get("architectures") or ())
+    distilled = "cls_classifier.weight" in tensors if weights else named
+    head = tensors.get("cls_classifier.weight" if distilled else "classifier.weight")
+    ending = "ForImageClassificationWithTeacher" if distilled else "ForImageClassification"
+    labels = huggingface_config.labels(description, weights, ending)
+    return Checkpoint(
+        path=path,
+        kind="Hugging Face",
+        backbone=backbone,
+        task={
+            "pooling": "distilled" if distilled else "token",
+            "intermediate_dim": pooler.shape[0] if pooler is not None else None,
+            "num_classes": head.shape[0] if head is not None else labels,
+        },
+        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        tensors=tensors,
+        rules=rules(config, prefix, distilled),
+        fit=fitting(config, prefix + POSITIONS),
+    )

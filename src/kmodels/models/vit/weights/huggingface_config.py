@@ -1,0 +1,131 @@
+"""What the formats of Hugging Face share: their JSON files, and rules for layers of PyTorch."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.models.vit.config import ViTConfig
+from kmodels.weights import LazyArray, Rule, constant, transpose
+from kmodels.weights.readers import read_json
+
+GELUS: dict[str, bool | str] = {
+    "gelu": False,
+    "gelu_new": True,
+    "gelu_pytorch_tanh": True,
+    "quick_gelu": "sigmoid",
+}
+# Pillow's numbers, in which Hugging Face writes them.
+INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def dense(pairs: Mapping[str, str]) -> list[Rule]:
+    """Weights and biases of linear layers, as PyTorch keeps them."""
+    table = []
+    for source, target in pairs.items():
+        table.append(Rule(f"{source}.weight", f"{target}/kernel", transpose))
+        table.append(Rule(f"{source}.bias", f"{target}/bias"))
+    return table
+
+
+def norms(pairs: Mapping[str, str]) -> list[Rule]:
+    """Weights and biases of layer norms."""
+    table = []
+    for source, target in pairs.items():
+        table.append(Rule(f"{source}.weight", f"{target}/scale"))
+        table.append(Rule(f"{source}.bias", f"{target}/bias"))
+    return table
+
+
+def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
+    """The rules with something in front of their names."""
+    return [Rule(prefix + rule.source, rule.target, rule.transform, rule.axis) for rule in table]
+
+
+def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16) -> dict[str, Any]:
+    """Fields of the config that all formats have; what equals a default may be left out.
+
+    Args:
+        path: of the directory, for messages.
+        description: the object in config.json, or its part about the images.
+        patch: the patch size where it is left out.
+
+    Raises:
+        InputError: for an activation or patches that the model has no counterpart for.
+    """
+    get = description.get
+    activation = get("hidden_act", "gelu")
+    if activation not in GELUS:
+        raise InputError(
+            f"{path}: hidden_act is {activation!r}; the model knows {', '.join(GELUS)}"
+        )
+    patches = _pair(get("patch_size", patch))
+    if patches[0] != patches[1]:
+        raise InputError(f"{path}: patches of {patches} pixels; only square ones are known")
+    side = patches[0]
+    # What is left of an image beside its last whole patch, the convolution passes over.
+    height, width = (pixels // side * side for pixels in _pair(get("image_size", 224)))
+    return {
+        "image_shape": (height, width, int(get("num_channels", 3))),
+        "patch_size": side,
+        "num_layers": get("num_hidden_layers", 12),
+        "num_heads": get("num_attention_heads", 12),
+        "hidden_dim": get("hidden_size", 768),
+        "mlp_dim": get("intermediate_size", 3072),
+        "dropout_rate": get("hidden_dropout_prob", 0.0),
+        "attention_dropout": get("attention_probs_dropout_prob", get("attention_dropout", 0.0)),
+        "position_interpolation": "bicubic",
+        "approximate_gelu": GELUS[activation],
+    }
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (int(value[0]), int(value[1])) if isinstance(value, Sequence) else (value, value)
+
+
+def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
+    """Arguments of the preprocessor that a directory describes, or None where it describes none.
+
+    An image processor is saved as preprocessor_config.json, and one that was saved together with
+    a tokenizer as a part of processor_config.json.
+    """
+    held = _image_processor(path)
+    if held is None:
+        return None
+    channels = config.image_shape[2]
+    found: dict[str, Any] = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
+    if held.get("do_normalize", True):
+        for name, key in (("mean", "image_mean"), ("std", "image_std")):
+            if len(held.get(key) or ()) == channels:
+                found[name] = tuple(held[key])
+    else:
+        found = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
+    found["interpolation"] = INTERPOLATION.get(held.get("resample", 2), "bilinear")
+    return {**found, "image_size": config.image_shape[:2]}
+
+
+def _image_processor(path: Path) -> dict[str, Any] | None:
+    if (alone := path / "preprocessor_config.json").is_file():
+        return read_json(alone)
+    together = path / "processor_config.json"
+    return read_json(together).get("image_processor") if together.is_file() else None
+
+
+def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | None:
+    """Classes of an architecture whose name ends so, where there are no weights that tell."""
+    named = any(name.endswith(ending) for name in description.get("architectures") or ())
+    if weights or not named:
+        return None
+    given = description.get("id2label")
+    return len(given) if given else int(description.get("num_labels", 2))
+
+
+def with_zero_biases(
+    tensors: Mapping[str, LazyArray], layers: Iterable[str], width: int
+) -> dict[str, LazyArray]:
+    """Adds the biases that `qkv_bias=False` leaves out: the output projection keeps its own."""
+    found = dict(tensors)
+    for name in layers:
+        if f"{name}.weight" in tensors and f"{name}.bias" not in tensors:
+            found[f"{name}.bias"] = constant(0.0, (width,))
+    return found

@@ -1,0 +1,259 @@
+"""keras-hub's ViT, DeiT, DINOv2 and SigLIP beside ours: arguments, and what each cannot express.
+
+Facts are those of keras-hub 0.32. Dropout and stochastic depth act in training alone and go along
+where both have them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kmodels.models.common.keras_hub_mapping import Peer, Settings
+from kmodels.models.vit.classifier import ViTImageClassifier
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.exports.huggingface import BIAS, LOGITS, NONE, RATIOS, lacking
+from kmodels.models.vit.kinds import GELUS
+from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.weights import keras_hub as weights
+from kmodels.models.vit.weights.dinov2 import gated_dim
+
+# keras-hub's norms have no other in DINOv2, nor behind SigLIP's last block.
+EPSILON = 1e-6
+SHARED = ("num_layers", "num_heads", "hidden_dim")
+DEIT_NAMES = ("dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias")
+VIT_NAMES = (*DEIT_NAMES, "use_mlp_bias", "use_class_token", "use_patch_bias")
+DINOV2_NAMES = (
+    *("num_register_tokens", "use_mask_token", "use_swiglu_ffn", "dropout_rate"),
+    "drop_path_rate",
+)
+MAP = {"num_classes": 0, "pooling": "map"}
+
+
+def _fields(given: Settings, *names: str, **more: Any) -> dict[str, Any]:
+    patch = given["patch_size"]
+    return {
+        **{name: given[name] for name in (*SHARED, *names)},
+        "image_shape": tuple(given["image_shape"]),
+        "patch_size": patch if isinstance(patch, int) else patch[0],
+        "mlp_dim": given.get("mlp_dim", given.get("intermediate_dim")),
+        **more,
+    }
+
+
+def _strange(given: Settings, task: Settings) -> list[str]:
+    patch = given["patch_size"]
+    return [] if isinstance(patch, int) or patch[0] == patch[1] else [f"patches of {patch} pixels"]
+
+
+def _arguments(config: ViTConfig, *names: str) -> dict[str, Any]:
+    shared = ("image_shape", "patch_size", *SHARED, *names)
+    return {name: getattr(config, name) for name in shared}
+
+
+def _lacks(
+    can: set[str],
+    heads: set[tuple[str | None, str]],
+    more: Callable[[ViTConfig, Settings], dict[str, bool]],
+) -> Callable[[ViTConfig, Settings], list[str]]:
+    """What is named in `more`, beside what every other form of a ViT may lack too."""
+
+    def lacks(config: ViTConfig, settings: Settings) -> list[str]:
+        own = [text for text, there in more(config, settings).items() if there]
+        return [*lacking(config, settings, can, heads), *own]
+
+    return lacks
+
+
+def _gelu(config: ViTConfig) -> dict[str, bool]:
+    value = config.approximate_gelu
+    return {f"approximate_gelu={value!r}": value is not False}
+
+
+def _biases(config: ViTConfig) -> dict[str, bool]:
+    return {
+        "use_patch_bias=False": not config.use_patch_bias,
+        "use_mlp_bias=False": not config.use_mlp_bias,
+    }
+
+
+def _fixed(config: ViTConfig) -> dict[str, bool]:
+    """What neither DINOv2 nor SigLIP can be told."""
+    height, width = config.image_shape[:2]
+    return {
+        **_biases(config),
+        f"pictures of {height} x {width} pixels": height != width,
+        "use_mha_bias=False": not config.use_mha_bias,
+        f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon != EPSILON,
+    }
+
+
+def _settings(given: Settings) -> dict[str, Any]:
+    names = ("num_classes", "pooling", "intermediate_dim", "activation", "dropout")
+    return {name: given[name] for name in names if name in given}
+
+
+def _head(settings: Settings) -> dict[str, Any]:
+    activation = settings.get("activation")
+    return {**_settings(settings), "activation": None if activation == "linear" else activation}
+
+
+def _vit_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
+    gap = settings.get("pooling") == "gap" and config.use_class_token
+    return {**_gelu(config), 'pooling="gap" beside a class token, which it takes in': gap}
+
+
+def _strange_gap(given: Settings, task: Settings) -> list[str]:
+    # Its mean takes in every token; without a class token that is ours.
+    mean = task.get("pooling") == "gap" and given.get("use_class_token", True)
+    return [
+        *_strange(given, task),
+        *(['pooling="gap" that takes in the class token'] if mean else []),
+    ]
+
+
+VIT = Peer(
+    backbone="ViTBackbone",
+    task="ViTImageClassifier",
+    ours=ViTBackbone,
+    our_task=ViTImageClassifier,
+    strange=_strange_gap,
+    fields=lambda given: _fields(given, *VIT_NAMES),
+    arguments=lambda config: _arguments(config, "mlp_dim", *VIT_NAMES),
+    settings=_settings,
+    head=_head,
+    table=weights.vit,
+    belongs=lambda config, settings: True,
+    lacks=_lacks(
+        {BIAS, "use_class_token=False", "intermediate_dim", "a pooler", "an activation"},
+        {("token", LOGITS), ("gap", LOGITS)},
+        _vit_lacks,
+    ),
+)
+DEIT = Peer(
+    backbone="DeiTBackbone",
+    task="DeiTImageClassifier",
+    ours=ViTBackbone,
+    our_task=ViTImageClassifier,
+    strange=_strange_gap,
+    fields=lambda given: _fields(
+        given,
+        *DEIT_NAMES,
+        use_distillation_token=True,
+        position_interpolation="bicubic",
+    ),
+    arguments=lambda config: {
+        **_arguments(config, *DEIT_NAMES),
+        "intermediate_dim": config.mlp_dim,
+    },
+    settings=_settings,
+    head=lambda settings: {k: v for k, v in _head(settings).items() if k != "intermediate_dim"},
+    table=weights.deit,
+    belongs=lambda config, settings: config.use_distillation_token,
+    lacks=_lacks(
+        {BIAS, "a distillation token", "an activation"},
+        {("token", LOGITS)},
+        lambda config, settings: {**_gelu(config), **_biases(config)},
+    ),
+)
+
+
+def _ratio(config: ViTConfig) -> int | None:
+    """The width of the MLP before DINOv2 makes two thirds of it for the gate."""
+    for ratio in RATIOS:
+        if gated_dim(config.hidden_dim, ratio) == config.mlp_dim:
+            return ratio * config.hidden_dim
+    return None
+
+
+def _dinov2_fields(given: Settings) -> dict[str, Any]:
+    gated, width = given["use_swiglu_ffn"], given["intermediate_dim"]
+    return _fields(
+        given,
+        *DINOV2_NAMES,
+        mlp_dim=gated_dim(width, 1) if gated else width,
+        layer_scale=given["layer_scale_init_value"],
+        attention_dropout=given["dropout_rate"],
+        position_interpolation=(
+            "bicubic_antialias" if given["antialias_in_interpolation"] else "bicubic"
+        ),
+    )
+
+
+def _dinov2_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
+    gated = config.use_swiglu_ffn
+    return {
+        **_gelu(config),
+        **_fixed(config),
+        f"mlp_dim={config.mlp_dim} with SwiGLU": gated and _ratio(config) is None,
+        "a head (give model.backbone)": bool(settings),
+    }
+
+
+DINOV2 = Peer(
+    backbone="DINOV2Backbone",
+    task=None,
+    ours=ViTBackbone,
+    our_task=ViTImageClassifier,
+    strange=_strange,
+    fields=_dinov2_fields,
+    arguments=lambda config: {
+        **_arguments(config, *DINOV2_NAMES),
+        "intermediate_dim": _ratio(config) if config.use_swiglu_ffn else config.mlp_dim,
+        "layer_scale_init_value": config.layer_scale,
+        "position_embedding_shape": config.image_shape,
+        "antialias_in_interpolation": config.position_interpolation == "bicubic_antialias",
+    },
+    table=weights.dinov2,
+    belongs=lambda config, settings: config.layer_scale is not None,
+    lacks=_lacks(
+        {BIAS, "layer_scale", "register tokens", "a mask token", "SwiGLU"},
+        {(None, NONE)},
+        _dinov2_lacks,
+    ),
+    # The table that was trained, from which the one in use is made for the size of the pictures.
+    copies={"embeddings/position_embeddings": "embeddings/interpolated_position_embeddings"},
+)
+SIGLIP = Peer(
+    backbone="SigLIPVisionEncoder",
+    task=None,
+    ours=ViTBackbone,
+    our_task=ViTImageClassifier,
+    fields=lambda given: _fields(
+        given,
+        use_class_token=False,
+        layer_norm_epsilon=given["layer_norm_epsilon"],
+        approximate_gelu=GELUS.get(given["intermediate_activation"], False),
+        position_interpolation="bicubic",
+    ),
+    strange=lambda given, task: [
+        *_strange(given, task),
+        *(
+            [f"intermediate_activation={given['intermediate_activation']!r}"]
+            if given["intermediate_activation"] not in GELUS
+            else []
+        ),
+    ],
+    arguments=lambda config: {
+        **_arguments(config, "layer_norm_epsilon"),
+        "intermediate_dim": config.mlp_dim,
+        "intermediate_activation": next(
+            name for name, value in GELUS.items() if value == config.approximate_gelu
+        ),
+    },
+    table=weights.siglip,
+    belongs=lambda config, settings: settings.get("pooling") == "map",
+    lacks=_lacks(
+        {BIAS, "use_class_token=False", "positions of native aspect ratio"},
+        {("map", NONE)},
+        lambda config, settings: {
+            **_fixed(config),
+            "a class token": config.use_class_token,
+            f"dropout_rate={config.dropout_rate}": bool(config.dropout_rate),
+            f"attention_dropout={config.attention_dropout}": bool(config.attention_dropout),
+        },
+    ),
+    pooled=MAP,
+    inside={"SigLIPBackbone": "vision_encoder"},
+    copies={"embedding/position_ids": None},
+    renamed={r"head/variable(_\d+)?": "head/probe"},
+)
+PEERS = (DEIT, DINOV2, SIGLIP, VIT)

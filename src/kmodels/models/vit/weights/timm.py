@@ -1,0 +1,333 @@
+"""timm's `vit_*` and `deit*`: safetensors, alone or in a directory with timm's config.json."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.statistics import preprocessing
+from kmodels.weights import (
+    Checkpoint,
+    LazyArray,
+    Rule,
+    constant,
+    patch_kernel,
+    read_safetensors,
+    transpose,
+)
+from kmodels.weights.positions import Grid, square_grid
+
+# Heads by width where it is not width / 64.
+HEADS = {1280: 16, 1408: 16, 1664: 16, 1152: 16}
+# Architectures whose heads do not follow from the width.
+HEADS_BY_NAME = {"vit_base_patch16_gap_224": 16, "vit_giantopt": 16}
+ACTIVATIONS: dict[str, bool | str] = {"gelu": False, "gelu_tanh": True, "quick_gelu": "sigmoid"}
+TANH_NAMES = re.compile(
+    r"vit_(base_patch32|large_patch16_siglip(_gap)?_512|so400m_patch16|giantopt)"
+)
+# Of the gated MLPs that timm has, the one whose gate comes first and goes through SiLU.
+SWIGLU_NAMES = re.compile(r"vit_giant_patch14_(reg4_)?dinov2")
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP: Statistics = (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+)
+# timm's names, alone or with the tag behind a dot, for which it has one mean and deviation each.
+# Of the others, such as vit_base_patch16_224 without its tag, several were trained.
+BY_NAME: dict[re.Pattern[str], Statistics] = {
+    re.compile(r"deit3?_\w+?(_distilled)?_patch\d+_\d+(\..*)?"): IMAGENET,
+    re.compile(r"vit_[a-z]+_patch14_(reg4_)?dinov2(\..*)?"): IMAGENET,
+    re.compile(r"vit_\w+_patch\d+_siglip(_gap)?_\d+(\..*)?"): HALF,
+    re.compile(r"vit_\w+_patch\d+(_\d+)?\.augreg\w*"): HALF,
+    re.compile(
+        r"vit_(?!large_patch14_clip_)\w+_patch\d+(_plus)?_clip(_quickgelu)?_\d+(\..*)?"
+    ): CLIP,
+}
+UNKNOWN = {
+    "pool_include_prefix": (False, None),
+    "scale_attn_norm": (False, None),
+    "scale_mlp_norm": (False, None),
+    "pos_embed": ("learn", None),
+    "attn_layer": ("", None),
+    "block_fn": ("", None),
+    "mlp_layer": ("", None),
+}
+# As timm says it; DeiT's classifier with two heads calls itself "token".
+POOLINGS = {"token": "token", "avg": "gap", "max": "max", "avgmax": "avgmax", "map": "map"}
+NORMS = {
+    "norm_pre": "pre_norm",
+    "norm": "final_norm",
+    "fc_norm": "pooled_norm",
+    "blocks.{i}.norm1": "block_{i}/attention_norm",
+    "blocks.{i}.norm2": "block_{i}/mlp_norm",
+    "blocks.{i}.attn.q_norm": "block_{i}/attention/query_norm",
+    "blocks.{i}.attn.k_norm": "block_{i}/attention/key_norm",
+    "attn_pool.norm": "pooling/mlp_norm",
+}
+DENSE: dict[str, str | tuple[str, ...]] = {
+    "blocks.{i}.attn.qkv": tuple(f"block_{{i}}/attention/{x}" for x in ("query", "key", "value")),
+    "blocks.{i}.attn.proj": "block_{i}/attention/output",
+    "blocks.{i}.mlp.fc2": "block_{i}/mlp/down",
+    "attn_pool.q": "pooling/attention/query",
+    "attn_pool.kv": ("pooling/attention/key", "pooling/attention/value"),
+    "attn_pool.proj": "pooling/attention/output",
+    "attn_pool.mlp.fc1": "pooling/mlp/up",
+    "attn_pool.mlp.fc2": "pooling/mlp/down",
+    "head": "logits",
+    "head_dist": "distillation_logits",
+}
+
+
+def rules(config: ViTConfig) -> list[Rule]:
+    """The table."""
+    table = [
+        Rule("cls_token", "tokens/class_token"),
+        Rule("dist_token", "tokens/distillation_token"),
+        Rule("reg_token", "tokens/register_tokens"),
+        Rule("pos_embed", "tokens/position_embedding"),
+        Rule(
+            "patch_embed.proj.weight",
+            "patch_embedding/kernel",
+            patch_kernel(config.patch_size, config.image_shape[2]),
+        ),
+        Rule("patch_embed.proj.bias", "patch_embedding/bias"),
+        Rule("blocks.{i}.ls1.gamma", "block_{i}/attention_scale/scale"),
+        Rule("blocks.{i}.ls2.gamma", "block_{i}/mlp_scale/scale"),
+        Rule("attn_pool.latent", "pooling/probe"),
+    ]
+    up = ("block_{i}/mlp/gate", "block_{i}/mlp/up") if config.use_swiglu_ffn else "block_{i}/mlp/up"
+    for source, target in (DENSE | {"blocks.{i}.mlp.fc1": up}).items():
+        targets = (target,) if isinstance(target, str) else target
+        kernels = [f"{path}/kernel" for path in targets]
+        table.append(Rule(f"{source}.weight", kernels, transpose))
+        table.append(Rule(f"{source}.bias", [f"{path}/bias" for path in targets]))
+    for source, target in NORMS.items():
+        table.append(Rule(f"{source}.weight", f"{target}/scale"))
+        table.append(Rule(f"{source}.bias", f"{target}/bias"))
+    return table
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Whether this is of timm: a bare safetensors file, or a directory that names a timm ViT."""
+    if not path.is_dir():
+        return path.suffix == ".safetensors"
+    return bool(re.match(r"(vit|deit|deit3|flexivit)_", str(description.get("architecture", ""))))
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
+    """Understands a file or directory; most of the architecture is read off the shapes.
+
+    Args:
+        path: of the file or directory.
+        description: the object in its config.json; empty for a bare file.
+        given: fields of the config that the user gives; the number of heads may be needed.
+        weights: unused; the shapes in the file are needed for the architecture, too.
+
+    Raises:
+        InputError: for variants that the model has no counterpart for.
+    """
+    tensors = read_safetensors(path)
+    if absent := [name for name in ("patch_embed.proj.weight", "pos_embed") if name not in tensors]:
+        raise InputError(f"{path} is no timm ViT: it lacks {', '.join(absent)}")
+    name = str(description.get("architecture", path.stem))
+    arguments = {**description.get("model_args", {})}
+    arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
+    _refuse_unknown(path, name, arguments)
+    backbone = _backbone(path, name, arguments, description, tensors)
+    config = ViTConfig(**backbone)
+    tensors = _with_zero_biases(tensors, config)
+    statistics = _statistics(name, description, config.image_shape[2])
+    pictures = statistics and {
+        "image_size": config.image_shape[:2],
+        "mean": statistics[0],
+        "std": statistics[1],
+        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
+    }
+
+    return Checkpoint(
+        path=path,
+        kind="timm",
+        backbone=backbone,
+        task=_task(path, description, arguments, tensors),
+        **preprocessing(path, pictures),
+        tensors=tensors,
+        rules=rules(config),
+        fit=fitting(config, "pos_embed"),
+    )
+
+
+def _statistics(name: str, description: dict[str, Any], channels: int) -> Statistics | None:
+    """Mean and deviation: what the file says, or what timm has for all files of that name."""
+    told = description.get("pretrained_cfg", {})
+    mean, std = told.get("mean"), told.get("std")
+    if mean and std:
+        return (tuple(mean), tuple(std)) if len(mean) == len(std) == channels else None
+    if tag := description.get("pretrained_cfg", {}).get("tag"):
+        name = f"{name}.{tag}"
+    found = next((found for names, found in BY_NAME.items() if names.fullmatch(name)), None)
+    return found if channels == 3 else None
+
+
+def _refuse_unknown(path: Path, name: str, arguments: dict[str, Any]) -> None:
+    for key, known in UNKNOWN.items():
+        if key in arguments and arguments[key] not in known:
+            raise InputError(f"{path}: {key}={arguments[key]!r} has no counterpart in the model")
+    activation = arguments.get("act_layer") or "gelu"
+    if activation not in ACTIVATIONS and not SWIGLU_NAMES.match(name):
+        raise InputError(f"{path}: act_layer is {activation!r}; known: {', '.join(ACTIVATIONS)}")
+
+
+def _backbone(
+    path: Path,
+    name: str,
+    arguments: dict[str, Any],
+    description: dict[str, Any],
+    tensors: Mapping[str, LazyArray],
+) -> dict[str, Any]:
+    width, channels, patch, other = tensors["patch_embed.proj.weight"].shape
+    if patch != other:
+        raise InputError(f"{path}: patches of {(patch, other)} pixels; only square ones are known")
+    layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
+    has_class, distilled = "cls_token" in tensors, "dist_token" in tensors
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    special = int(has_class) + int(distilled)
+    rows = tensors["pos_embed"].shape[1]
+    size = arguments.get("img_size") or description.get("pretrained_cfg", {}).get("input_size")
+    size = size[-2:] if isinstance(size, list | tuple) else (size, size)
+    told = (size[0] // patch, size[1] // patch) if size[0] else None
+    grid = _grid(path, told, rows, special, registers)
+    gated = _is_gated(path, name, tensors)
+    activation = arguments.get("act_layer") or _activation_by_name(name)
+    return {
+        "image_shape": (grid[0] * patch, grid[1] * patch, channels),
+        "patch_size": patch,
+        "num_layers": len(layers),
+        "num_heads": arguments["num_heads"] or heads(path, name, width),
+        "hidden_dim": width,
+        "mlp_dim": _mlp_dim(tensors, width) // (2 if gated else 1),
+        # The CLIP and BEiT-3 ancestors of some checkpoints normed with PyTorch's own 1e-5.
+        "layer_norm_epsilon": 1e-5 if "_clip_" in name else 1e-6,
+        "use_patch_bias": "patch_embed.proj.bias" in tensors,
+        "use_mha_bias": any(f"blocks.0.attn.{x}.bias" in tensors for x in ("qkv", "proj")),
+        "use_mlp_bias": "blocks.0.mlp.fc1.bias" in tensors,
+        "use_class_token": has_class,
+        "use_distillation_token": distilled,
+        "num_register_tokens": registers,
+        "position_over_prefix": rows > grid[0] * grid[1] or not has_class,
+        "position_interpolation": "bicubic_antialias",
+        "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
+        "pre_norm": "norm_pre.weight" in tensors,
+        "final_norm": "norm.weight" in tensors,
+        "approximate_gelu": False if gated else ACTIVATIONS[activation],
+        "use_swiglu_ffn": gated,
+    }
+
+
+def _grid(path: Path, told: Grid | None, rows: int, special: int, registers: int) -> Grid:
+    """The grid of a table of positions: what is told, or a square.
+
+    Args:
+        path: for messages.
+        told: by the image size in the description, which may be that of another table.
+        rows: of the table.
+        special: class and distillation tokens.
+        registers: of the model.
+
+    Raises:
+        InputError: for a table that covers the registers.
+    """
+    grid = told
+    if grid is None or rows - grid[0] * grid[1] not in (0, special, special + registers):
+        over = 0 if _is_square(rows) else special
+        grid = square_grid(rows - over, f"{path}: pos_embed")
+    left = rows - grid[0] * grid[1]
+    if (left and left != special) or (left and registers):
+        raise InputError(
+            f"{path}: the positions cover the registers; only no_embed_class=True is known"
+        )
+    return grid
+
+
+def _is_square(number: int) -> bool:
+    return round(number**0.5) ** 2 == number
+
+
+def _activation_by_name(name: str) -> str:
+    if "quickgelu" in name:
+        return "quick_gelu"
+    return "gelu_tanh" if "siglip" in name and TANH_NAMES.match(name) else "gelu"
+
+
+def _is_gated(path: Path, name: str, tensors: Mapping[str, LazyArray]) -> bool:
+    """Whether the first layer of the MLP is twice as wide as the second is deep.
+
+    Raises:
+        InputError: for a gated MLP of another kind than DINOv2's.
+    """
+    first, second = (tensors.get(f"blocks.0.mlp.fc{x}.weight") for x in (1, 2))
+    if first is None or second is None or first.shape[0] != 2 * second.shape[1]:
+        return False
+    if not SWIGLU_NAMES.match(name):
+        raise InputError(
+            f"{path} has a gated MLP, which is known of vit_giant_patch14_dinov2 and its sibling "
+            "with registers alone"
+        )
+    return True
+
+
+def _mlp_dim(tensors: Mapping[str, LazyArray], width: int) -> int:
+    found = tensors.get("blocks.0.mlp.fc1.weight")
+    return found.shape[0] if found is not None else 4 * width
+
+
+def heads(path: Path, name: str, width: int) -> int:
+    """Attention heads of a timm architecture of this width, where the file does not say."""
+    for start, number in HEADS_BY_NAME.items():
+        if name.startswith(start):
+            return number
+    if width in HEADS:
+        return HEADS[width]
+    if width % 64 == 0 and width >= 192:
+        return width // 64
+    raise InputError(f"{path} does not say how many heads a width of {width} has; give num_heads")
+
+
+def _task(
+    path: Path,
+    description: dict[str, Any],
+    arguments: dict[str, Any],
+    tensors: Mapping[str, LazyArray],
+) -> dict[str, Any]:
+    pooling = arguments.get("global_pool") or description.get("global_pool")
+    if pooling is None:
+        pooling = "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "avg"
+        pooling = "map" if "attn_pool.latent" in tensors else pooling
+    distilled = pooling == "token" and "dist_token" in tensors
+    if pooling not in POOLINGS:
+        raise InputError(f"{path}: global_pool is {pooling!r}; known: {', '.join(POOLINGS)}")
+    head = tensors.get("head.weight")
+    return {
+        "num_classes": None if head is None else head.shape[0],
+        "pooling": "distilled" if distilled else POOLINGS[pooling],
+        "pooled_norm": "fc_norm.weight" in tensors,
+    }
+
+
+def _with_zero_biases(tensors: dict[str, LazyArray], config: ViTConfig) -> dict[str, LazyArray]:
+    """Adds the biases that `qkv_bias=False` leaves out where the output projection has its own."""
+    found = dict(tensors)
+    for i in range(config.num_layers):
+        for part, size in (("qkv", 3), ("proj", 1)):
+            name = f"blocks.{i}.attn.{part}"
+            absent = f"{name}.weight" in tensors and f"{name}.bias" not in tensors
+            if config.use_mha_bias and absent:
+                found[f"{name}.bias"] = constant(0.0, (size * config.hidden_dim,))
+    return found

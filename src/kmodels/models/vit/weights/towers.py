@@ -1,0 +1,169 @@
+"""Hugging Face directories of CLIP, SigLIP and SigLIP 2: their vision tower.
+
+Alone, with CLIP's projection, with a classifier, or beside the text tower, which is left aside.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights import huggingface_config
+from kmodels.weights import (
+    Checkpoint,
+    Rule,
+    leading_axes,
+    patch_kernel,
+    read_safetensors,
+    transpose,
+)
+
+CLIP = ("clip", "clip_vision_model")
+SIGLIP = ("siglip", "siglip_vision_model")
+# With native aspect ratio; its siblings of fixed size call themselves SigLIP.
+SIGLIP2 = ("siglip2", "siglip2_vision_model")
+PREFIX = "vision_model."
+POSITIONS = "embeddings.position_embedding.weight"
+BLOCK = "encoder.layers.{i}"
+# What belongs to the text, and places that older files keep beside what stands there.
+OTHERS = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
+OLD = "embeddings.position_ids"
+PARTS = ("query", "key", "value")
+
+
+def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: bool = False) -> list:
+    """The table.
+
+    Args:
+        config: for the size of the patches.
+        prefix: "vision_model." or empty, as the file was written.
+        projects: for CLIP's projection in place of a classifier.
+        flat: whether the patches are projected as rows, as in SigLIP 2, and not by a convolution.
+    """
+    patch = transpose if flat else patch_kernel(config.patch_size, config.image_shape[2])
+    table = [
+        Rule("embeddings.class_embedding", "tokens/class_token", leading_axes(2)),
+        Rule(POSITIONS, "tokens/position_embedding", leading_axes(1)),
+        Rule("embeddings.patch_embedding.weight", "patch_embedding/kernel", patch),
+        Rule("embeddings.patch_embedding.bias", "patch_embedding/bias"),
+        Rule("head.probe", "pooling/probe"),
+        Rule(
+            "head.attention.in_proj_weight",
+            [f"pooling/attention/{part}/kernel" for part in PARTS],
+            transpose,
+        ),
+        Rule("head.attention.in_proj_bias", [f"pooling/attention/{part}/bias" for part in PARTS]),
+        *huggingface_config.dense(
+            {
+                f"{BLOCK}.self_attn.q_proj": "block_{i}/attention/query",
+                f"{BLOCK}.self_attn.k_proj": "block_{i}/attention/key",
+                f"{BLOCK}.self_attn.v_proj": "block_{i}/attention/value",
+                f"{BLOCK}.self_attn.out_proj": "block_{i}/attention/output",
+                f"{BLOCK}.mlp.fc1": "block_{i}/mlp/up",
+                f"{BLOCK}.mlp.fc2": "block_{i}/mlp/down",
+                "head.attention.out_proj": "pooling/attention/output",
+                "head.mlp.fc1": "pooling/mlp/up",
+                "head.mlp.fc2": "pooling/mlp/down",
+            }
+        ),
+        *huggingface_config.norms(
+            {
+                "pre_layrnorm": "pre_norm",
+                f"{BLOCK}.layer_norm1": "block_{i}/attention_norm",
+                f"{BLOCK}.layer_norm2": "block_{i}/mlp_norm",
+                "post_layernorm": "final_norm",
+                "head.layernorm": "pooling/mlp_norm",
+            }
+        ),
+    ]
+    head = "visual_projection" if projects else "classifier"
+    return [
+        *huggingface_config.prefixed(prefix, table),
+        *huggingface_config.dense({head: "logits"}),
+    ]
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Whether a directory with this config.json is of this format."""
+    return path.is_dir() and description.get("model_type") in (*CLIP, *SIGLIP, *SIGLIP2)
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> Checkpoint:
+    """Understands a directory.
+
+    Args:
+        path: of the directory.
+        description: the object in its config.json.
+        given: unused; the file says it all.
+        weights: False where only the architecture is wanted and no tensors need be there.
+
+    Raises:
+        InputError: for settings that the model has no counterpart for.
+    """
+    kind = description["model_type"]
+    vision = description.get("vision_config", description)
+    tensors = read_safetensors(path) if weights else {}
+    prefix = PREFIX if any(name.startswith(PREFIX) for name in tensors) else ""
+    classes = huggingface_config.labels(description, weights, "ForImageClassification")
+    head = tensors.get("classifier.weight")
+    classes = classes if head is None else head.shape[0]
+    aside = [f"{prefix}{OLD}"]
+    if kind in CLIP:
+        backbone, task = _clip(path, vision, classes)
+        projection = tensors.get("visual_projection.weight")
+        if projection is not None:
+            task |= {"num_classes": projection.shape[0], "head_bias": False}
+        if classes is not None:
+            # The classifier reads tokens that no norm has seen.
+            aside.append(f"{prefix}post_layernorm.")
+    else:
+        projection = None
+        backbone, task = _siglip(path, vision, classes, kind in SIGLIP2)
+        if classes is not None:
+            # It takes the mean over the tokens; the attention pooling is there all the same.
+            aside.append(f"{prefix}head.")
+    config = ViTConfig(**backbone)
+    left = (*OTHERS, *aside)
+    return Checkpoint(
+        path=path,
+        kind="Hugging Face",
+        backbone=backbone,
+        task=task,
+        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        tensors={name: x for name, x in tensors.items() if not name.startswith(left)},
+        rules=rules(config, prefix, projection is not None, kind in SIGLIP2),
+        fit=fitting(config, prefix + POSITIONS, flat=True),
+    )
+
+
+def _clip(path: Path, vision: dict[str, Any], classes: int | None) -> tuple[dict, dict]:
+    defaults = {"patch_size": 32, "hidden_act": "quick_gelu"}
+    backbone = huggingface_config.backbone_fields(path, defaults | vision) | {
+        "layer_norm_epsilon": vision.get("layer_norm_eps", 1e-5),
+        "use_patch_bias": False,
+        "pre_norm": True,
+        "final_norm": classes is None,
+    }
+    return backbone, {"num_classes": classes, "pooling": "token" if classes is None else "gap"}
+
+
+def _siglip(
+    path: Path, vision: dict[str, Any], classes: int | None, native: bool
+) -> tuple[dict, dict]:
+    described = {"hidden_act": "gelu_pytorch_tanh"} | vision
+    if native:
+        described["image_size"] = math.isqrt(vision.get("num_patches", 256)) * vision.get(
+            "patch_size", 16
+        )
+    backbone = huggingface_config.backbone_fields(path, described) | {
+        "layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
+        "use_class_token": False,
+    }
+    if native:
+        backbone["position_interpolation"] = "bilinear_antialias"
+    maps = vision.get("vision_use_head", True) and classes is None
+    return backbone, {"num_classes": classes, "pooling": "map" if maps else "gap"}

@@ -1,0 +1,27 @@
+"""Arguments of ops as torch's tensors."""
+
+from typing import Any
+
+import keras
+import torch
+
+from kmodels.core import keras_internals
+
+
+def as_tensor(x: Any) -> torch.Tensor:
+    """`keras.ops.convert_to_tensor`, at once for what is a tensor or a variable.
+
+    Keras looks for symbolic tensors, devices and dtypes first. Where one token goes through a model
+    that takes as long as the arithmetic.
+    """
+    if isinstance(x, torch.Tensor):
+        return x
+    if isinstance(x, keras.Variable):
+        return x.value  # cast where a layer's autocast says so
+    return keras.ops.convert_to_tensor(x)
+
+
+def stored(x: Any) -> torch.Tensor:
+    """The same without the cast, for what is cast again in a backward pass and not kept for it."""
+    with keras_internals.no_autocast():
+        return as_tensor(x)

@@ -1,0 +1,1 @@
+"""Runs of recipes: settings, the runner, its results, plots and report."""

@@ -1,0 +1,78 @@
+"""What a classification run leaves behind: metrics, pictures with predictions, confusions."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.runs import plots
+from kmodels.runs.results import result
+from kmodels.runs.runner import Runner
+from kmodels.training.evaluation import WholeBatches
+from kmodels.training.step.step_loss import KEY
+
+_PICTURES = 32
+
+
+def report(
+    folder: Any,
+    model: keras.Model,
+    data: Any,
+    runner: Runner | None,
+    validation: WholeBatches | None,
+    test: WholeBatches | None,
+    preprocessor: Any = None,
+) -> dict[str, Any]:
+    """Evaluates, draws, and writes result.json and the model.
+
+    Args:
+        folder: a `kmodels.runs.recipe.Folder`.
+        model: compiled, in its final state.
+        data: a `kmodels.data.DataBundle`.
+        runner: of the training; None where there was an evaluation alone.
+        validation: batches of `data.validation`.
+        test: batches of `data.test`.
+        preprocessor: saved with the model, for pictures as they come.
+
+    Returns:
+        The content of result.json.
+    """
+    metrics = dict(runner.metrics) if runner is not None else {}
+    if runner is None and validation is not None:
+        metrics |= _evaluate(model, validation, "val_")
+    if test is not None:
+        metrics |= _evaluate(model, test, "test_")
+    if test is not None or validation is not None:
+        _draw(folder.path, model, data, test or validation)
+    content = result(
+        model, recipe=folder.recipe, settings=folder.settings, metrics=metrics, runner=runner
+    )
+    if runner is None:
+        folder.write_json("evaluation.json", content)
+    else:
+        plots.curves(folder.path / "curves.png", runner.history.rows)
+        model.preprocessor = preprocessor
+        model.save_to_preset(folder.path / "model")
+    if runner is not None or not (folder.path / "result.json").exists():
+        folder.write_json("result.json", content)
+    print("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    print(f"results in {folder.path}")
+    return content
+
+
+def _evaluate(model: keras.Model, batches: WholeBatches, prefix: str) -> dict[str, float]:
+    logs = model.evaluate(batches, return_dict=True, verbose=0)
+    return {prefix + name: float(value) for name, value in logs.items() if name != KEY}
+
+
+def _draw(path: Any, model: keras.Model, data: Any, batches: WholeBatches | None) -> None:
+    assert batches is not None
+    source = batches.loader.maker.source
+    logits = model.predict(batches, verbose=0)[: batches.samples]
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    plots.confusion(path / "confusion.png", source.labels, logits.argmax(-1), data.class_names)
+    chosen = np.unique(np.linspace(0, len(source) - 1, min(_PICTURES, len(source))).astype(int))
+    pictures, labels = source.batch(chosen)
+    pictures = [np.clip(np.asarray(p, "float32") / 255, 0, 1) for p in pictures]
+    plots.predictions(path / "predictions.png", pictures, labels, shares[chosen], data.class_names)

@@ -1,0 +1,84 @@
+"""history.csv: a row per step and one per epoch, on the disk soon after they happen."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.files import atomic_write
+
+COLUMNS: tuple[str, ...] = (
+    "row",
+    "epoch",
+    "step",
+    "loss",
+    "accuracy",
+    "val_loss",
+    "val_accuracy",
+    "learning_rate",
+    "samples_per_s",
+    "seconds",
+)
+
+
+class History:
+    """The rows of a run, in memory and in its file.
+
+    Args:
+        path: the csv file. Rows of an earlier part of the run are read from it.
+        until: step up to which they are kept: what came after the checkpoint happens again.
+        epochs: finished epochs whose rows are kept.
+        writes: False keeps the rows in memory alone, as all but one process of a run do.
+    """
+
+    def __init__(self, path: Path, until: int = 0, epochs: int = 0, writes: bool = True):
+        self.path, self._writes = path, writes
+        self.rows: list[dict[str, Any]] = []
+        if until and path.exists():
+            with path.open(newline="") as file:
+                rows = [parsed for row in csv.DictReader(file) if (parsed := _parse(row))]
+            self.rows = [
+                row
+                for row in rows
+                if (row["step"] <= until if row["row"] == "step" else row["epoch"] <= epochs)
+            ]
+        if writes:
+            atomic_write(path, self._rewrite)
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Appends rows; "row" is "step" or "epoch", other keys are columns."""
+        self.rows += rows
+        if not self._writes:
+            return
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer.writerows([_text(row) for row in rows])
+
+    @property
+    def step_losses(self) -> list[float]:
+        """The loss of every step so far."""
+        return [row["loss"] for row in self.rows if row["row"] == "step"]
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The rows of the epochs."""
+        return [row for row in self.rows if row["row"] == "epoch"]
+
+    def _rewrite(self, path: Path) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows([_text(row) for row in self.rows])
+
+
+def _text(row: dict[str, Any]) -> dict[str, Any]:
+    # repr gives a float's shortest text that reads back as the same float.
+    return {k: repr(v) if isinstance(v, float) else v for k, v in row.items()}
+
+
+def _parse(row: dict[str, str]) -> dict[str, Any] | None:
+    try:
+        parsed: dict[str, Any] = {"row": row["row"], "epoch": int(row["epoch"])}
+        parsed["step"] = int(row["step"])
+        return parsed | {name: float(row[name]) for name in COLUMNS[3:] if row.get(name)}
+    except (ValueError, TypeError):
+        return None  # The process was killed while it wrote this last row.

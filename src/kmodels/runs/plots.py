@@ -1,0 +1,166 @@
+"""curves.png, predictions.png and confusion.png; matplotlib is imported when one is drawn."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.files import atomic_write
+from kmodels.distribution import processes
+
+_INK = "#333333"
+_TRAIN, _HELD_OUT, _WRONG = "#4477aa", "#cc6677", "#bb3333"
+
+
+def curves(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Loss by step and, below each other by epoch, loss and accuracy.
+
+    Args:
+        path: the file to write.
+        rows: as `History.rows`.
+    """
+    figure, (left, right) = _figure(1, 2, (10, 4))
+    steps = [row for row in rows if row["row"] == "step"]
+    epochs = [row for row in rows if row["row"] == "epoch"]
+    left.plot(
+        [r["step"] for r in steps], [r["loss"] for r in steps], color=_TRAIN, alpha=0.35, lw=0.8
+    )
+    _line(left, epochs, "loss", "training", _TRAIN)
+    _line(left, epochs, "val_loss", "validation", _HELD_OUT)
+    _line(right, epochs, "accuracy", "training", _TRAIN)
+    _line(right, epochs, "val_accuracy", "validation", _HELD_OUT)
+    for axes, name in ((left, "loss"), (right, "accuracy")):
+        axes.set(xlabel="step", ylabel=name)
+        axes.grid(alpha=0.25)
+        axes.set_xlim(left=0)  # a run of one epoch is a point at its end
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def predictions(
+    path: Path,
+    images: Sequence[np.ndarray],
+    labels: np.ndarray,
+    probabilities: np.ndarray,
+    names: Sequence[str],
+) -> None:
+    """Held-out pictures with what the model says; wrong answers in red, with the right one.
+
+    Args:
+        path: the file to write.
+        images: n of (H, W, C), values from 0 to 1.
+        labels: int (n,).
+        probabilities: (n, classes).
+        names: of the classes.
+    """
+    columns = min(8, len(images))
+    rows = -(-len(images) // columns)
+    figure, axes = _figure(rows, columns, (1.7 * columns, 2.0 * rows))
+    for axis in np.ravel(axes):
+        axis.axis("off")
+    for axis, image, label, shares in zip(
+        np.ravel(axes), images, labels, probabilities, strict=False
+    ):
+        grey = image.shape[-1] == 1
+        axis.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=1)
+        said = int(np.argmax(shares))
+        text = f"{names[said]} {100 * shares[said]:.0f} %"
+        if said != label:
+            text += f"\nis {names[label]}"
+        axis.set_title(text, fontsize=8, color=_INK if said == label else _WRONG)
+    _save(figure, path)
+
+
+def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[str]) -> None:
+    """How often each class is taken for each other; shares of the rows.
+
+    Args:
+        path: the file to write.
+        labels: int (n,).
+        said: int (n,), predicted classes.
+        names: of the classes.
+    """
+    matrix = np.zeros((len(names), len(names)), int)
+    np.add.at(matrix, (labels, said), 1)
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    side = float(np.clip(0.5 * len(names), 4, 14))
+    figure, axes = _figure(1, 1, (side + 1, side))
+    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(shown, ax=axes, fraction=0.046)
+    axes.set(xlabel="predicted", ylabel="true")
+    if len(names) <= 30:
+        axes.set_xticks(range(len(names)), names)
+        if max(map(len, map(str, names))) > 3:
+            plain = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+            axes.set_xticks(range(len(names)), names, **plain)
+        axes.set_yticks(range(len(names)), names)
+    if len(names) <= 20:
+        for row, column in np.argwhere(matrix):
+            light = shares[row, column] > 0.5
+            axes.text(
+                column,
+                row,
+                str(matrix[row, column]),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if light else _INK,
+            )
+    _save(figure, path)
+
+
+def probe(
+    path: Path,
+    scores: dict[str, float],
+    features: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+) -> None:
+    """How far each way of using features comes, and where the pictures of each class lie.
+
+    Args:
+        path: the file to write.
+        scores: accuracy by way.
+        features: (n, D) of held-out pictures; the first two principal components of their
+            directions are drawn, which is what neighbours go by.
+        labels: int (n,).
+        names: of the classes.
+    """
+    figure, (left, right) = _figure(1, 2, (11, 4.5))
+    bars = left.barh(list(scores), list(scores.values()), color=_TRAIN)
+    left.bar_label(bars, fmt="%.3f", padding=3, color=_INK)
+    left.invert_yaxis()
+    left.set(xlabel="accuracy", xlim=(0, 1.12))
+    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    centred = unit - unit.mean(0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    across = centred @ axes[:2].T
+    shown = right.scatter(*across.T, c=labels, cmap="tab10" if len(names) <= 10 else "turbo", s=12)
+    right.set(xlabel="first principal component", ylabel="second", xticks=[], yticks=[])
+    if len(names) <= 20:
+        handles, _ = shown.legend_elements(num=None if len(names) <= 10 else len(names))
+        found = [str(names[i]) for i in np.unique(labels)]
+        if len(handles) == len(found):
+            right.legend(handles, found, frameon=False, fontsize=8, bbox_to_anchor=(1, 1))
+    _save(figure, path)
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
+    # Without pyplot: no global state, no display, safe in a notebook and in a test.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns)
+
+
+def _line(axes: Any, epochs: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
+    points = [(row["step"], row[key]) for row in epochs if key in row]
+    if points:
+        axes.plot(*zip(*points, strict=True), color=color, label=label, marker=".", ms=6)
+
+
+def _save(figure: Any, path: Path) -> None:
+    if processes.is_main():
+        atomic_write(path, lambda temporary: figure.savefig(temporary, dpi=120, format="png"))

@@ -1,0 +1,77 @@
+"""result.json: what a run was and what came of it."""
+
+import math
+from typing import Any
+
+import keras
+
+from kmodels.checkpoint.state import weights_digest
+from kmodels.core import dispatch
+from kmodels.core.hardware import device_name, peak_memory_mb, versions
+from kmodels.runs.runner import Runner
+
+# Losses by step of longer runs are in history.csv alone.
+MOST_STEP_LOSSES = 1000
+
+
+def result(
+    model: keras.Model,
+    *,
+    recipe: str,
+    settings: Any,
+    metrics: dict[str, float],
+    runner: Runner | None = None,
+) -> dict[str, Any]:
+    """The content of result.json.
+
+    Args:
+        model: as it is at the end.
+        recipe: its name.
+        settings: of the run; its `preset` is the name of the architecture.
+        metrics: Keras' log names to numbers.
+        runner: of the training; None where there was an evaluation alone.
+
+    Returns:
+        Plain values.
+    """
+    content = {
+        "recipe": recipe,
+        "backend": keras.backend.backend(),
+        "versions": versions(),
+        "device": device_name(),
+        "precision": getattr(model, "backbone", model).dtype_policy.name,
+        "preset": settings.preset,
+        "parameters": _count(model.weights),
+        "trainable_parameters": _count(model.trainable_weights),
+        "steps": 0,
+        "epochs": 0,
+        "metrics": metrics,
+        "samples_per_s": None,
+        "step_ms_median": None,
+        "compile_s": None,
+        "peak_memory_mb": peak_memory_mb(),
+        "wait_for_data_share": None,
+        "overrides": dispatch.summary(),
+        "weights_digest": weights_digest(model),
+        "step_losses": [],
+    }
+    if runner is not None:
+        losses = runner.history.step_losses
+        content |= {
+            "steps": runner.step,
+            "epochs": runner.epochs,
+            "skipped_steps": runner.skipped,
+            "step_losses": losses if len(losses) <= MOST_STEP_LOSSES else [],
+        }
+    if runner is not None and runner.trained_here:
+        content |= {
+            "samples_per_s": round(runner.samples_per_s, 2),
+            "step_ms_median": round(runner.step_ms, 3),
+            "compile_s": round(runner.compile_s, 3),
+            "wait_for_data_share": round(runner.wait_share, 4),
+        }
+    return content
+
+
+def _count(variables: Any) -> int:
+    return sum(math.prod(variable.shape) for variable in variables)

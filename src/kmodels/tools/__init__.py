@@ -1,0 +1,1 @@
+"""The commands behind `kmodels`, and the processes that they start."""

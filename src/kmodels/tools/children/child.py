@@ -1,0 +1,83 @@
+"""The child's side: `python -m kmodels.tools.children.child SETTINGS`, started by `Child`."""
+
+import ctypes
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.tools.children.failures import REFUSED, ChildError
+from kmodels.tools.children.link import Link
+
+# Characters of an error that its parent is told; the whole of it is in the log.
+_SHOWN = 240
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux' prctl
+
+
+class _Hiding(PathFinder):
+    """Finds everything but some packages, as where they are not installed.
+
+    Keras imports each framework that it finds, which takes hundreds of MiB.
+    """
+
+    hidden: frozenset[str] = frozenset()
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Python's own search, or None."""
+        return None if fullname in cls.hidden else super().find_spec(fullname, path, target)
+
+
+def hide(packages: Iterable[str]) -> None:
+    """Makes packages look as if they were not installed; for a process that has not used them."""
+    _Hiding.hidden = frozenset(packages)
+    sys.meta_path = [_Hiding if finder is PathFinder else finder for finder in sys.meta_path]
+
+
+def die_with(parent: int) -> None:
+    """Has Linux kill this process when its parent ends, however it does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Runs `work(job, link)` of a module and tells the parent how that failed, if it did."""
+    # Libraries print; what they print must not end up between the answers.
+    link = Link(os.dup(1))
+    os.dup2(2, 1)
+    die_with(settings["parent"])
+    # Those that the parent held back while it started this process.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if settings["cpus"]:
+        os.sched_setaffinity(0, settings["cpus"])
+    hide(settings["hidden"])
+    try:
+        importlib.import_module(settings["module"]).work(settings["job"], link)
+    except BrokenPipeError:
+        pass  # the parent is gone
+    except InputError as error:
+        link.send(failed=REFUSED, text=str(error))
+    except ChildError as error:
+        link.send(failed=error.kind, text=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))  # Keras writes in bold
+        text = " ".join(plain.split())[:_SHOWN]
+        link.send(failed=ChildError.kind, text=f"{type(error).__name__}: {text}")
+    finally:
+        sys.stderr.flush()
+        # The frameworks' threads and pools need no orderly end.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,275 @@
+"""Writing a model in a format, and comparing what was written in the runtime that it is for."""
+
+import importlib
+import importlib.metadata
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels import lora, presets
+from kmodels.core import dispatch
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import atomic_directory, atomic_write, local_path
+from kmodels.core.units import human
+from kmodels.tools.convert import serving
+from kmodels.tools.convert.formats import Format, Runtime, find
+from kmodels.weights.native import refuse_to_replace
+
+# Shares of the largest output. What was written wrong is off by far more, and float32 by far less.
+# llama.cpp takes GELU from a table in half precision, and rounds what goes into its products to as
+# few bits as the weights have: that is of the order of what rounding the weights did.
+LIMIT, LIMIT_ROUGH, ROUNDINGS = 1e-3, 5e-2, 4.0
+MOST_BYTES = 2**31
+
+
+class Differs(RuntimeError):
+    """What was written does not give what the model gives; it was not kept."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a model.
+
+    Attributes:
+        path: of the file or directory.
+        format: its name.
+        dtype: of the weights in it.
+        bytes: of all files.
+        runtime: that it was compared in, with its version; "" where it was not.
+        difference: the largest between what the runtime gives and what kmodels does with the
+            weights that were written; None where it was not compared.
+        rounding: the largest between these weights and the model's own, in what kmodels gives;
+            None where they are the same.
+        largest: of the model's outputs, regardless of sign.
+        advice: why it was not compared, and what to install; "" where it was.
+    """
+
+    path: Path
+    format: str
+    dtype: str
+    bytes: int
+    runtime: str
+    difference: float | None
+    rounding: float | None
+    largest: float
+    advice: str
+
+    def line(self) -> str:
+        """One line for people."""
+        start = f"{self.path} ({self.format}, {self.dtype}, {human(self.bytes)})"
+        scale = f"outputs up to {self.largest:.2g}"
+        rounded = ""
+        if self.rounding is not None:
+            rounded = f"; rounding to {self.dtype} changed them by {self.rounding:.1e} at most"
+        if self.difference is None:
+            return f"{start}: written, not compared: {self.advice}{rounded}, {scale}"
+        return f"{start}: {self.runtime} differs by {self.difference:.1e} at most, {scale}{rounded}"
+
+
+def convert(
+    source: Any,
+    destination: str | Path,
+    to: str,
+    *,
+    dtype: str | None = None,
+    adapter: str | Path | None = None,
+    sequence_length: int = 32,
+    text_only: bool = False,
+) -> Converted:
+    """Writes a model in a format, reads it in the runtime of that format, and compares outputs.
+
+    What was at the destination stays until the new one is whole and compared. Adapters of LoRA that
+    the source has are merged.
+
+    Args:
+        source: what `from_preset` reads, or a model without adapters, which stays as it is.
+        destination: file or directory to make or replace.
+        to: a key of `FORMATS`.
+        dtype: of the weights that are written; by default the format's usual one.
+        adapter: directory of an adapter to load and merge; with a source that is read.
+        sequence_length: tokens of the rows that are compared, of a model that takes text.
+        text_only: writes the text part of a checkpoint whose other parts are left out.
+
+    Raises:
+        InputError: for what the format, the backend or the runtime cannot do, before anything is
+            replaced.
+        Differs: where the outputs are not those of the model; nothing was replaced then.
+    """
+    form = find(to)
+    kind = form.choose_dtype(dtype)
+    check_whole("sequence_length", sequence_length, 2)
+    destination = local_path(destination)
+    _check_destination(form, destination)
+    form.check_backend()
+    made = isinstance(source, str | Path)
+    if made and Path(source).expanduser().resolve() == destination.resolve():
+        raise InputError(f"{destination} is the source; give another destination")
+    if not made and adapter is not None:
+        raise InputError("an adapter goes with a source that is read; load it and call merge_lora")
+    # There is more memory on the host, no TF32, and files that run anywhere.
+    with keras.device("cpu") if made else nullcontext():
+        model = _open(source, "float32" if form.rounds else kind, adapter) if made else source
+        _check_model(form, model, kind)
+        presets.check_parts(model, text_only, form.what)
+        held: list[Converted] = []
+
+        def write(path: Path) -> None:
+            _write(form, model, path, kind)
+            held.append(_compare(form, model, path, kind, sequence_length, destination))
+
+        if form.suffix:
+            atomic_write(destination, write)
+        else:
+            with atomic_directory(destination) as folder:
+                write(folder)
+    return held[0]
+
+
+def _check_destination(form: Format, destination: Path) -> None:
+    if not form.suffix:
+        refuse_to_replace(destination, form.files)
+    elif destination.suffix != form.suffix:
+        raise InputError(
+            f"{form.name} is a file whose name ends in {form.suffix}, which {destination} does not"
+        )
+    elif destination.is_dir():
+        raise InputError(f"{destination} is a directory; {form.name} is a file")
+
+
+def _open(source: str | Path, dtype: str, adapter: str | Path | None) -> Any:
+    model = presets.class_of(source).from_preset(source, dtype=dtype)
+    if adapter is not None:
+        model.load_adapter(adapter)
+    if lora.describe(model):
+        model.merge_lora()
+    return model
+
+
+def _check_model(form: Format, model: Any, dtype: str) -> None:
+    if lora.describe(model):
+        raise InputError("the model has LoRA adapters; call merge_lora first")
+    backbone = getattr(model, "backbone", model)
+    if form.method and not hasattr(model, form.method):
+        raise InputError(
+            f"{form.name} holds models of {', '.join(form.families())}; this is a "
+            f"{type(model).__name__} of {backbone.family}"
+        )
+    if not form.rounds and (held := backbone.variable_dtype) != dtype:
+        raise InputError(f"the model is {held}; give dtype={held!r}, or one that is {dtype}")
+    size = sum(int(np.prod(weight.shape)) for weight in model.weights) * 4
+    if form.limited and size >= MOST_BYTES:
+        raise InputError(
+            f"{form.name} ends at {human(MOST_BYTES)}, and the model has {human(size)}; "
+            "write hf, gguf, savedmodel or torch-export"
+        )
+
+
+def _write(form: Format, model: Any, path: Path, dtype: str) -> None:
+    if form.method:
+        # What is left out was asked about before.
+        text = {"text_only": True} if getattr(model, "backbone", model).left_out else {}
+        getattr(model, form.method)(path, *([dtype] if form.rounds else []), **text)
+        return
+    if not form.traced:
+        name, function = form.writer
+        getattr(importlib.import_module(f"kmodels.tools.convert.{name}"), function)(model, path)
+        return
+    graphs: Any = backend_module("kmodels.tools.convert.graphs")
+    kept = getattr(graphs, "KEEPS", {}).get(form.name, ())
+    served, spec = serving.serve(model)
+    generic = [op for op in dispatch.ops() if op not in kept]
+    # Exporters warn of what they do inside, and know the ops of the generic bodies best.
+    try:
+        with warnings.catch_warnings(), dispatch.generic_only(*generic):
+            warnings.simplefilter("ignore")
+            getattr(graphs, form.name.replace("-", "_"))(served, spec, path)
+    except Exception as error:  # each exporter has its own
+        others = [name for name in form.backends if name != dispatch.backend()]
+        raise InputError(
+            f"{form.name} could not be written of this model from {dispatch.backend()} "
+            f"({str(error).strip().partition(chr(10))[0] or type(error).__name__}); "
+            f"try {' or '.join(others) if others else 'another format'}"
+        ) from error
+
+
+def _compare(
+    form: Format, model: Any, path: Path, dtype: str, length: int, destination: Path
+) -> Converted:
+    samples = serving.samples(model, length)
+    expected = _outputs(model, samples)
+    largest = max(float(np.abs(x).max()) for x in expected)
+    rounding = None
+    if dtype != "float32":
+        # With the weights as they were written, and nothing rounded that is computed of them.
+        again = type(model).from_preset(path, dtype="float32", **_without_preprocessor(model))
+        exact, expected = expected, _outputs(again, samples)
+        rounding = _distance(exact, expected) if form.rounds else None
+    reader = form.reader()
+    found, advice = _ask(reader, path, samples, model)
+    difference, runtime = None, ""
+    if found is not None:
+        difference = _distance(found, expected)
+        runtime = f"{reader.name} {_version(reader.packages[0])}"
+        rough = max(LIMIT_ROUGH * largest, ROUNDINGS * (rounding or 0.0))
+        if not difference <= (rough if reader.rough else LIMIT * largest):
+            raise Differs(
+                f"{runtime} differs by {difference:.1e} on outputs up to {largest:.2g}; "
+                f"{destination} was not written"
+            )
+    return Converted(
+        destination,
+        form.name,
+        dtype,
+        sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()),
+        runtime,
+        difference,
+        rounding,
+        largest,
+        advice,
+    )
+
+
+def _ask(
+    reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: Any
+) -> tuple[list[np.ndarray] | None, str]:
+    """What the runtime gives; or None, and why it was not asked."""
+    if absent := reader.missing():
+        return None, f"{', '.join(absent)} is not here, pip install {reader.install}"
+    name, function = reader.call
+    try:
+        module = importlib.import_module(f"kmodels.tools.convert.{name}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return getattr(module, function)(path, samples, model), ""
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        return None, f"{reader.name} cannot be imported here ({reason})"
+
+
+def _without_preprocessor(model: Any) -> dict[str, None]:
+    return {"preprocessor": None} if hasattr(model, "preprocessor") else {}
+
+
+def _outputs(model: Any, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """In float32, since NumPy compares no bfloat16."""
+    found = (serving.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
+    return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in found]
+
+
+def _distance(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
+    """The largest difference; infinite between different shapes."""
+    if [x.shape for x in left] != [x.shape for x in right]:
+        return float("inf")
+    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
+
+
+def _version(module: str) -> str:
+    names = importlib.metadata.packages_distributions().get(module, [module])
+    return importlib.metadata.version(names[0])

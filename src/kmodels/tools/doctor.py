@@ -1,0 +1,186 @@
+"""What this installation runs on: backend, versions, devices, precision, and each op's path."""
+
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import keras
+from rich.console import Console
+from rich.table import Table
+
+from kmodels import __version__, ops
+from kmodels.core import precision
+from kmodels.core.dispatch import backend, backend_module, load_environment
+from kmodels.layers import block_compile as compiling
+
+PACKAGES = (
+    "jax", "jaxlib", "torch", "tensorflow", "numpy", "safetensors", "tokenizers",
+    "scikit-learn", "pillow", "transformers", "timm", "peft", "keras-hub",
+)  # fmt: skip
+# Where a checkout keeps what `benchmarks/ops.py` measured; an installed package has none of it.
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+def report() -> dict[str, Any]:
+    """Collects everything `kmodels doctor` shows.
+
+    Returns:
+        `backend`, `python`, `platform`, `versions` (package -> version, installed ones only),
+        `devices` (names), `dtype_policy`, `matmul_precision`, `jit_compile` (what "auto" does to
+        the blocks, and why), and `ops`: for each op `override`
+        (its file's name or `None`), `path` (`"override"` or `"generic"`), `reason` (why the
+        override is not in force, or `None`) in its plainest case, and `cases`, a list of:
+        `case` and `dtype` of tensors on the default device, the `path` that they take
+        (`"generic"`, or which body of the override), `reason`, and `measured`: by result file,
+        the override's `time` and `memory` over the generic body's.
+
+    Raises:
+        InputError: if `KMODELS_GENERIC_OPS` names an unknown op.
+    """
+    load_environment(strict=True)
+    engine: Any = backend_module("kmodels.tools.doctor")
+    return {
+        "backend": backend(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": _versions(),
+        "devices": engine.devices(),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "matmul_precision": precision.matmul_precision(),
+        "jit_compile": compiling.declines() or "auto compiles each block",
+        "ops": _ops(engine),
+    }
+
+
+def _versions() -> dict[str, str]:
+    # A nightly build of Keras goes by another name as a package.
+    found = {"kmodels": __version__, "keras": keras.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
+    """(op, case, arguments, keywords); cases that `benchmarks/ops.py` has bear its names."""
+
+    def zeros(*shape: int, kind: str = dtype) -> Any:
+        return keras.ops.zeros(shape, kind)
+
+    seed = keras.random.SeedGenerator(0)
+    heads, long = (zeros(8, 197, 6, 64),) * 3, (zeros(1, 1024, 6, 64),) * 3
+    shared = (zeros(2, 256, 4, 256), *[zeros(2, 256, 1, 256)] * 2)
+    tokens, wide, width = zeros(8, 197, 384), zeros(8, 197, 1536), zeros(384)
+    gate, text = zeros(2, 256, 2048), zeros(2, 256, 640)
+    hidden, table, labels = zeros(8, 64), zeros(512, 64), zeros(8, kind="int32")
+    weights, positions = zeros(8, kind="float32"), zeros(256, kind="int32")
+    linear = (tokens, zeros(384, 1536), zeros(1536), zeros(1536, 384), width)
+    bits, scales = zeros(384, 384, kind="int8"), zeros(1, 384, kind="float32")
+    turned = {"positions": positions, "max_wavelength": 10_000.0}
+    return [
+        (ops.attention, "8x197x6x64 dropout 0.0", heads, {}),
+        (ops.attention, "8x197x6x64 dropout 0.1", heads, {"dropout": 0.1, "seed": seed}),
+        (ops.attention, "1x1024x6x64", long, {}),
+        (ops.attention, "1x1024x6x64 causal", long, {"causal": True}),
+        (ops.attention, "2x256x4x256, one key head, causal", shared, {"causal": True}),
+        (ops.attention, "8x197x6x64 soft cap", heads, {"soft_cap": 50.0}),
+        (ops.dense, "8x197x384 to 1536", (tokens, zeros(384, 1536)), {}),
+        (ops.dense, "8x17x64 to 64", (zeros(8, 17, 64), zeros(64, 64)), {}),
+        (ops.dropout, "8x197x1536 rate 0.1", (wide, 0.1, seed), {}),
+        (ops.gated_gelu, "2x256x2048", (gate, gate), {}),
+        (ops.gelu, "8x197x1536", (wide,), {}),
+        (ops.layer_norm, "8x197x384", (tokens, width), {}),
+        (ops.linear_cross_entropy, "8x64 on 512", (hidden, table, labels, weights), {}),
+        (ops.mlp, "8x197x384 by 1536", linear, {}),
+        (ops.mlp, "8x197x384 by 1536, dropout 0.1", linear, {"dropout": 0.1, "seed": seed}),
+        (
+            ops.patch_embedding,
+            "8x224x224x3 patch 16",
+            (zeros(8, 224, 224, 3), zeros(768, 384)),
+            {"patch_size": 16},
+        ),
+        (ops.quantized_dense, "8x197x384, 8 bits", (tokens, bits, scales), {}),
+        (ops.rms_norm, "2x256x640", (text, zeros(640)), {"epsilon": 1e-6}),
+        (ops.rotary_embedding, "2x256x4x256", (shared[0],), turned),
+    ]
+
+
+def _ops(engine: Any) -> dict[str, dict[str, Any]]:
+    """Asks each op, and its override, what they would do with those tensors."""
+    own = keras.config.dtype_policy().compute_dtype
+    measured = _measured()
+    found: dict[str, dict[str, Any]] = {}
+    for dtype in dict.fromkeys((own, "float32", "bfloat16")):
+        for op, case, given, more in _cases(dtype):
+            reason = op.declines(*given, **more)
+            name = None if op.override is None else op.override.__name__
+            entry = found.setdefault(
+                op.name,
+                {
+                    "override": name,
+                    "path": "generic" if reason else "override",
+                    "reason": reason,
+                    "cases": [],
+                },
+            )
+            path = "generic" if reason else engine.way(op, *given, **more) or "override"
+            ratios = {} if reason else measured.get((name, case, dtype), {})
+            row = {"case": case, "dtype": dtype, "path": path, "reason": reason}
+            entry["cases"].append({**row, "measured": ratios})
+    return found
+
+
+def _measured() -> dict[Any, dict[str, dict[str, float]]]:
+    """By override, case and dtype: the files that measured it in force, and the ratios there."""
+    found: dict[Any, dict[str, dict[str, float]]] = {}
+    for path in sorted(RESULTS.glob(f"ops_{backend()}_*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            if row["declines"] is None:
+                ratios = {"time": row["time_ratio"], "memory": row.get("memory_ratio")}
+                key = (row["override"], row["case"], row["dtype"])
+                kept = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+                found.setdefault(key, {})[path.name] = kept
+    return found
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Prints a report as tables."""
+    facts = Table(show_header=False, title="kmodels doctor", title_justify="left")
+    facts.add_column(no_wrap=True)
+    facts.add_column()
+    plain = ("backend", "python", "platform", "dtype_policy", "matmul_precision", "jit_compile")
+    for name in plain:
+        facts.add_row(name.replace("_", " "), found[name])
+    facts.add_row("devices", "\n".join(found["devices"]))
+    facts.add_row("versions", "\n".join(f"{k} {v}" for k, v in found["versions"].items()))
+    console.print(facts)
+    paths = Table("op", "case", "dtype", "path", "why, or beside the generic body")
+    files: dict[str, int] = {}
+    for name, entry in found["ops"].items():
+        rows: dict[tuple[str, str, str], list[str]] = {}
+        for case in entry["cases"]:
+            why = case["reason"] or _told(case["measured"], files)
+            rows.setdefault((case["case"], case["path"], why), []).append(case["dtype"])
+        for (label, path, why), dtypes in sorted(rows.items(), key=lambda row: row[0][0]):
+            paths.add_row(name, label, ", ".join(dtypes), path, why)
+    console.print(paths)
+    for file, number in files.items():
+        console.print(f"({number}) benchmarks/results/{file}", highlight=False)
+
+
+def _told(measured: dict[str, dict[str, float]], files: dict[str, int]) -> str:
+    """The ratios, and the numbers of their files, which are given here."""
+    if not measured:
+        return ""
+    words = []
+    for name in ("time", "memory"):
+        ratios = [f"{found[name]:.2f}" for found in measured.values() if name in found]
+        if ratios:
+            low, high = min(ratios), max(ratios)
+            words.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+    numbers = (str(files.setdefault(file, len(files) + 1)) for file in measured)
+    return f"{', '.join(words)} ({', '.join(numbers)})"

@@ -1,0 +1,23 @@
+"""TensorFlow's part of `kmodels.tools.doctor`."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from kmodels import ops
+from kmodels.overrides import attention_tensorflow
+from kmodels.overrides.blocks import blocks
+
+
+def devices() -> list[str]:
+    """Logical devices."""
+    return [device.name for device in tf.config.list_logical_devices()]
+
+
+def way(op: Any, *given: Any, **more: Any) -> str | None:
+    """Which of its bodies an override takes for these arguments; None where it has but one."""
+    if op is ops.attention:
+        lengths, causal = (given[0].shape[1], given[1].shape[1]), more.get("causal", False)
+        count = len(blocks(*lengths, causal, None, attention_tensorflow.SIZE))
+        return "matrix products" if count == 1 else f"products by {count} blocks"
+    return None

@@ -1,0 +1,27 @@
+"""torch's part of `kmodels.tools.doctor`."""
+
+from typing import Any
+
+import torch
+
+from kmodels import ops
+from kmodels.overrides.attention_torch import by_products
+from kmodels.overrides.dense_torch import by_onednn
+
+
+def devices() -> list[str]:
+    """GPUs if there are any, and the CPU with its threads."""
+    count = torch.cuda.device_count()
+    gpus = [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(count)]
+    return [*gpus, f"cpu ({torch.get_num_threads()} threads)"]
+
+
+def way(op: Any, *given: Any, **more: Any) -> str | None:
+    """Which of its bodies an override takes for these arguments; None where it has but one."""
+    if op is ops.attention:
+        rate = more.get("dropout", 0.0)
+        products = by_products(given[0], given[1], more.get("causal", False), rate)
+        return "matrix products" if products else "SDPA"
+    if op is ops.dense:
+        return "oneDNN" if by_onednn(given[0], given[1]) else "torch's linear"
+    return None

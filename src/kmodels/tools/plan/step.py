@@ -1,0 +1,211 @@
+"""The plan of a step: what a device holds and sends, and what would lower it."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kmodels import presets
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
+from kmodels.core.units import human
+from kmodels.distribution import Mesh, check_batch, parse_mesh
+from kmodels.distribution.mesh import REST
+from kmodels.layers import remat
+from kmodels.lora import LoraSettings
+from kmodels.memory import estimate
+from kmodels.memory.sizes import FROZEN, SLOTS, TRAINED, Held, Setup, Sizes
+from kmodels.tools.plan import shares, traffic
+
+# How far an estimate may be off before a run is stopped because of it.
+DOUBT = 1.25
+
+
+class Saving(NamedTuple):
+    """A change of the setup, and the bytes that it takes off the peak."""
+
+    flag: str
+    bytes: int
+
+
+class Plan:
+    """The memory of one training step of one model, and what its devices send each other.
+
+    Args:
+        origin: a registered name, or what `from_preset` reads; of a file only the header is read.
+        setup: the step.
+        image_size: height and width in pixels, where it is not the origin's.
+        overrides: fields of the config and arguments of the task to change.
+        available: bytes that there are; by default those of the device, or of the host.
+        mesh: devices, as `distribution.parse_mesh` reads them; they need not exist.
+
+    Attributes:
+        estimate: every array that one device holds during the step.
+        mesh: the devices.
+        exchanges: what each device sends in a step.
+        available: bytes, None where nobody tells: for an accelerator that is not here, too.
+
+    Raises:
+        InputError: for an unknown origin, a setup that does not suit it, or a mesh that does not
+            divide the batch.
+    """
+
+    def __init__(
+        self,
+        origin: str | Path,
+        setup: Setup,
+        image_size: int | None = None,
+        overrides: dict[str, Any] | None = None,
+        available: int | None = None,
+        mesh: str | Mesh | None = None,
+    ):
+        family = presets.family_of(origin)
+        task, changed = family.tasks[0], dict(overrides or {})
+
+        def outline() -> Any:
+            with keras_internals.without_values():
+                return task.from_preset(origin, load_weights=False, preprocessor=None, **changed)
+
+        self._model = outline()
+        if image_size is not None:
+            shape = getattr(self._model.backbone.config, "image_shape", None)
+            if shape is None:
+                raise InputError(f"{origin} takes no images; leave image_size out")
+            changed["image_shape"] = (image_size, image_size, shape[-1])
+            self._model = outline()
+        self._sizes: Sizes = family.sizes(self._model.backbone.config)
+        if self._sizes.tokens is None and setup.sequence_length < 2:
+            raise InputError(
+                f"sequence_length is {setup.sequence_length}; give a whole number from 2 on"
+            )
+        self.mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh or Mesh()
+        if REST in self.mesh.lengths.values():
+            raise InputError(
+                f"the mesh {self.mesh} takes the devices that are left; give all lengths"
+            )
+        check_batch(self.mesh, setup.batch_size)
+        self.origin, self.setup = str(origin), setup
+        whole = self._held(setup)
+        self._counts = {
+            name: sum(h.size for h in whole if h.part == name) for name in (FROZEN, TRAINED)
+        }
+        self.estimate = self._estimate(setup)
+        self.exchanges = traffic.exchanges(whole, self._sizes, setup, self.mesh)
+        if available is None and not setup.accelerator:
+            available = estimate.available_bytes()
+        self.available = available
+
+    def _held(self, setup: Setup) -> list[Held]:
+        """The arrays of a step, whole; ops are asked as they would be on the mesh."""
+        engine = backend_module("kmodels.tools.plan.supposed") if self.mesh.size > 1 else None
+        with ExitStack() as stack:
+            if engine is not None:
+                stack.enter_context(engine.supposed(self.mesh))
+                stack.enter_context(keras_internals.without_values())
+            return estimate.held_by(self._model, self._sizes, setup)
+
+    def _estimate(self, setup: Setup) -> estimate.Estimate:
+        """What one device holds; rows that the mesh does not divide count in parts."""
+        held = self._held(setup)
+        if self.mesh.size > 1:
+            held = shares.on_device(held, self.mesh, setup)
+        return estimate.estimate(held, setup)
+
+    @property
+    def bytes(self) -> int:
+        """At the peak of a step, beside what the process holds already."""
+        return self.estimate.bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether there is that much; None where that is not known."""
+        return None if self.available is None else self.bytes <= self.available
+
+    def cache_bytes(self, slots: int) -> int:
+        """Of keys and values of so many tokens, in a device's rows of the step's batch."""
+        return estimate.cache_bytes(self._sizes, self.setup, slots) // self.mesh.replicas
+
+    def parameters(self, part: str) -> int:
+        """Elements of the model's frozen or trained weights, over all devices."""
+        return self._counts[part]
+
+    def savings(self) -> list[Saving]:
+        """Flags that lower the peak, the one that saves most first; each counts alone."""
+        found = []
+        for flag, setup in _leaner(self.setup, self._sizes.tokens is None, self.mesh.replicas):
+            saved = self.estimate.bytes - self._estimate(setup).bytes
+            if saved > self.estimate.bytes // 100:
+                found.append(Saving(flag, saved))
+        return sorted(found, key=lambda saving: -saving.bytes)
+
+    def to_dict(self, slots: int = 0) -> dict[str, Any]:
+        """Plain values for JSON; with the cache of `generate` for so many tokens a row."""
+        sent: dict[str, dict[str, int]] = {}
+        for one in self.exchanges:
+            kinds = sent.setdefault(one.axis, {})
+            kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
+        return {
+            "preset": self.origin,
+            "mesh": self.mesh.lengths,
+            "parameters": sum(self._counts.values()),
+            "trainable_parameters": self._counts[TRAINED],
+            "bytes": {**self.estimate.parts, "overhead": self.estimate.overhead},
+            "blocks": self.estimate.blocks,
+            "peak_bytes": self.bytes,
+            "cache_bytes": self.cache_bytes(slots),
+            "available_bytes": self.available,
+            "fits": self.fits,
+            "savings": [saving._asdict() for saving in self.savings()],
+            "sent_bytes": sent,
+            "exchanges": [one.to_dict() for one in self.exchanges],
+        }
+
+
+def _leaner(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
+    found = []
+    if setup.batch_size % (2 * replicas) == 0 or (setup.batch_size > 1 and replicas == 1):
+        half = setup.batch_size // 2
+        found.append((f"--batch-size {half}", replace(setup, batch_size=half)))
+    if text and setup.sequence_length >= 64:
+        half = setup.sequence_length // 2
+        found.append((f"--sequence-length {half}", replace(setup, sequence_length=half)))
+    for mode in remat.MODES[1:]:
+        if setup.remat == "none":
+            found.append((f"--remat {mode}", replace(setup, remat=mode)))
+    if setup.lora is None:
+        lora = replace(setup, lora=LoraSettings(4), quantize=None)
+        found.append(("--lora --rank 4", lora))
+    elif setup.quantize is None:
+        found += [
+            (f"--quantize {mode}", replace(setup, quantize=mode)) for mode in ("int8", "int4")
+        ]
+    if setup.precision != "bfloat16":
+        found.append(("--precision bfloat16", replace(setup, precision="bfloat16")))
+    if SLOTS[setup.optimizer]:
+        found.append(("--optimizer sgd", replace(setup, optimizer="sgd")))
+    return found
+
+
+def check(plan: Plan, flags: Sequence[str], anyway: str) -> None:
+    """Stops a run that has no chance.
+
+    Args:
+        plan: of its step.
+        flags: names of the flags that the caller has, such as "--remat".
+        anyway: the flag with which it goes on in spite of the plan.
+
+    Raises:
+        InputError: if the step needs clearly more than there is; names the parts and the flags.
+    """
+    if plan.available is None or plan.bytes <= DOUBT * plan.available:
+        return
+    parts = sorted(plan.estimate.parts.items(), key=lambda part: -part[1])[:3]
+    known = [s for s in plan.savings() if s.flag.split()[0] in flags][:3]
+    hint = ", ".join(f"{s.flag} saves {human(s.bytes)}" for s in known)
+    raise InputError(
+        f"a step needs about {human(plan.bytes)} and there are {human(plan.available)}: "
+        f"{', '.join(f'{name} {human(size)}' for name, size in parts)}; "
+        f"{hint or 'take a smaller model'}; {anyway} goes on"
+    )

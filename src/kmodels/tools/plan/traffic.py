@@ -1,0 +1,172 @@
+"""What the devices of a mesh send each other in a step, from shapes alone.
+
+A ring moves an array of S bytes over n devices with (n-1)/n S bytes sent by each for an all-gather
+or a reduce-scatter, and twice that for an all-reduce (Patarasuk & Yuan 2009). Which arrays move:
+
+- `data` has each device reduce its gradients: one all-reduce of them.
+- `fsdp` (Rajbhandari et al. 2020, section 7.2.2) gathers weights for the forward pass and again for
+  the backward pass, and reduces gradients to the parts that each device keeps. Weights that are not
+  cut are reduced as on `data`. XLA keeps what it gathered instead of gathering again, but for
+  blocks that are rematerialised.
+- `model` (Shoeybi et al. 2019, section 3) sums what heads and MLPs on different devices found, in
+  each block twice forward and twice backward; words that lie apart cost one sum in front of the
+  blocks, one behind them, and four numbers a token for the loss.
+
+Engines send small things besides, such as metrics and norms of gradients; they are left out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from kmodels.distribution import layout
+from kmodels.distribution.mesh import Mesh
+from kmodels.memory.sizes import TRAINED, Held, Setup, Sizes, width_of
+from kmodels.tools.plan.shares import WEIGHTS, gathers_again, group_of, on_axis, share
+
+RING = "Patarasuk & Yuan 2009"
+ZERO = "Rajbhandari et al. 2020, 7.2.2"
+MEGATRON = "Shoeybi et al. 2019, 3"
+FORMULAS = {
+    "all-reduce": "2 (n-1)/n S",
+    "all-gather": "(n-1)/n S",
+    "reduce-scatter": "(n-1)/n S",
+}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One kind of message over one axis.
+
+    Args:
+        axis: of the mesh, or several joined by "+".
+        kind: a key of `FORMULAS`.
+        what: is sent.
+        size: S, bytes of all arrays, as one device has them when each is whole on the axis.
+        devices: n, along the axis.
+        source: where it is said that these arrays have to move.
+    """
+
+    axis: str
+    kind: str
+    what: str
+    size: int
+    devices: int
+    source: str
+
+    @property
+    def bytes(self) -> int:
+        """That each device sends in a step, and receives."""
+        times = 2 if self.kind == "all-reduce" else 1
+        return times * self.size * (self.devices - 1) // self.devices
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        names = ("axis", "kind", "what", "devices", "size", "bytes", "source")
+        return {name: getattr(self, name) for name in names} | {"formula": FORMULAS[self.kind]}
+
+
+def exchanges(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> list[Exchange]:
+    """What is sent in a step.
+
+    Args:
+        held: arrays of the step, whole.
+        sizes: of the blocks.
+        setup: the step.
+        mesh: the devices.
+
+    Returns:
+        Messages that are not empty, by axis.
+    """
+    found = [
+        *_gradients(held, mesh),
+        *_weights(held, setup, mesh),
+        *_inside(held, sizes, setup, mesh),
+    ]
+    return [one for one in found if one.size and one.devices > 1]
+
+
+def _bytes(arrays: Sequence[Held], mesh: Mesh, dtype: str | None = None) -> int:
+    return sum(replace(share(h, mesh), dtype=dtype or h.dtype).bytes for h in arrays)
+
+
+def _gradients(held: Sequence[Held], mesh: Mesh) -> Iterator[Exchange]:
+    trained = [h for h in held if h.part == TRAINED]
+    cut = [h for h in trained if on_axis(h, mesh, "fsdp")]
+    whole = [h for h in trained if h not in cut]
+    unparted = replace(mesh, fsdp=1)
+    yield Exchange("data", "all-reduce", "gradients", _bytes(cut, mesh), mesh.data, RING)
+    lengths = {"data": mesh.data, "fsdp": mesh.fsdp}
+    over = "+".join(axis for axis, length in lengths.items() if length > 1) or "data"
+    what = "gradients of uncut weights" if mesh.fsdp > 1 else "gradients"
+    yield Exchange(over, "all-reduce", what, _bytes(whole, mesh), mesh.replicas, RING)
+    size = _bytes(cut, unparted)
+    yield Exchange("fsdp", "reduce-scatter", "gradients", size, mesh.fsdp, ZERO)
+
+
+def _weights(held: Sequence[Held], setup: Setup, mesh: Mesh) -> Iterator[Exchange]:
+    dtype = keras.dtype_policies.get(setup.precision).compute_dtype
+    unparted = replace(mesh, fsdp=1)
+    cut = [h for h in held if h.part in WEIGHTS and on_axis(h, mesh, "fsdp")]
+    # A table is read in front of the blocks, and behind them for the logits.
+    tables = [
+        h
+        for h in cut
+        if "vocab" in (layout.dimensions(h.name, len(h.shape)) or ())
+        and gathers_again(h.name, setup)
+    ]
+    first = first_learned(held)
+    # A head by tiles whose table is frozen has its gradient when the loss is there.
+    once = setup.lora is not None and not any(h.name == "head/logits" for h in held)
+    back = [
+        h
+        for h in cut
+        if gathers_again(h.name, setup)
+        and (group_of(h.name) >= first if group_of(h.name) >= 0 else not once)
+    ]
+    for what, arrays in (("weights, forward", cut + tables), ("weights, backward", back)):
+        size = _bytes(arrays, unparted, dtype)
+        yield Exchange("fsdp", "all-gather", what, size, mesh.fsdp, ZERO)
+
+
+def first_learned(held: Sequence[Held]) -> int:
+    """The first block that the backward pass reaches; -1 where it goes beyond all."""
+    return min((group_of(h.name) for h in held if h.part == TRAINED), default=-1)
+
+
+def _inside(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> Iterator[Exchange]:
+    """Over `model`: sums of what parts of a layer found."""
+    dtype = keras.dtype_policies.get(setup.precision).compute_dtype
+    tokens = setup.batch_size // mesh.replicas * (sizes.tokens or setup.sequence_length)
+    hidden = tokens * sizes.width * width_of(dtype)
+    attention, mlp = (int(n % mesh.model == 0) for n in (sizes.heads, sizes.mlp_dim))
+    first = first_learned(held)
+    learned = sizes.layers - max(first, 0)
+    # Nothing below the first block that learns asks for the gradient of what goes into it.
+    backward = learned * (attention + mlp) - (attention if first >= 0 else 0)
+    forward = sizes.layers * (attention + mlp)
+    if setup.remat == "block":
+        # The last sum of a block is its result, which is not needed again but by a norm behind it.
+        forward += learned * (attention + (mlp if sizes.post_norms else 0))
+
+    def sums(what: str, size: int) -> Exchange:
+        return Exchange("model", "all-reduce", what, size, mesh.model, MEGATRON)
+
+    yield sums("hidden states, forward", forward * hidden)
+    yield sums("hidden states, backward", backward * hidden)
+    if attention and sizes.groups % mesh.model:
+        keys = 2 * tokens * sizes.groups * sizes.head_dim * width_of(dtype)
+        yield sums("gradients of keys and values that are whole", learned * keys)
+    ranks = [
+        h.shape[1] if h.name.endswith("lora_a") else h.shape[0]
+        for h in held
+        if h.part == TRAINED and h.name.endswith(("lora_a", "lora_b")) and on_axis(h, mesh, "model")
+    ]
+    yield sums("inside adapters", sum(ranks) * tokens * width_of(dtype))
+    if sizes.vocabulary is not None and sizes.vocabulary % mesh.model == 0:
+        yield sums("embeddings of the tokens", hidden)
+        yield sums("gradient of the head", hidden)
+        # The largest logit for the loss and for the accuracy, the sum, and the label's.
+        yield sums("loss", tokens * 4 * width_of("float32"))

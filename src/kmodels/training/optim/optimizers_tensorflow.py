@@ -1,0 +1,123 @@
+"""The TensorFlow bodies of AdamW and SGD: its own kernels in place of many passes over memory."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kmodels.core import replicas_tensorflow
+
+
+class _Replicated:
+    """An optimizer of one replica or several, which waits for others only where there are some.
+
+    Keras sums the gradients of replicas last: it would clip those of each alone, and its branches
+    for accumulation cannot wait for others. Here they are summed first where that matters, and the
+    branches are those of all replicas together.
+    """
+
+    def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
+        """One step."""
+        replica = replicas_tensorflow.inside()
+        if replica is None or not self.looks_at_sums:
+            return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
+        gradients, variables = map(list, zip(*grads_and_vars, strict=True))
+
+        def together(strategy: Any, gradients: list[Any]) -> None:
+            pairs = [
+                (g, v.value) for g, v in zip(gradients, variables, strict=True) if g is not None
+            ]
+            sums = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs))
+            whole = [
+                None if g is None else strategy.experimental_local_results(next(sums))[0]
+                for g in gradients
+            ]
+            self.apply(whole, variables)
+
+        replica.merge_call(together, args=(gradients,))
+        return self.iterations
+
+    @property
+    def looks_at_sums(self: Any) -> bool:
+        """Whether a step is decided by what the replicas have in common."""
+        return bool(
+            self.clipnorm
+            or self.clipvalue
+            or self.global_clipnorm
+            or self.gradient_accumulation_steps
+            or getattr(self, "skip_non_finite", False)
+        )
+
+    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, rate: Any) -> None:
+        if not _together():
+            super()._backend_update_step(grads, trainable_variables, rate)  # type: ignore[misc]
+            return
+        native = [getattr(variable, "value", variable) for variable in trainable_variables]
+        strategy, pairs = self._distribution_strategy, zip(grads, native, strict=True)
+        self._distributed_tf_update_step(strategy, pairs, rate)
+
+    def _backend_increment_gradient_accumulators(self: Any, grads: Any, acc_grads: Any) -> None:
+        if not _together():
+            super()._backend_increment_gradient_accumulators(grads, acc_grads)  # type: ignore[misc]
+            return
+        for gradient, held in zip(grads, acc_grads, strict=True):
+            held.assign_add(gradient)
+
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        # With one replica the sum is an IdentityN, behind which updates wait for all gradients.
+        if self._distribution_strategy.num_replicas_in_sync == 1:
+            return grads_and_vars
+        return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+
+
+def _together() -> bool:
+    """Whether this is the one step of all replicas."""
+    return replicas_tensorflow.count() > 1 and tf.distribute.in_cross_replica_context()
+
+
+class AdamW(_Replicated, keras.optimizers.AdamW):
+    """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Moves one variable, which is TensorFlow's own under `tf.distribute` too."""
+        narrow = variable.dtype not in (tf.float32, tf.float64)
+        if self.amsgrad or isinstance(gradient, tf.IndexedSlices) or narrow:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        kind, index = variable.dtype, self._get_variable_index(variable)
+        step = tf.cast(self.iterations + 1, kind)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].value.handle,
+            v=self._velocities[index].value.handle,
+            beta1_power=tf.cast(self.beta_1, kind) ** step,
+            beta2_power=tf.cast(self.beta_2, kind) ** step,
+            lr=tf.cast(learning_rate, kind),
+            beta1=tf.cast(self.beta_1, kind),
+            beta2=tf.cast(self.beta_2, kind),
+            epsilon=tf.cast(self.epsilon, kind),
+            grad=tf.cast(gradient, kind),
+        )
+
+
+class SGD(_Replicated, keras.optimizers.SGD):
+    """Keras' SGD; a variable, its gradient and its slot are read and written once."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Moves one variable, which is TensorFlow's own under `tf.distribute` too."""
+        if isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        kind = variable.dtype
+        rate, gradient = tf.cast(learning_rate, kind), tf.cast(gradient, kind)
+        if not self.momentum:
+            tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+            return
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=self.momentums[self._get_variable_index(variable)].value.handle,
+            lr=rate,
+            grad=gradient,
+            momentum=tf.cast(self.momentum, kind),
+            use_nesterov=self.nesterov,
+        )

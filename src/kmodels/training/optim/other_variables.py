@@ -1,0 +1,61 @@
+"""An optimizer whose model trains other variables than it was built for."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kmodels.checkpoint.optimizer_state import slots
+from kmodels.core import keras_internals
+
+
+def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Builds an optimizer for these variables, whatever it was built for before.
+
+    Keras settles in `compile` what is trained. Where fewer variables are trained since, the slots
+    of those that are left go on. Where others are, all begins anew as after `compile`, and a
+    warning says so if steps were made: beside slots at zero a high count of steps would make the
+    first steps of Adam too large.
+
+    Args:
+        optimizer: of Keras, built or not.
+        variables: that the model trains now.
+    """
+    if not optimizer.built:
+        optimizer.build(variables)
+        return
+    before = [id(variable) for variable in keras_internals.built_for(optimizer)]
+    now = [id(variable) for variable in variables]
+    # JAX takes them by their order.
+    if before == now:
+        return
+    goes_on = set(now) <= set(before)
+    steps = int(optimizer.iterations)
+    values = {name: slot.value for name, slot in slots(optimizer).items()} if goes_on else {}
+    keras_internals.unbuild(optimizer, restart=not goes_on)
+    optimizer.build(variables)
+    for name, slot in slots(optimizer).items():
+        if name in values:
+            slot.assign(values[name])
+    if steps and not goes_on:
+        warnings.warn(
+            f"{optimizer.name} has made {steps} steps for {len(before)} variables, and the model "
+            f"now trains {len(variables)}, others among them: its slots and its count of steps "
+            "begin anew; call compile after such a change to choose an optimizer for it",
+            stacklevel=2,
+        )
+
+
+def noted_slots(config: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    """The arguments of `compile` with "built" noted for the optimizer: whether it has its slots.
+
+    The note stands beside the optimizer's own config, where Keras passes over it: `clone_model`
+    gives these arguments to the `compile` of a plain model.
+    """
+    if optimizer is None:
+        return config
+    given = config["optimizer"]
+    if not isinstance(given, dict):
+        given = keras.optimizers.serialize(keras.optimizers.get(given))
+    return {**config, "optimizer": {**given, "built": optimizer.built}}

@@ -1,0 +1,1 @@
+"""Custom training steps, written once for all backends."""

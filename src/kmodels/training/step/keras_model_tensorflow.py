@@ -1,0 +1,118 @@
+"""The training step on TensorFlow."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kmodels.core import malloc, replicas_tensorflow
+from kmodels.core.errors import InputError
+
+_MEANS = ("sum_over_batch_size", "mean")
+_TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+
+
+class Model(keras.Model):
+    """Keras' model; what tracing and optimizing the step's graph took is given back.
+
+    Graphs are many small pieces, and the heap keeps their room: 55 MiB for a ViT-S/16, which the
+    second step and the ones after would need beside it.
+    """
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step."""
+        made = self.train_function
+        if made is None or force:
+            check_replicated(self.optimizer, self.distribute_strategy, self.loss)
+        super().make_train_function(force)
+        if self.train_function is not made:
+            self.train_function = _trimmed(self.train_function)
+        return self.train_function
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras' hook, which would take the mean of the replicas' batches, masks and all."""
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            iterator, data_batch = None, part_of(self.distribute_strategy, iterator, data_batch)
+        super()._maybe_symbolic_build(iterator, data_batch)
+
+    def _compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Keras' loss; of replicas that share a batch, each counts by its rows of it."""
+        loss = super()._compute_loss(x, y, y_pred, sample_weight, training)
+        if not training or replicas_tensorflow.inside() is None or not _is_mean(self.loss):
+            return loss
+        rows = tf.shape(next(part for part in keras.tree.flatten(x) if part is not None))[0]
+        counted = loss * tf.cast(replicas_tensorflow.share(rows), loss.dtype)
+        # The value is what the averages of the logs weigh by rows themselves.
+        return counted + tf.stop_gradient(loss - counted)
+
+
+def part_of(strategy: Any, iterator: Any, batch: Any) -> Any:
+    """The first replica's part of a batch, or of the first that there is."""
+    for _, _, batches in iterator or ():
+        batch = next(batches)
+        break
+    return keras.tree.map_structure(lambda x: strategy.experimental_local_results(x)[0], batch)
+
+
+def check_replicated(optimizer: Any, strategy: Any, loss: Any = None) -> None:
+    """Looks for what would be wrong where replicas each compute a part of a batch.
+
+    Args:
+        optimizer: that moves the weights, or None.
+        strategy: of the model.
+        loss: as `compile` takes it.
+
+    Raises:
+        InputError: where there is such a thing.
+    """
+    if strategy.num_replicas_in_sync == 1 or optimizer is None:
+        return
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner._distribution_strategy is not strategy:
+        raise InputError(f"{inner.name} was made before distribute; make it after")
+    named = [name for name in _TOGETHER if getattr(inner, name, None)]
+    if named and not hasattr(inner, "looks_at_sums"):
+        raise InputError(
+            f"{type(inner).__name__} with {named[0]} looks at the gradients of each device alone; "
+            "take kmodels.training.AdamW or SGD, with clip_norm or accumulate"
+        )
+    if inner is not optimizer and getattr(inner, "looks_at_sums", False):
+        raise InputError(
+            "clip_norm, accumulate and skip_non_finite do not go with the scaled loss of "
+            "mixed_float16 on several devices; take mixed_bfloat16"
+        )
+    if any(_reduction(part) == "mean_with_sample_weight" for part in keras.tree.flatten(loss)):
+        raise InputError(
+            "a loss with reduction='mean_with_sample_weight' would divide by the weights of each "
+            "device alone; take 'sum_over_batch_size', with weights whose mean is 1"
+        )
+
+
+def _is_mean(loss: Any) -> bool:
+    return all(_reduction(part) in _MEANS for part in keras.tree.flatten(loss))
+
+
+def _reduction(loss: Any) -> str:
+    return getattr(loss, "reduction", _MEANS[0])
+
+
+def _trimmed(function: Any) -> Any:
+    """The function; the heap is trimmed after its first call, which traces it."""
+    traced = False
+
+    def call(iterator: Any) -> Any:
+        nonlocal traced
+        logs = function(iterator)
+        if not traced:
+            traced = True
+            malloc.trim()
+        return logs
+
+    return call

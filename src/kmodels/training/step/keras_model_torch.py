@@ -1,0 +1,57 @@
+"""The training step on torch."""
+
+from typing import Any
+
+import keras
+
+
+class Parallel:
+    """First base of a model whose steps may be those of one process of several.
+
+    Attributes:
+        parallel: what `Plan.prepare` sets where several processes train it together, see
+            `kmodels.distribution.engines.ddp_torch`.
+    """
+
+    parallel: Any = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' `compile`."""
+        super().compile(*args, **kwargs)  # type: ignore[misc]
+        if self.parallel is not None:
+            self.parallel.compiled(self)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step; what was compiled is looked at before the first one."""
+        if self.parallel is not None and (force or getattr(self, "train_function", None) is None):
+            self.parallel.begin(self)
+        return super().make_train_function(force)  # type: ignore[misc]
+
+    def get_metrics_result(self) -> Any:
+        """The results over the rows of all processes."""
+        if self.parallel is None:
+            return super().get_metrics_result()  # type: ignore[misc]
+        return self.parallel.results(self.metrics)  # type: ignore[attr-defined]
+
+    def _initialize_ddp(self) -> None:
+        """Nothing: Keras 3.16 would reduce what is reduced already."""
+
+
+class Model(Parallel, keras.Model):
+    """Keras' model; a step begins without the gradients of the one before.
+
+    Keras' step lets go of them between forward and backward pass, so that they take memory just
+    when the activations are all there. Between two steps they are to be seen, as in Keras.
+    """
+
+    def train_step(self, data: Any) -> Any:
+        """Keras' step."""
+        self.zero_grad()
+        return super().train_step(data)
+
+    def _compute_loss(self, *args: Any, training: bool = True, **kwargs: Any) -> Any:
+        """Keras' loss, whose backward pass is that of all processes."""
+        loss = super()._compute_loss(*args, training=training, **kwargs)
+        if self.parallel is None or not training:
+            return loss
+        return self.parallel.joined(loss, self.trainable_variables, self.optimizer)

@@ -1,0 +1,293 @@
+"""Who learns in a step: the models, and for each player what it trains and with which optimizer."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.training.optim.averages import average_by_update
+from kmodels.training.optim.other_variables import follow_variables
+
+# The name of the only player.
+ONLY = ""
+LossFunction = Callable[[Any, Any, bool], Any]
+Train = Sequence[str] | Mapping[str, Sequence[str]] | None
+
+
+class Player:
+    """One loss with the variables that it moves.
+
+    Attributes:
+        name: empty for the only one.
+        layers: the models that it trains.
+        optimizer: built by `Players.settle`.
+        variables: what it moves, settled before the first step.
+    """
+
+    def __init__(self, name: str, layers: Sequence[Any]):
+        self.name = name
+        self.layers = tuple(layers)
+        self.optimizer: Any = None
+        self.variables: list[Any] = []
+
+    @property
+    def who(self) -> str:
+        """For messages."""
+        return f"the loss function of {self.name}" if self.name else "the loss function"
+
+    def trainable(self) -> list[Any]:
+        """What the models let it move, each variable once."""
+        return once(v for layer in self.layers for v in layer.trainable_variables)
+
+
+class Players:
+    """All players of a step, in the order of their turns.
+
+    Args:
+        models: a model, or models, layers and seed generators by name.
+        names: of the players, or None where there is only one.
+        train: names of the models that the only player trains, or those of each player. By default
+            the only player trains all, and one of several the model of its name.
+
+    Attributes:
+        models: as given, which loss functions get.
+        layers: models and layers.
+        seeds: seed generators.
+        settled: all variables when the players were settled.
+
+    Raises:
+        InputError: for other things among the models, and names that are none of theirs.
+    """
+
+    def __init__(self, models: Any, names: Iterable[str] | None, train: Train = None):
+        self.models = dict(models) if isinstance(models, Mapping) else models
+        named = self.models if isinstance(models, Mapping) else {"model": models}
+        seeded = keras.random.SeedGenerator
+        for name, held in named.items():
+            if not isinstance(held, keras.layers.Layer | seeded):
+                raise InputError(
+                    f"the step got {type(held).__name__} as {name!r}; give Keras models, layers "
+                    "and seed generators"
+                )
+        self.seeds = [held for held in named.values() if isinstance(held, seeded)]
+        layers = {k: held for k, held in named.items() if not isinstance(held, seeded)}
+        self.layers = list(layers.values())
+        self.settled: list[Any] = []
+        self.players = [
+            Player(player, [_named(layers, name, player) for name in trained])
+            for player, trained in _shares(layers, names, train).items()
+        ]
+
+    def __iter__(self) -> Any:
+        return iter(self.players)
+
+    def __len__(self) -> int:
+        return len(self.players)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the players."""
+        return [player.name for player in self]
+
+    @property
+    def variables(self) -> list[Any]:
+        """Everything that the step holds but slots and metrics, each variable once."""
+        held = once(v for layer in self.layers for v in layer.variables)
+        return once([*held, *(seed.state for seed in self.seeds)])
+
+    @property
+    def trained(self) -> list[Any]:
+        """What some player moves, each variable once."""
+        return once(v for player in self for v in player.variables or player.trainable())
+
+    @property
+    def built(self) -> bool:
+        """Whether all models have their variables."""
+        return all(part.built for layer in self.layers for part in keras_internals.sublayers(layer))
+
+    def equip(self, optimizer: Any, auto_scale_loss: bool = True) -> None:
+        """Gives each player its optimizer.
+
+        Args:
+            optimizer: one for the only player, or one by name.
+            auto_scale_loss: scales losses where a model is under "mixed_float16".
+
+        Raises:
+            InputError: where there are more or fewer than players, or one is given twice.
+        """
+        several = isinstance(optimizer, dict)
+        if several and sorted(optimizer) != sorted(self.names):
+            raise InputError(
+                f"there are optimizers for {', '.join(optimizer) or 'no player'}; give one for "
+                f"each of {', '.join(self.names)}"
+            )
+        if not several and len(self) > 1 and not isinstance(optimizer, str):
+            raise InputError(
+                f"several players cannot share an optimizer; give one for each of "
+                f"{', '.join(self.names)}, by name"
+            )
+        given: Any = optimizer
+        chosen = [keras.optimizers.get(given[n] if several else given) for n in self.names]
+        if len(set(map(id, chosen))) < len(chosen):
+            raise InputError("two players have the same optimizer; give each one of its own")
+        for player, found in zip(self, chosen, strict=True):
+            half = any(layer.dtype_policy.name == "mixed_float16" for layer in player.layers)
+            scaled = keras.optimizers.LossScaleOptimizer
+            if half and auto_scale_loss and not isinstance(found, scaled):
+                found = scaled(found, name="loss_scale_optimizer")
+            average_by_update(found)
+            player.optimizer, player.variables = found, []
+
+    def settle(self) -> None:
+        """Decides what each player moves, and builds the optimizers.
+
+        Raises:
+            InputError: where a player has nothing to move, or a model has no variables yet.
+        """
+        if not self.built:
+            raise InputError(
+                f"{', '.join(layer.name for layer in self.layers)}: not all of them have their "
+                "variables yet; call them on a batch first"
+            )
+        for player in self:
+            if player.variables:
+                continue
+            player.variables = player.trainable()
+            if not player.variables:
+                raise InputError(
+                    f"{player.who} has nothing to train: all variables of "
+                    f"{', '.join(layer.name for layer in player.layers) or 'no model'} are frozen"
+                )
+            follow_variables(player.optimizer, player.variables)
+        self.settled = self.variables
+
+    def check(self) -> None:
+        """Raises `InputError` where the models have other variables than when this was settled."""
+        if list(map(id, self.variables)) != list(map(id, self.settled)):
+            raise InputError(
+                "the models have other variables than the state, as after enable_lora or quantize; "
+                "call write_back before, and train_state again after such a change"
+            )
+
+    def follow(self) -> None:
+        """Has settled players move what their models let them move now."""
+        for player in self:
+            if player.variables:
+                player.variables = []
+        self.settle()
+
+    def loss(
+        self, player: Player, function: LossFunction, batch: Any, training: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """What a player wants to make small, regularisers of its models included, and its logs.
+
+        Raises:
+            InputError: for a loss that is no floating point scalar, or logs without names.
+        """
+        for layer in player.layers:
+            keras_internals.forget_losses(layer)
+        loss, logs = self.call(player, function, batch, training)
+        more = [keras.ops.sum(part) for layer in player.layers for part in layer.losses]
+        for part in more:
+            loss = loss + keras.ops.cast(part, loss.dtype)
+        return loss, logs
+
+    def call(
+        self, player: Player, function: LossFunction, batch: Any, training: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        """What the user's function gives, checked; see `loss`."""
+        found = function(self.models, batch, training)
+        loss, logs = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+        if loss is None or isinstance(loss, dict | list | tuple | str):
+            what = "nothing" if loss is None else f"a {type(loss).__name__}"
+            raise InputError(f"{player.who} returned {what}; return a scalar, or (scalar, logs)")
+        if not isinstance(logs, dict) or not all(isinstance(name, str) for name in logs):
+            raise InputError(
+                f"{player.who} returned logs that are no dictionary of names; return "
+                '(scalar, {"name": value})'
+            )
+        loss = keras.ops.convert_to_tensor(loss)
+        if len(loss.shape):
+            raise InputError(
+                f"{player.who} returned shape {tuple(loss.shape)}; return a scalar, such as its "
+                "keras.ops.mean"
+            )
+        if not keras.backend.is_float_dtype(kind := keras.backend.standardize_dtype(loss.dtype)):
+            raise InputError(f"{player.who} returned {kind}; return a floating point number")
+        return loss, logs
+
+    def unmoved(self, player: Player) -> InputError:
+        """The error of a loss that has no gradient."""
+        return InputError(
+            f"{player.who} does not depend on any of the {len(player.variables)} variables that it "
+            "trains; compute it from their models, without stop_gradient or NumPy"
+        )
+
+
+class WatchedScope(keras.StatelessScope):
+    """A scope that knows what was assigned in it."""
+
+    def __init__(self, held: Any, **kwargs: Any):
+        super().__init__(held, **kwargs)
+        self._changed: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Keras tells it here."""
+        self._changed[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def check(self, known: list[Any]) -> None:
+        """Raises `InputError` for a variable that is none of these."""
+        ids = {id(variable) for variable in known}
+        other = [v for key, v in self._changed.items() if key not in ids]
+        if other and other[0] is keras_internals.global_seed():
+            raise unseeded()
+        if other:
+            raise InputError(
+                f"the loss function changes {other[0].path}, which the step does not hold; put the "
+                "model, layer or seed generator that has it among the models"
+            )
+
+
+def unseeded() -> InputError:
+    """The error of a random number that the step could not repeat."""
+    return InputError(
+        "the loss function draws random numbers without a seed; put a keras.random.SeedGenerator "
+        "among the models and give it as seed"
+    )
+
+
+def once(variables: Iterable[Any]) -> list[Any]:
+    """Each variable at its first place."""
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _shares(layers: dict[str, Any], names: Any, train: Train) -> dict[str, Sequence[str]]:
+    """The models of each player."""
+    if names is None:
+        if isinstance(train, Mapping):
+            raise InputError("train is by player, and there is only one; give a list of models")
+        return {ONLY: tuple(layers) if train is None else _listed(train)}
+    names = list(names)
+    if not names:
+        raise InputError("there is no player; give at least one loss function")
+    if train is None:
+        return {name: (name,) for name in names}
+    if not isinstance(train, Mapping) or sorted(train) != sorted(names):
+        raise InputError(f"train must name the models of each of {', '.join(names)}, by player")
+    return {name: _listed(train[name]) for name in names}
+
+
+def _listed(names: Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _named(layers: dict[str, Any], name: str, player: str) -> Any:
+    if name not in layers:
+        raise InputError(
+            f"{f'player {player}' if player else 'the step'} is to train {name!r}; the models are "
+            f"{', '.join(layers)}"
+        )
+    return layers[name]

@@ -1,0 +1,124 @@
+"""The state of a loop on JAX: arrays that travel through the jitted step."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self
+
+import jax
+import keras
+
+from kmodels.core.traced import Watch
+from kmodels.training.step.metrics import Results
+from kmodels.training.step.players import LossFunction, Players, WatchedScope
+from kmodels.training.step.train_step_jax import Values, advance, by_id, outline, take
+
+Arrays = tuple[list[Any], ...]
+
+
+class State:
+    """Arrays of variables and slots, or none where they lie in the variables."""
+
+    players: Players
+    watch: Watch
+
+    def __init__(self) -> None:
+        self._arrays: Arrays | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        jax.tree_util.register_pytree_node(cls, cls._flatten, cls._unflatten)
+
+    @property
+    def arrays(self) -> Arrays:
+        """Those of the models, then those of each optimizer."""
+        if self._arrays is None:
+            return tuple([v.value for v in kind] for kind in _kinds(self.players))
+        return self._arrays
+
+    @arrays.setter
+    def arrays(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def write_back(self) -> None:
+        """See `TrainState`; nothing is copied, so that they are there once."""
+        arrays, self._arrays = self._arrays, None
+        for variables, values in zip(_kinds(self.players), arrays or (), strict=False):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def _flatten(self) -> tuple[Arrays, Players]:
+        return self.arrays, self.players
+
+    @classmethod
+    def _unflatten(cls, players: Players, arrays: Arrays) -> Self:
+        made = cls(players)  # type: ignore[call-arg]
+        made._arrays = tuple(arrays)
+        return made
+
+
+def compiled(
+    losses: Mapping[str, LossFunction], jit_compile: bool | str
+) -> Callable[[Any, Any], Results]:
+    """From a state, which is moved, and a batch to what the players returned."""
+    functions: dict[Any, Callable[[Arrays, Any], tuple[Results, Arrays]]] = {}
+
+    def run(state: State, batch: Any) -> Results:
+        key = players, _ = state.players, state.watch.state()
+        arrays, batch = state.arrays, _distributed(batch)
+        if key not in functions:
+            _check(players, losses, batch)
+            functions[key] = _function(players, losses, arrays, jit_compile is not False)
+        results, state.arrays = functions[key](arrays, batch)
+        return results
+
+    return run
+
+
+def _function(
+    players: Players, losses: Mapping[str, LossFunction], arrays: Arrays, jit: bool
+) -> Callable[[Arrays, Any], tuple[Results, Arrays]]:
+    function = partial(_run, players, losses)
+    if not jit:
+        return function
+    placed: dict[str, Any] = {}
+    if keras.distribution.distribution() is not None:
+        placed["out_shardings"] = (None, jax.tree.map(lambda array: array.sharding, arrays))
+    return jax.jit(function, donate_argnums=0, **placed)
+
+
+def _run(
+    players: Players, losses: Mapping[str, LossFunction], arrays: Arrays, batch: Any
+) -> tuple[Results, Arrays]:
+    kinds = _kinds(players)
+    values: Values = {}
+    for variables, held in zip(kinds, arrays, strict=True):
+        values |= by_id(variables, held)
+    results, values = advance(players, losses, values, batch)
+    return results, tuple(take(variables, values) for variables in kinds)
+
+
+def _check(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> None:
+    """Raises `InputError` for what a jitted step would pass over."""
+
+    def turns(batch: Any) -> list[Any]:
+        return [players.loss(p, losses[p.name], batch, True)[0] for p in players]
+
+    scope = WatchedScope([], collect_losses=True)
+    outline(players, turns, scope, batch)
+    scope.check(players.variables)
+
+
+def _kinds(players: Players) -> list[list[Any]]:
+    return [players.settled, *(player.optimizer.variables for player in players)]
+
+
+def _distributed(batch: Any) -> Any:
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return batch
+
+    def place(array: Any) -> Any:
+        layout = distribution.get_data_layout(array.shape)
+        return keras.distribution.distribute_tensor(array, layout)
+
+    return jax.tree.map(place, batch)

@@ -1,0 +1,258 @@
+"""TrainStep: any loss over any models, trained by `fit` on every backend."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from kmodels.core import traced
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError
+from kmodels.core.signatures import like
+from kmodels.layers import block_compile as compiling
+from kmodels.training.step import batch as train_step_data
+from kmodels.training.step.metrics import Results, Running
+from kmodels.training.step.multi_optimizer import Optimizers
+from kmodels.training.step.players import ONLY, LossFunction, Players, Train, WatchedScope
+
+_native: Any = backend_module("kmodels.training.step.train_step")
+if TYPE_CHECKING:
+    _Step = keras.Model
+else:
+    _Step = _native.Step
+
+
+class TrainStep(traced.Follows, _Step):
+    """A model around models, whose loss is yours: one function for JAX, torch and TensorFlow.
+
+        def loss_fn(models, batch, training):
+            x, y = batch
+            wanted = keras.ops.softmax(models["teacher"](x, training=False) / 2)
+            logits = models["student"](x, training=training)
+            loss = keras.ops.mean(keras.losses.categorical_crossentropy(
+                wanted, logits / 2, from_logits=True))
+            return loss, {"accuracy": (y, logits)}
+
+        step = TrainStep({"student": student, "teacher": teacher}, loss_fn, train=["student"])
+        step.compile("adam", metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")])
+        step.fit(x, y, epochs=3)
+
+    `fit` compiles it as it does any model: with XLA on JAX, as a graph on TensorFlow. Optimizers,
+    gradient accumulation, clipping, moving averages and loss scaling are those of `compile`;
+    regularisers of the models that are trained count; states of batch norm and dropout go on;
+    callbacks, `keras.distribution`, and `kmodels.callbacks.Checkpoint` with its exact resume work,
+    for all models and optimizers. The models are trained in place: save them themselves.
+
+    Several losses make several players, a GAN's two for instance. They take turns in the order
+    given; each moves only the variables of its own models, and sees what those before it changed.
+
+    Args:
+        models: a Keras model; or models, layers and `keras.random.SeedGenerator`s by name. Loss
+            functions may draw random numbers from these generators, and change no other state.
+        loss: loss_fn(models, batch, training), or one per player by name. It gets the models as
+            they were given here, and the batch as the data yields it: an array, a dictionary, or
+            (x, y) or (x, y, sample_weight). It returns a scalar, or (scalar, logs) with logs by
+            name: scalars, whose averages over the batches are shown, or tuples, which are given to
+            the metric of that name. The same function is called in evaluation, training False;
+            it may leave logs out there.
+        train: names of the models that are trained, or of those of each player. By default all
+            are; of several players each trains the model of its name.
+        name: of this model.
+
+    Raises:
+        InputError: for things that are no models, and for names that fit none.
+    """
+
+    def __init__(
+        self,
+        models: Any,
+        loss: LossFunction | Mapping[str, LossFunction],
+        train: Train = None,
+        name: str | None = None,
+    ):
+        several = isinstance(loss, Mapping)
+        losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
+        for function in losses.values():
+            if not callable(function):
+                raise InputError(
+                    f"a loss is {function!r}; give a function loss_fn(models, batch, training)"
+                )
+        players = Players(models, losses if several else None, train)
+        super().__init__(name=name)
+        self.held = models
+        self._players, self._losses = players, losses
+        self._running = Running(players.names)
+        self.built = players.built
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """Chooses what a loss cannot say.
+
+        Args:
+            optimizer: as in Keras; with several players one for each, by name.
+            metrics: `keras.metrics` objects, in a list or by name. Each is given what the loss
+                functions log under its name.
+            run_eagerly: compiles nothing.
+            steps_per_execution: batches in one call of the compiled step; 1 on torch.
+            jit_compile: on torch whether the blocks of kmodels' models are compiled, see
+                `kmodels.task.Task.compile`; elsewhere as in Keras.
+            auto_scale_loss: under "mixed_float16".
+
+        Raises:
+            InputError: for optimizers that do not fit the players; on torch for `jit_compile=True`
+                where there are no blocks.
+        """
+        players = self._players
+        by_block = backend_module("kmodels.layers.block_compile") is not None
+        if jit_compile is True and by_block and not compiling.blocks(self):
+            raise InputError(
+                "jit_compile=True compiles the blocks of kmodels' models on torch, and these have "
+                'none; leave "auto", or give torch.compile parts of your model'
+            )
+        players.equip(optimizer, auto_scale_loss)
+        self._running = Running(players.names, metrics)
+        only = next(iter(players)).optimizer
+        several = {player.name: player.optimizer for player in players}
+        super().compile(
+            optimizer=only if len(players) == 1 else Optimizers(several, players.settle),
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=compiling.choose(self, jit_compile, run_eagerly),
+            auto_scale_loss=False,
+        )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """What the only model gives.
+
+        Raises:
+            InputError: with several models.
+        """
+        if isinstance(self._players.models, dict):
+            raise InputError(f"{self.name} holds several models; call one of them instead")
+        return self._players.models(inputs, training=training)
+
+    @like(keras.Model.fit)
+    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """Keras' `fit` on anything that yields batches, see `kmodels.task.Task.fit`."""
+        from kmodels.data.fit import adapters
+        from kmodels.distribution.input import fit as feeding
+
+        size = kwargs.get("batch_size")
+        kwargs.setdefault("shuffle", True)
+        x = train_step_data.whole(x, size, bool(kwargs["shuffle"]))
+        if (held_out := kwargs.get("validation_data")) is not None:
+            size = kwargs.get("validation_batch_size") or size
+            held_out = train_step_data.whole(held_out, size)
+            kwargs["validation_data"] = adapters.validation_data(held_out, batch_size=size)
+        return feeding.run(self, super().fit, x, y, kwargs)
+
+    @like(keras.Model.evaluate)
+    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """The loss and what is logged, with training False, on anything that `fit` takes."""
+        from kmodels.distribution.input import fit as feeding
+
+        x = train_step_data.whole(x, kwargs.get("batch_size"))
+        return feeding.run(self, super().evaluate, x, y, kwargs)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step, for what the models let their players move now."""
+        if self._running.built:
+            self._players.follow()
+        return super().make_train_function(force)
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """What the players move; other models of the step stay as they are."""
+        return self._players.trained
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """All others, states of seeds included."""
+        moved = {id(variable) for variable in self.trainable_variables}
+        return [variable for variable in self.variables if id(variable) not in moved]
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """As `trainable_variables`."""
+        return self.trainable_variables
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        """Weights that no player moves."""
+        moved = {id(variable) for variable in self.trainable_variables}
+        return [variable for variable in self.weights if id(variable) not in moved]
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The average of the loss, and those of what is logged."""
+        return [*super().metrics, *self._running.metrics]
+
+    def get_config(self) -> dict[str, Any]:
+        """Nothing: a function has no config.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{self.name} holds a Python function, which no file can; save its models themselves, "
+            "or use kmodels.callbacks.Checkpoint"
+        )
+
+    # What the steps of the backends use
+
+    def _batch(self, data: Any) -> Any:
+        """The batch as the data yields it, out of what Keras makes of it."""
+        parts = tuple(data) if isinstance(data, list | tuple) else (data,)
+        while len(parts) > 1 and parts[-1] is None:
+            parts = parts[:-1]
+        # On torch a loader leaves its tensors on the host.
+        batch = train_step_data.tensors(parts)
+        return batch[0] if len(batch) == 1 else batch
+
+    def _update_metrics(self, results: Results, rows: Any) -> list[Any]:
+        """The metrics that were fed."""
+        total = sum(loss for loss, _ in results.values())
+        self._loss_tracker.update_state(total, sample_weight=rows)
+        return [self._loss_tracker, *self._running.update(results, rows)]
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras' hook in front of the first step: makes slots, averages, and lazy models."""
+        players, running = self._players, self._running
+        if running.built:
+            return
+        if data_batch is None:
+            held = next(part for _, _, part in iterator)
+            data_batch = held[0] if isinstance(held, list | tuple) else next(held)
+        batch = self._batch(data_batch)
+
+        def turns(batch: Any) -> list[Any]:
+            return [players.call(p, self._losses[p.name], batch, True)[0] for p in players]
+
+        def measured(batch: Any) -> list[Any]:
+            results = {p.name: players.loss(p, self._losses[p.name], batch, True) for p in players}
+            running.check(running.update(results, 1))
+            return [loss for loss, _ in results.values()]
+
+        if not players.built:
+            _native.outline(players, turns, keras.StatelessScope(), batch)
+        players.settle()
+        if not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        # A weight that lies in parts has its value only while its layer runs.
+        held = [(v, v.value) for v in players.trained if not hasattr(v, "gathered")]
+        scope = WatchedScope(held, collect_losses=True)
+        _native.outline(players, measured, scope, batch)
+        scope.check([*players.variables, *(v for m in running.metrics for v in m.variables)])
+        self.built = running.built = True
+
+    @property
+    def metrics_built(self) -> bool:
+        """Whether the averages have their variables."""
+        return self._running.built

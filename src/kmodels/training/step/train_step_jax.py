@@ -1,0 +1,160 @@
+"""One training step on JAX: values in, values out, each player by `jax.value_and_grad`."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import keras
+from jax.extend.core import Literal
+from jax.numpy import floating, issubdtype
+from jax.typing import ArrayLike
+
+from kmodels.training.step.metrics import Results, logged, rows
+from kmodels.training.step.players import LossFunction, Player, Players, once, unseeded
+
+# The value of each variable by its id.
+Values = dict[int, Any]
+
+
+def by_id(variables: Iterable[Any], values: Iterable[Any]) -> Values:
+    """The value of each variable."""
+    return {id(v): value for v, value in zip(variables, values, strict=True)}
+
+
+def take(variables: Iterable[Any], values: Values) -> list[Any]:
+    """The values of these variables, in their order."""
+    return [values[id(v)] for v in variables]
+
+
+def advance(
+    players: Players, losses: Mapping[str, LossFunction], values: Values, batch: Any
+) -> tuple[Results, Values]:
+    """Each player's turn; a pure function of values and batch."""
+    results: Results = {}
+    for player in players:
+        optimizer = player.optimizer
+        trained = take(player.variables, values)
+        slots = take(optimizer.variables, values)
+
+        def scaled(trained: Any, player: Player = player, values: Values = values) -> Any:
+            values = {**values, **by_id(player.variables, trained)}
+            with _scope([*players.variables, *player.optimizer.variables], values) as scope:
+                loss, logs = players.loss(player, losses[player.name], batch, True)
+                scaled = player.optimizer.scale_loss(loss)
+            moved = {id(v): scope.get_current_value(v) for v in players.variables}
+            return scaled, (loss, logs, moved)
+
+        gradient = jax.value_and_grad(scaled, has_aux=True)
+        (_, (loss, logs, moved)), gradients = gradient(trained)
+        trained, slots = optimizer.stateless_apply(slots, gradients, trained)
+        values = {**values, **moved, **by_id(player.variables, trained)}
+        values |= by_id(optimizer.variables, slots)
+        results[player.name] = loss, logs
+    return results, values
+
+
+def evaluate(
+    players: Players, losses: Mapping[str, LossFunction], values: Values, batch: Any
+) -> tuple[Results, Values]:
+    """Each player's loss outside of training."""
+    with _scope(players.variables, values) as scope:
+        results = {p.name: players.loss(p, losses[p.name], batch, False) for p in players}
+    return results, values | {id(v): scope.get_current_value(v) for v in players.variables}
+
+
+def outline(
+    players: Players, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+) -> None:
+    """Traces one turn of all players without computing anything, and looks where gradients go.
+
+    Args:
+        players: of the step.
+        run: gives the players' losses for a batch; what it assigns stays within the scope.
+        scope: to run it in.
+        batch: of the data.
+
+    Raises:
+        InputError: where a loss does not depend on what its player trains, or a random number has
+            no seed.
+    """
+    variables = once(v for player in players for v in player.variables)
+
+    def traced(values: Any, batch: Any) -> Any:
+        with scope:
+            for variable, value in zip(variables, values, strict=True):
+                scope.add_update((variable, value))
+            return run(batch)
+
+    shapes = jax.tree.map(_shape, ([v.value for v in variables], batch))
+    try:
+        # Around the other scope, so that what is made in it gets its values out here.
+        with keras.StatelessScope():
+            program = jax.make_jaxpr(traced)(*shapes).jaxpr
+    except ValueError as error:
+        if "[JAX RNG]" in str(error):
+            raise unseeded() from None
+        raise
+    for player, loss in zip(players if variables else (), program.outvars, strict=False):
+        own = {id(v) for v in player.variables}
+        first = [x for v, x in zip(variables, program.invars, strict=False) if id(v) in own]
+        if not _reaches(program, first, loss):
+            raise players.unmoved(player)
+
+
+def _reaches(program: Any, start: list[Any], end: Any) -> bool:
+    """Whether a gradient can go from there to here; what calls other programs lets it through."""
+    reached = set(start)
+    for equation in program.eqns:
+        if equation.primitive.name == "stop_gradient":
+            continue
+        if any(not isinstance(x, Literal) and x in reached for x in equation.invars):
+            # Whole numbers and truth values have no gradient.
+            reached |= {x for x in equation.outvars if issubdtype(x.aval.dtype, floating)}
+    return not isinstance(end, Literal) and end in reached
+
+
+def _shape(x: ArrayLike) -> Any:
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # type: ignore[union-attr]
+    return jax.ShapeDtypeStruct(x.shape, dtype)  # type: ignore[union-attr]
+
+
+def _scope(variables: list[Any], values: Values) -> keras.StatelessScope:
+    held = [(v, values[id(v)]) for v in variables]
+    return keras.StatelessScope(state_mapping=held, collect_losses=True)
+
+
+class Step(keras.Model):
+    """Keras' model whose steps are those above."""
+
+    _players: Players
+    _losses: Mapping[str, LossFunction]
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        """From weights, other variables, slots and metrics to logs and all of them."""
+        batch = self._batch(data)
+        kinds = self._kinds()
+        values = {}
+        for variables, held in zip(kinds, state[:3], strict=True):
+            values |= by_id(variables, held)
+        results, values = advance(self._players, self._losses, values, batch)
+        logs, metrics = self._measure(results, batch, state[3])
+        return logs, (*(take(variables, values) for variables in kinds), metrics)
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        """From weights, other variables and metrics to logs and all of them."""
+        batch = self._batch(data)
+        kinds = self._kinds()[:2]
+        values = by_id(kinds[0], state[0]) | by_id(kinds[1], state[1])
+        results, values = evaluate(self._players, self._losses, values, batch)
+        logs, metrics = self._measure(results, batch, state[2])
+        return logs, (*(take(variables, values) for variables in kinds), metrics)
+
+    def _kinds(self) -> list[list[Any]]:
+        optimizer = self.optimizer
+        return [self.trainable_variables, self.non_trainable_variables, optimizer.variables]
+
+    def _measure(self, results: Results, batch: Any, values: Any) -> tuple[Any, list[Any]]:
+        held = list(zip(self.metrics_variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=held) as scope:
+            logs = logged(self._update_metrics(results, rows(batch)))
+        return logs, [scope.get_current_value(v) for v, _ in held]

@@ -1,0 +1,94 @@
+"""One training step on TensorFlow: each player's turn under a tape, the whole in one graph."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kmodels.core import replicas_tensorflow
+from kmodels.training.step.keras_model_tensorflow import check_replicated, part_of
+from kmodels.training.step.metrics import Results, logged, rows
+from kmodels.training.step.players import LossFunction, Players
+
+
+def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each player's turn."""
+    # Replicas' gradients are summed, and each has the mean over its part of the batch.
+    part: Any = None
+    if replicas_tensorflow.inside() is not None:
+        part = replicas_tensorflow.share(rows(batch)) / replicas_tensorflow.count()
+    results: Results = {}
+    for player in players:
+        values = [variable.value for variable in player.variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for value in values:
+                tape.watch(value)
+            loss, logs = players.loss(player, losses[player.name], batch, True)
+            scaled = player.optimizer.scale_loss(loss)
+            if part is not None:
+                scaled = scaled * tf.cast(part, scaled.dtype)
+        gradients = [_dense(gradient) for gradient in tape.gradient(scaled, values)]
+        if all(gradient is None for gradient in gradients):
+            raise players.unmoved(player)
+        player.optimizer.apply_gradients(zip(gradients, player.variables, strict=True))
+        results[player.name] = loss, logs
+    return results
+
+
+def _dense(gradient: Any) -> Any:
+    """An embedding's gradient as on the other backends.
+
+    Of slices Keras' Adam moves only the rows that a batch had, and the losses part.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape: Any = gradient.dense_shape
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
+
+
+def evaluate(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each player's loss outside of training."""
+    return {p.name: players.loss(p, losses[p.name], batch, False) for p in players}
+
+
+def outline(
+    players: Players, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+) -> None:
+    """One forward pass of all players, of which nothing stays but what was made in it."""
+    del players
+    with scope:
+        run(batch)
+
+
+class Step(keras.Model):
+    """Keras' model whose steps are those above."""
+
+    _players: Players
+    _losses: Mapping[str, LossFunction]
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step."""
+        for player in self._players if self.train_function is None or force else ():
+            check_replicated(player.optimizer, self.distribute_strategy)
+        return super().make_train_function(force)
+
+    def train_step(self, data: Any) -> Any:
+        """Moves the variables; the logs."""
+        batch = self._batch(data)
+        results = advance(self._players, self._losses, batch)
+        return logged(self._update_metrics(results, rows(batch)))
+
+    def test_step(self, data: Any) -> Any:
+        """The logs."""
+        batch = self._batch(data)
+        results = evaluate(self._players, self._losses, batch)
+        return logged(self._update_metrics(results, rows(batch)))
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras' hook; without a strategy it would leave all to the first trace."""
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync > 1:
+            iterator, data_batch = None, part_of(strategy, iterator, data_batch)
+        with strategy.scope():
+            self._symbolic_build(iterator, data_batch)

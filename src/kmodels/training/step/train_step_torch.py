@@ -1,0 +1,111 @@
+"""One training step on torch: each player's turn changes the variables themselves."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import torch
+
+from kmodels.training.step.keras_model_torch import Parallel
+from kmodels.training.step.metrics import Results, logged, rows
+from kmodels.training.step.players import LossFunction, Player, Players
+
+
+def advance(
+    players: Players, losses: Mapping[str, LossFunction], batch: Any, parallel: Any = None
+) -> Results:
+    """Each player's turn.
+
+    Args:
+        players: who learn.
+        losses: by player.
+        batch: of this process.
+        parallel: see `kmodels.training.step.keras_model_torch.Parallel`.
+    """
+    results: Results = {}
+    for player in players:
+        variables = player.variables
+        with _alone(players, player):
+            loss, logs = players.loss(player, losses[player.name], batch, True)
+            scaled = player.optimizer.scale_loss(loss)
+            if not scaled.requires_grad:
+                raise players.unmoved(player)
+            if parallel is None:
+                values = [variable.value for variable in variables]
+                gradients = torch.autograd.grad(scaled, values, allow_unused=True)
+            else:
+                gradients = parallel.gradients(scaled, variables, player.optimizer)
+        with torch.no_grad():
+            player.optimizer.apply(list(gradients), variables)
+        # What is kept of them must not keep the activations.
+        results[player.name] = _detached((loss, logs))
+    return results
+
+
+@contextmanager
+def _alone(players: Players, player: Player) -> Iterator[None]:
+    """Nothing is kept for gradients of variables that are not this player's.
+
+    The backward pass belongs into the block too: what is rematerialised must see the same.
+    """
+    own = {id(variable) for variable in player.variables}
+    others = [v.value for v in players.variables if id(v) not in own]
+    others = [value for value in others if value.requires_grad]
+    try:
+        for value in others:
+            value.requires_grad_(False)
+        yield
+    finally:
+        for value in others:
+            value.requires_grad_(True)
+
+
+def _detached(tree: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree
+    )
+
+
+def evaluate(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each player's loss outside of training."""
+    with torch.no_grad():
+        return {p.name: players.loss(p, losses[p.name], batch, False) for p in players}
+
+
+def outline(
+    players: Players, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+) -> None:
+    """One forward pass of all players, of which nothing stays but what was made in it."""
+    del players
+    # Dropout draws from torch's own generators, which are to be as if this had not been.
+    with torch.no_grad(), torch.random.fork_rng(), scope:
+        run(batch)
+
+
+class Step(Parallel, keras.Model):
+    """Keras' model whose steps are those above."""
+
+    _players: Players
+    _losses: Mapping[str, LossFunction]
+
+    def train_step(self, data: Any) -> Any:
+        """Moves the variables; the logs."""
+        batch = self._batch(data)
+        results = advance(self._players, self._losses, batch, self.parallel)
+        return self._logs(self._update_metrics(results, rows(batch)))
+
+    def test_step(self, data: Any) -> Any:
+        """The logs."""
+        batch = self._batch(data)
+        results = evaluate(self._players, self._losses, batch)
+        return self._logs(self._update_metrics(results, rows(batch)))
+
+    def _logs(self, fed: list[Any]) -> Any:
+        return logged(fed) if self.parallel is None else self.parallel.results(fed)
+
+    def train(self, mode: bool = True) -> Any:
+        """Tells the models too, for layers that are torch's own: they hang in a dictionary here."""
+        for layer in self._players.layers if "_players" in vars(self) else ():
+            layer.train(mode)
+        return super().train(mode)  # type: ignore[misc]

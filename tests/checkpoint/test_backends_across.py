@@ -1,0 +1,99 @@
+"""A run that was saved on one backend goes on with another as if it had stayed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arrays import read_npz
+from exchange import BACKENDS, find, leave, load
+from kmodels.checkpoint.keras_file import load_keras_file
+from kmodels.core.errors import InputError
+from tolerances import tolerance
+
+SCRIPT = Path(__file__).parent / "run_on_backend.py"
+OPTIMIZERS = ("ours", "our_sgd", "adamw", "sgd", "adafactor", "lion", "muon")
+across = pytest.mark.across(*BACKENDS)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return load(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def written(exchange):
+    """Folders of what each backend has run."""
+    return find(exchange, SCRIPT)
+
+
+def test_a_run_of_each_optimizer_is_left_for_the_others(exchange, backend):
+    folder = leave(exchange, backend, SCRIPT)
+    for optimizer in OPTIMIZERS:
+        losses = json.loads((folder / f"{optimizer}.json").read_text())
+        assert np.mean(losses[-8:]) < np.mean(losses[:8])
+
+
+@across
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weights_and_slots_are_bit_equal(runs, written, tmp_path, optimizer):
+    model = runs.make_model(optimizer)
+    for name, source in written.items():
+        folder = tmp_path / name
+        shutil.copytree(source / optimizer, folder)
+        runs.Checkpoint(folder).prepare(model)
+        found = runs.values(model)
+        with np.load(source / f"{optimizer}_saved.npz") as expected:
+            assert set(expected) == set(found)
+            for key in set(expected) - {"outputs"}:
+                # Counts may be wider on another backend.
+                assert found[key].astype(expected[key].dtype).tobytes() == expected[key].tobytes()
+            limit = tolerance("logits_across")
+            np.testing.assert_allclose(found["outputs"], expected["outputs"], rtol=0, atol=limit)
+
+
+@across
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_next_losses_are_those_of_the_other_backend(runs, written, tmp_path, optimizer):
+    model = runs.make_model(optimizer)
+    for name, source in written.items():
+        folder = tmp_path / name
+        shutil.copytree(source / optimizer, folder)
+        runs.keras.utils.set_random_seed(3)
+        losses = runs.fit(model, folder)
+        expected = json.loads((source / f"{optimizer}.json").read_text())
+        assert len(expected) == runs.LAST
+        got = losses[runs.SAVED % runs.STEPS :]  # without the replay
+        np.testing.assert_allclose(
+            got, expected[runs.SAVED :], rtol=0, atol=tolerance("losses"), err_msg=name
+        )
+
+
+@across
+@pytest.mark.parametrize("optimizer", ("adamw", "sgd"))
+def test_a_keras_file_gives_weights_and_optimizer(runs, written, optimizer):
+    model = runs.make_model(optimizer)
+    for source in written.values():
+        load_keras_file(source / f"{optimizer}.keras", model)
+        expected = read_npz(source / f"{optimizer}.npz")
+        outputs = np.asarray(model.predict(runs.X, verbose=0))
+        limit = tolerance("logits")
+        np.testing.assert_allclose(outputs, expected["outputs"], rtol=0, atol=limit)
+        limit = tolerance("losses")
+        np.testing.assert_allclose(runs.more(model), expected["losses"], rtol=0, atol=limit)
+
+
+@across
+def test_a_keras_file_of_another_optimizer_changes_nothing(runs, written):
+    model = runs.make_model("adamw")
+    before = [np.array(variable) for variable in model.get_weights()]
+    with pytest.raises(InputError, match="has 8 variables of an optimizer, the model's has 13"):
+        load_keras_file(written["torch"] / "sgd.keras", model)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    load_keras_file(written["torch"] / "sgd.keras", model, optimizer=False)
+    outputs = np.asarray(model.predict(runs.X, verbose=0))
+    expected = read_npz(written["torch"] / "sgd.npz")["outputs"]
+    np.testing.assert_allclose(outputs, expected, rtol=0, atol=tolerance("logits"))

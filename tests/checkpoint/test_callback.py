@@ -1,0 +1,336 @@
+"""kmodels.callbacks.Checkpoint in a plain Keras `fit`: stopped anywhere, the same bits come out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.callbacks import Checkpoint
+from kmodels.checkpoint import manager, state
+from kmodels.checkpoint.save_interval import Due
+from kmodels.core.errors import InputError
+from kmodels.training import AdamW, track_step_loss
+from kmodels.weights import read_safetensors
+from stopped_runs import BATCH, EPOCHS, ROWS, STEPS, Kill, Killed, X, Y, fit, make_model, run
+from tolerances import tolerance
+
+ALL = {"use_ema": True, "gradient_accumulation_steps": 2}
+# The first steps are too large for float16 and left out; every third of the others doubles them.
+HALF = {"policy": "mixed_float16", "scale": 2.0**18}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run with shuffle, dropout, accumulation and an average of the weights, not stopped."""
+    model, history, _ = run(tmp_path_factory.mktemp("whole") / "a", optimizer=ALL, every=4)
+    return state.weights_digest(model), history.history
+
+
+@pytest.mark.parametrize("stops", [(3, 8)])
+def test_stopped_anywhere_it_ends_with_the_same_bits(whole, tmp_path, stops):
+    """Before the first checkpoint, within epochs, and at their ends; steps are made again."""
+    model, history, _ = run(tmp_path, stops, optimizer=ALL, every=4)
+    assert (state.weights_digest(model), history.history) == whole
+    assert len(history.history["loss"]) == EPOCHS
+
+
+def test_one_checkpoint_per_epoch_and_a_schedule_and_a_scaled_loss(tmp_path):
+    def go(folder, stops):
+        model, history, _ = run(tmp_path / folder, stops, optimizer={"rate": "cosine", **HALF})
+        left_out = STEPS * EPOCHS - int(model.optimizer.iterations)
+        assert 1 < left_out < 2 * STEPS
+        scale = float(state.slots(model.optimizer)["dynamic_scale"].value)
+        return state.weights_digest(model), history.history, left_out, scale
+
+    assert go("a", ()) == go("b", (STEPS + 2,))
+    kept = manager.list_checkpoints(tmp_path / "b")
+    assert [path.name for path in kept] == ["step_00000018", "step_00000012"]
+    described = json.loads((kept[0] / "state.json").read_text())
+    assert described["order"] == {"seed": 7, "epoch": 3}
+    assert described["schedule"]["class_name"] == "CosineDecay"
+
+
+def test_other_callbacks_decide_as_if_nothing_had_happened(tmp_path):
+    def others(folder):
+        return lambda: [
+            keras.callbacks.EarlyStopping(
+                "val_loss", min_delta=10.0, patience=3, restore_best_weights=True
+            ),
+            keras.callbacks.ReduceLROnPlateau("val_loss", min_delta=10.0, patience=1),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / f"{folder}.weights.h5"), save_best_only=True, save_weights_only=True
+            ),
+        ]
+
+    def go(folder, stops):
+        settings = {"optimizer": {"rate": 0.3}, "epochs": 9, "best": "val_loss", "keep": 1}
+        model, history, made = run(tmp_path / folder, stops, others(folder), **settings)
+        return state.weights_digest(model), history.history, made
+
+    first, second = go("a", ()), go("b", (3 * STEPS + 1,))
+    for one, other in zip(first[2], second[2], strict=True):
+        for name in ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter"):
+            assert getattr(one, name, None) == getattr(other, name, None), (one, name)
+    assert first[2][0].stopped_epoch == 3
+    assert first[:2] == second[:2]
+    rates = first[1]["learning_rate"]
+    assert rates[-1] < rates[0]
+    # The newest and the best; and a run that was stopped early has nothing left to do.
+    best = int(np.argmin(first[1]["val_loss"]))
+    names = [path.name for path in manager.list_checkpoints(tmp_path / "b")]
+    kept = sorted({best, len(rates) - 1}, reverse=True)
+    assert names == [f"step_{STEPS * (epoch + 1):08d}" for epoch in kept]
+    with pytest.warns(UserWarning, match="trains nothing.* a callback has ended it after 4 epochs"):
+        again = go("b", ())
+    assert again[1] == first[1]
+    assert manager.list_checkpoints(tmp_path / "b")[0].name == names[0]
+
+
+class Steps(keras.callbacks.Callback):
+    """Counts what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = self.steps = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs += 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_that_are_called_again_change_nothing(tmp_path, before):
+    """Those of the epoch's begin and of the steps before the cut, on either side in the list."""
+
+    def go(folder, stops):
+        for stop in (*stops, None):
+            model, counts = make_model(rate=0.3), [Steps(), Steps()]
+            # It goes by the rate before, so twice would be once too often.
+            scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+            around = [counts[0], Checkpoint(tmp_path / folder, every=4), counts[1]]
+            callbacks = [scheduler, *around] if before else [*around, scheduler]
+            if stop is None:
+                history = fit(model, callbacks).history
+                return state.weights_digest(model), history, [(c.epochs, c.steps) for c in counts]
+            with pytest.raises(Killed):
+                fit(model, [*callbacks, Kill(stop)])
+            around[1].wait()
+
+    whole = go("a", ())
+    assert go("b", (9,)) == whole
+    assert go("c", (STEPS,)) == whole
+    assert whole[2] == [(EPOCHS, EPOCHS * STEPS)] * 2
+    np.testing.assert_allclose(whole[1]["learning_rate"], [0.27, 0.243, 0.2187], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends(whole, tmp_path, capsys, signum, code):
+    """Once at the last batch of an epoch: its validation comes after the resume."""
+    before = signal.getsignal(signum)
+    for step in (4, STEPS):
+        with pytest.raises(SystemExit) as left:
+            kill = Kill(step, lambda: os.kill(os.getpid(), signum))
+            fit(make_model(**ALL), [kill, Checkpoint(tmp_path)])
+        assert left.value.code == code
+        assert signal.getsignal(signum) is before
+    said = capsys.readouterr()
+    assert f"stopped at step 6 by signal {signum:d}; run it again to go on" in said.err
+    assert f"resumed from {tmp_path}/step_00000004 at step 4" in said.out
+    described = json.loads((tmp_path / "step_00000006" / "state.json").read_text())
+    assert (described["epoch"], described["batch"]) == (0, STEPS)
+    model, history, _ = run(tmp_path, optimizer=ALL)
+    assert (state.weights_digest(model), history.history) == whole
+
+
+def test_a_signal_within_validation_too(whole, tmp_path):
+    class KillInTest(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        fit(make_model(**ALL), [KillInTest(), Checkpoint(tmp_path)])
+    assert json.loads((tmp_path / "step_00000006" / "state.json").read_text())["batch"] == STEPS
+    model, history, _ = run(tmp_path, optimizer=ALL)
+    assert (state.weights_digest(model), history.history) == whole
+
+
+def test_after_an_error_signals_have_their_former_meaning(tmp_path):
+    with pytest.raises(Killed):
+        fit(make_model(), [Checkpoint(tmp_path), Kill(1)])
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_loss_that_is_not_finite_is_told_and_never_saved(tmp_path):
+    model = make_model()
+    bad = X.copy()
+    bad[9] = np.nan
+    callbacks = [Checkpoint(tmp_path, every=1)]
+    message = r"the loss is nan at step 3 \(learning rate 0.05\); the last finite one was \d.*"
+    with pytest.raises(InputError, match=message + "; checkpoint step_00000002 is good; check"):
+        model.fit(bad, Y, batch_size=BATCH, shuffle=False, callbacks=callbacks, verbose=0)
+    assert manager.newest(tmp_path)[1]["step"] == 2
+    # Where nobody looks at the loss, the state itself is looked at.
+    model = make_model()
+    callbacks = [Checkpoint(tmp_path / "b", every=1, stop_on_non_finite=False)]
+    with pytest.raises(InputError, match="is not finite, so this state is not saved"):
+        model.fit(bad, Y, batch_size=BATCH, shuffle=False, callbacks=callbacks, verbose=0)
+    assert manager.newest(tmp_path / "b")[1]["step"] == 2
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    run(tmp_path, epochs=1, settings={"data": "a"})
+    with pytest.raises(InputError, match="is of another run: data was 'a'; give the same"):
+        run(tmp_path, epochs=2, settings={"data": "b"})
+    with pytest.raises(InputError, match="holds checkpoints of a run; go on with it by resume=Tr"):
+        run(tmp_path, resume=False)
+    model = make_model()
+    with pytest.raises(InputError, match="an epoch had 6 batches, not 11"):
+        model.fit(X, Y, batch_size=2, epochs=2, callbacks=[Checkpoint(tmp_path)], verbose=0)
+    keras.utils.set_random_seed(8)
+    with pytest.raises(InputError, match="the random seed was 7"):
+        fit(model, [Checkpoint(tmp_path)], epochs=2)
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from kmodels.core.files import lock
+lock(Path(sys.argv[1]))
+(Path(sys.argv[1]) / ".step_00000009.cut").mkdir()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_another_process_is_kept_out_until_it_dies(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match=f"another run is using {tmp_path}; wait for its end"):
+            fit(make_model(), [Checkpoint(tmp_path)])
+    finally:
+        other.kill()
+        other.communicate()
+    run(tmp_path, epochs=1)
+    # What the killed process was writing is gone.
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step_00000006"]
+
+
+def test_settings():
+    assert (Due("500").steps, Due(500).steps, Due("300s").seconds) == (500, 500, 300.0)
+    assert Due(0).once_an_epoch and Due("0").once_an_epoch and Due(None).once_an_epoch
+    for wrong in ("s", "5m", "-1", "0s"):
+        with pytest.raises(InputError, match=f"the distance of checkpoints is '{wrong}'; give"):
+            Checkpoint("x", every=wrong)
+    with pytest.raises(InputError, match="keep is 0; give at least 1"):
+        Checkpoint("x", keep=0)
+    with pytest.raises(InputError, match="mode is 'best'; choose one of auto, min, max"):
+        Checkpoint("x", mode="best")
+    assert (Checkpoint("x", best="val_accuracy").mode, Checkpoint("x").mode) == ("max", "min")
+
+
+def test_a_best_that_nobody_logs(tmp_path):
+    with pytest.raises(InputError, match="best is 'val_los', which no epoch logs; choose one of"):
+        run(tmp_path, epochs=1, best="val_los")
+
+
+def test_one_callback_for_two_fits_after_an_error(whole, tmp_path):
+    callback, model = Checkpoint(tmp_path, every=4), make_model(**ALL)
+    with pytest.raises(Killed):
+        fit(model, [callback, Kill(9)])
+    history = fit(model, [callback])
+    assert (state.weights_digest(model), history.history) == whole
+    assert callback.step == 18
+    fit(model, [callback], epochs=EPOCHS + 1)
+    assert callback.step == 24
+
+
+def test_of_a_frozen_base_only_a_hash_is_kept(tmp_path):
+    def make():
+        keras.utils.set_random_seed(7)
+        inputs = keras.Input((5,))
+        first = keras.layers.Dense(8, name="first")
+        model = keras.Model(inputs, keras.layers.Dense(3, name="second")(first(inputs)))
+        first.enable_lora(2)
+        model.get_layer("second").trainable = False
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01), loss)
+        return model
+
+    def go(model, epochs):
+        callbacks = [Checkpoint(tmp_path, origin="DIR/base")]
+        model.fit(X, Y, batch_size=BATCH, epochs=epochs, callbacks=callbacks, verbose=0)
+
+    model = make()
+    base = state.digest(state.frozen(model))
+    go(model, 1)
+    described = json.loads((tmp_path / "step_00000006" / "state.json").read_text())
+    assert described["base"] == {"sha256": base, "origin": "DIR/base"}
+    assert state.digest(state.frozen(model)) == base
+    saved = read_safetensors(tmp_path / "step_00000006" / "model.safetensors")
+    assert set(saved) == {"first/lora_kernel_a", "first/lora_kernel_b", "first/bias"}
+    trained = model.get_weights()
+    model = make()
+    manager.restore_newest(tmp_path, model)
+    for one, other in zip(model.get_weights(), trained, strict=True):
+        np.testing.assert_array_equal(one, other)
+    kernel = model.get_layer("second").kernel
+    kernel.assign(kernel + 1.0)
+    with pytest.raises(InputError, match=r"trained beside other frozen weights \(DIR/base\); give"):
+        go(model, 2)
+
+
+def test_a_step_that_is_not_finite_can_be_skipped():
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(AdamW(0.1, skip_non_finite=True, ema=0.9, accumulate=2), loss)
+    track_step_loss(model)
+    bad = X.copy()
+    bad[BATCH + 1] = np.nan
+    seen = []
+
+    class Seen(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((logs["step_loss"], logs["loss"]))
+
+    model.fit(bad, Y, batch_size=BATCH, shuffle=False, callbacks=[Seen()], verbose=0)
+    losses = [step for step, _ in seen]
+    assert np.isnan(losses[1]) and np.isfinite([losses[0], *losses[2:]]).all()
+    mean = np.average([losses[0], *losses[2:]], weights=[4, 4, 4, 4, 2])
+    assert seen[-1][1] == pytest.approx(mean, rel=1e-5)
+    held = {v.name: keras.ops.convert_to_numpy(v.value) for v in model.optimizer.variables}
+    assert (held["skipped"], held["iteration"]) == (1, STEPS - 1)
+    # As if the batch had not been there.
+    weights = model.get_weights()
+    keras.utils.set_random_seed(7)
+    other = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    other.compile(AdamW(0.1, ema=0.9, accumulate=2), loss)
+    rows = np.r_[0:BATCH, 2 * BATCH : ROWS]
+    other.fit(X[rows], Y[rows], batch_size=BATCH, shuffle=False, verbose=0)
+    for one, expected in zip(weights, other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=0, atol=tolerance("dense"))
+
+
+def test_by_the_clock(tmp_path, monkeypatch):
+    from kmodels.checkpoint import save_interval
+
+    now = [0.0]
+
+    def perf_counter():
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr(save_interval, "perf_counter", perf_counter)
+    run(tmp_path, epochs=1, every="3s", keep=9)
+    names = [path.name for path in manager.list_checkpoints(tmp_path)]
+    assert names == ["step_00000006", "step_00000003"]

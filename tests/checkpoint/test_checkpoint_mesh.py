@@ -1,0 +1,97 @@
+"""A run whose weights are spread over devices is saved whole, and goes on over others."""
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.callbacks import Checkpoint
+from kmodels.checkpoint.state import host_values, named, slots
+from kmodels.core.errors import InputError
+from kmodels.distribution import distribute, layout
+from kmodels.training import AdamW
+from tolerances import tolerance
+
+LAYOUT = {r".*(?:up|down)/kernel": (None, "heads"), r".*(?:up|down)/bias": ("heads",)}
+MESHES = ("data=2,model=2", "data=1,model=4", "data=4", None)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(32, 8)).astype("float32")
+Y = rng.normal(size=(32, 4)).astype("float32")
+
+
+@pytest.fixture(autouse=True)
+def _rules(monkeypatch):
+    monkeypatch.setattr(layout, "_RULES", LAYOUT)
+    yield
+    distribute(None)
+
+
+def make(mesh):
+    """A compiled model on a mesh of four devices, or on one."""
+    distribute(mesh)
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(16, activation="gelu", name="up")(inputs)
+    x = keras.layers.Dropout(0.1, name="dropout")(x)
+    model = keras.Model(inputs, keras.layers.Dense(4, name="down")(x))
+    model.compile(AdamW(0.01, ema=0.9, accumulate=2), "mse")
+    return model
+
+
+def fit(model, folder, epochs):
+    """The losses of the epochs that are left."""
+    settings = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    history = model.fit(X, Y, epochs=epochs, callbacks=[Checkpoint(folder, keep=9)], **settings)
+    return history.history["loss"]
+
+
+def values(model):
+    """Everything that a checkpoint has of a model and its optimizer."""
+    held = named(model.variables) | {f"slot {k}": v for k, v in slots(model.optimizer).items()}
+    return {name: np.array(host_values(variable)) for name, variable in held.items()}
+
+
+def shard(model):
+    """Shape of a device's part of the first kernel and of its slots."""
+    held = slots(model.optimizer)
+    wanted = [model.get_layer("up").kernel, held["up/kernel:momentum"], held["up/kernel:average"]]
+    return {variable.value.addressable_shards[0].data.shape for variable in wanted}
+
+
+def test_it_goes_on_over_another_mesh_and_on_one_device(backend, tmp_path):
+    if backend != "jax":
+        with pytest.raises(InputError, match="needs 4 devices and there are"):
+            make(MESHES[0])
+        return
+    saved = make(MESHES[0])
+    fit(saved, tmp_path / "run", 2)
+    assert shard(saved) == {(8, 8)}
+    expected = values(saved)
+    assert np.abs(expected["slot up/kernel:average"] - expected["up/kernel"]).max() > 0
+    whole = fit(make(None), tmp_path / "whole", 3)
+    parts = {"data=2,model=2": (8, 8), "data=1,model=4": (8, 4)}
+    for mesh in MESHES:
+        model = make(mesh)
+        Checkpoint(tmp_path / "run").prepare(model)
+        found = values(model)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert found[name].tobytes() == value.tobytes(), (mesh, name)
+        assert shard(model) == {parts.get(mesh, (8, 16))}
+        # Dropout draws the same numbers however many devices there are.
+        assert abs(fit(model, tmp_path / "run", 3)[-1] - whole[-1]) < tolerance("losses")
+        last = tmp_path / "run" / "step_00000012"
+        last.rename(tmp_path / f"gone {mesh}")
+
+
+def test_one_saved_on_one_device_goes_on_over_a_mesh(backend, tmp_path):
+    if backend != "jax":
+        return
+    saved = make(None)
+    fit(saved, tmp_path, 1)
+    model = make("data=2,model=2")
+    Checkpoint(tmp_path).prepare(model)
+    assert shard(model) == {(8, 8)}
+    expected, found = values(saved), values(model)
+    assert {k: v.tobytes() for k, v in found.items()} == {
+        k: v.tobytes() for k, v in expected.items()
+    }

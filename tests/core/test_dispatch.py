@@ -1,0 +1,194 @@
+"""How an op chooses its body: registration, switches, counting, abstract tensors, torch.compile."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import kmodels
+from kmodels import ops
+from kmodels.core import dispatch
+from kmodels.core.errors import InputError
+
+BACKEND = keras.backend.backend()
+
+
+def _named(function, name: str):
+    function.__name__ = name
+    return function
+
+
+@pytest.fixture
+def doubled():
+    """An op `doubled` that multiplies by 2, and by 3 where its override runs."""
+
+    def doubled(x, *, times=2.0):
+        return x * times
+
+    op = dispatch.op(doubled)
+    supports = lambda x, *, times=2.0: "x is a vector" if len(x.shape) == 1 else None  # noqa: E731
+    dispatch.override(op, supports)(
+        _named(lambda x, *, times=2.0: x * (times + 1), f"doubled_{BACKEND}")
+    )
+    dispatch.reset_decisions()
+    yield op
+    del dispatch._OPS["doubled"]
+    dispatch.reset_decisions()
+
+
+def value(x) -> float:
+    return float(np.ravel(keras.ops.convert_to_numpy(x))[0])
+
+
+def test_decisions_count_each_path(doubled) -> None:
+    assert dispatch.summary()["doubled"] == "not called"
+    assert value(doubled(keras.ops.ones((2, 2)))) == 3
+    assert value(doubled(keras.ops.ones((2,)))) == 2
+    with kmodels.generic_only("doubled"):
+        assert value(doubled(keras.ops.ones((2, 2)))) == 2
+    assert kmodels.decisions()["doubled"] == {"override": 1, "generic": 1, "x is a vector": 1}
+    doubled(keras.ops.ones((2, 2)))
+    assert dispatch.summary()["doubled"] == "override"
+    dispatch.reset_decisions()
+    assert kmodels.decisions()["doubled"] == {"override": 0, "generic": 0}
+
+
+def test_symbolic_tensors_take_the_generic_path_uncounted(doubled) -> None:
+    output = doubled(keras.KerasTensor((None, 4)), times=3.0)
+    assert output.shape == (None, 4)
+    assert kmodels.decisions()["doubled"] == {"override": 0, "generic": 0}
+
+
+def test_generic_only_nests_names_ops_and_ends_with_an_exception(doubled) -> None:
+    x = keras.ops.ones((2, 2))
+    with pytest.raises(RuntimeError), kmodels.generic_only(doubled):
+        with kmodels.generic_only("dense"):
+            assert value(doubled(x)) == 2
+        raise RuntimeError
+    with kmodels.generic_only("dense"):
+        assert value(doubled(x)) == 3
+    with kmodels.generic_only():
+        assert value(doubled(x)) == 2
+        assert "generic_only" in doubled.declines(x)
+    assert doubled.declines(x) is None
+    with pytest.raises(InputError, match="unknown ops nonsense; known: all, attention"):
+        kmodels.generic_only("nonsense").__enter__()
+
+
+def test_decline_all_holds_in_every_thread_until_it_is_undone(doubled) -> None:
+    x, told = keras.ops.ones((2, 2)), []
+    dispatch.decline_all("layers are split")
+    try:
+        thread = threading.Thread(target=lambda: told.append(doubled.declines(x)))
+        thread.start()
+        thread.join()
+    finally:
+        dispatch.decline_all(None)
+    assert told == ["layers are split"] and doubled.declines(x) is None
+
+
+def test_a_compiled_step_keeps_the_path_it_was_traced_with(doubled) -> None:
+    if BACKEND == "torch":  # eager: the block takes effect at once
+        with kmodels.generic_only():
+            assert value(doubled(keras.ops.ones((2, 2)))) == 2
+        return
+    if BACKEND == "jax":
+        import jax
+
+        step = jax.jit(lambda x: doubled(x))
+    else:
+        import tensorflow as tf
+
+        step = tf.function(lambda x: doubled(x))
+    assert value(step(keras.ops.ones((2, 2)))) == 3
+    with kmodels.generic_only():
+        assert value(step(keras.ops.ones((2, 2)))) == 3
+
+
+def test_registration_is_checked(doubled) -> None:
+    with pytest.raises(TypeError, match="an op named 'doubled' already"):
+        dispatch.op(_named(lambda x: x, "doubled"))
+    with pytest.raises(TypeError, match="has an override on"):
+        dispatch.override(doubled)(_named(lambda x, *, times=2.0: x, f"doubled_{BACKEND}"))
+    bare = dispatch.Op(_named(lambda x, *, times=2.0: x, "bare"))
+    with pytest.raises(TypeError, match="is named <op>_<backend>"):
+        dispatch.override(bare)(_named(lambda x, *, times=2.0: x, "other"))
+    for wrong in (lambda x, *, time=2.0: x, lambda x, times=2.0: x, lambda x, *, times=1.0: x):
+        with pytest.raises(TypeError, match="must take the parameters of bare"):
+            dispatch.override(bare)(_named(wrong, f"bare_{BACKEND}"))
+    with pytest.raises(TypeError, match="must take the parameters of bare"):
+        dispatch.override(bare, lambda x: None)(
+            _named(lambda x, *, times=2.0: x, f"bare_{BACKEND}")
+        )
+
+
+def test_environment(doubled, monkeypatch) -> None:
+    x = keras.ops.ones((2, 2))
+    try:
+        for names, expected in (("dense, doubled", 2), ("dense", 3), ("all", 2), ("", 3)):
+            monkeypatch.setenv(dispatch.ENVIRONMENT, names)
+            dispatch.load_environment()
+            assert value(doubled(x)) == expected
+        monkeypatch.setenv(dispatch.ENVIRONMENT, "dense,typo")
+        dispatch.load_environment()
+        with pytest.raises(InputError, match="KMODELS_GENERIC_OPS names unknown ops typo; known"):
+            doubled(x)
+        with pytest.raises(InputError, match="unknown ops typo"):
+            dispatch.load_environment(strict=True)
+    finally:
+        monkeypatch.delenv(dispatch.ENVIRONMENT)
+        dispatch.load_environment()
+
+
+def test_backend_module() -> None:
+    assert (
+        dispatch.backend_module("kmodels.core.precision").__name__ == f"kmodels.precision_{BACKEND}"
+    )
+    assert dispatch.backend_module("kmodels.core.errors") is None
+
+
+def test_unknown_name_in_the_environment_is_one_line_and_exit_code_2() -> None:
+    environment = os.environ | {dispatch.ENVIRONMENT: "nonsense"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "kmodels.cli", "doctor"],
+        capture_output=True, text=True, env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("kmodels: KMODELS_GENERIC_OPS names")
+    assert "Traceback" not in done.stderr
+
+
+# torch's own tracer makes an instance of an autograd.Function, and warns of it.
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")
+def test_ops_do_not_break_the_graph_of_torch_compile() -> None:
+    if BACKEND != "torch":
+        assert dispatch.backend() == BACKEND
+        return
+    import torch
+
+    seed = keras.random.SeedGenerator(3)
+
+    def step(x, kernel, scale):
+        y = ops.layer_norm(ops.dense(x, kernel), scale)
+        y = ops.dropout(y, 0.5, seed).reshape(2, 5, 2, 4)
+        return ops.gelu(ops.attention(y, y, y, causal=True, window=3)).sum()
+
+    x, kernel, scale = torch.ones(2, 5, 8), torch.eye(8, requires_grad=True), torch.ones(8)
+    x = x + torch.arange(8.0)
+    expected = step(x, kernel, scale)
+    seed.state.assign(keras.ops.convert_to_tensor([3, 0], dtype=seed.state.dtype))
+    dispatch.reset_decisions()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found = compiled(x, kernel, scale)
+    assert abs(found.item() - expected.item()) < 1e-4
+    found.backward()
+    assert kernel.grad.abs().sum() > 0
+    counted = {name: sum(row.values()) for name, row in kmodels.decisions().items()}
+    for _ in range(3):  # neither recompiles nor counts again
+        compiled(x, kernel, scale)
+    assert {name: sum(row.values()) for name, row in kmodels.decisions().items()} == counted
+    assert kmodels.decisions()["dropout"]["override"] > 0

@@ -1,0 +1,317 @@
+"""Compiled code follows the model: adapters, merging, quantization, freezing, generic ops."""
+
+import keras
+import numpy as np
+import pytest
+
+import kmodels
+from arrays import to_numpy
+from kmodels import lora
+from kmodels.core import dispatch
+from kmodels.core.errors import InputError
+from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTImageClassifier
+from kmodels.models.gemma.presets import PRESETS
+from kmodels.training import TrainStep
+from tolerances import tolerance
+
+GENERATOR = np.random.default_rng(0)
+IMAGES = GENERATOR.normal(size=(4, 16, 16, 3)).astype("float32")
+LABELS = np.array([0, 1, 2, 1])
+CLOSE = {"rtol": 0, "atol": tolerance("logits")}
+# Compiled, XLA rounds to bfloat16 less often than Python does.
+NARROW = {"rtol": 0, "atol": tolerance("logits", "bfloat16")}
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def classifier(dtype="float32"):
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1, dtype=dtype)
+    model.compile(keras.optimizers.SGD(0.1), LOSS, weighted_metrics=[])
+    return model
+
+
+def far(model):
+    """Adapters whose effect is large."""
+    for variable in model.variables:
+        if variable.name == "lora_b":
+            variable.assign(np.ones(variable.shape, "float32"))
+
+
+def called(model, inputs=IMAGES):
+    """What Python gives now, nothing compiled."""
+    return to_numpy(model(keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)))
+
+
+def compiled(model):
+    """What each of Keras' compiled functions gives: logits, twice, and the loss, twice."""
+    predicted = model.predict(IMAGES, verbose=0)
+    on_batch = model.predict_on_batch(IMAGES)
+    losses = model.evaluate(IMAGES, LABELS, verbose=0), model.test_on_batch(IMAGES, LABELS)
+    np.testing.assert_allclose(losses[0], losses[1], **CLOSE)
+    return predicted, on_batch, float(losses[0])
+
+
+def assert_follows(model):
+    predicted, on_batch, loss = compiled(model)
+    wanted = called(model)
+    close = CLOSE if model.compute_dtype == "float32" else NARROW
+    np.testing.assert_allclose(predicted, wanted, **close)
+    np.testing.assert_allclose(on_batch, wanted, **close)
+    wide = np.asarray(wanted, "float64")
+    softmax = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
+    cross = -np.log(softmax[np.arange(4), LABELS]).mean()
+    np.testing.assert_allclose(loss, cross, **close)
+    return wanted
+
+
+def test_predict_and_evaluate_follow_what_was_done_to_the_backbone():
+    model = classifier()
+    before = assert_follows(model)
+    model.backbone.enable_lora(2, targets="all-linear")
+    far(model)
+    adapted = assert_follows(model)
+    assert np.abs(adapted - before).max() > 0.1
+    with lora.disabled(model):
+        np.testing.assert_allclose(assert_follows(model), before, **CLOSE)
+    np.testing.assert_allclose(assert_follows(model), adapted, **CLOSE)
+    model.backbone.merge_lora()
+    assert_follows(model)
+    model.backbone.unmerge_lora()
+    np.testing.assert_allclose(assert_follows(model), adapted, **CLOSE)
+
+
+def test_predict_follows_a_quantized_backbone():
+    model = classifier()
+    before = assert_follows(model)
+    model.backbone.quantize("int4")
+    assert np.abs(assert_follows(model) - before).max() > 1e-4
+
+
+def test_what_is_traced_with_adapters_disabled_stays_inside():
+    model = classifier()
+    base = called(model)
+    model.enable_lora(2)
+    far(model)
+    with lora.disabled(model):
+        np.testing.assert_allclose(model.predict(IMAGES, verbose=0), base, **CLOSE)
+    assert np.abs(assert_follows(model) - base).max() > 0.01
+
+
+def test_two_tasks_of_one_backbone_both_follow():
+    first = classifier("mixed_bfloat16")
+    second = ViTImageClassifier(first.backbone, num_classes=3)
+    second.compile("sgd", LOSS)
+    before = assert_follows(first), assert_follows(second)
+    first.enable_lora(2)
+    far(first)
+    for model, former in zip((first, second), before, strict=True):
+        assert np.abs(assert_follows(model) - former).max() > 2 * NARROW["atol"]
+
+
+def test_a_model_of_ones_own_around_a_backbone_follows():
+    backbone = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1).backbone
+    tokens = backbone.output
+    around = keras.Model(backbone.input, keras.layers.Dense(3)(tokens[:, 0]))
+    before = around.predict(IMAGES, verbose=0)
+    backbone.enable_lora(2)
+    far(backbone)
+    adapted = around.predict(IMAGES, verbose=0)
+    assert np.abs(adapted - before).max() > 0.01
+    np.testing.assert_allclose(adapted, called(around), **CLOSE)
+    with lora.disabled(backbone):
+        found = around.predict(IMAGES, verbose=0)
+    np.testing.assert_allclose(found, before, **CLOSE)
+
+
+@pytest.mark.parametrize("on_batch", [False, True])
+def test_fit_after_enable_lora_is_fit_after_compile(on_batch):
+    found = []
+    for again in (False, True):
+        keras.utils.set_random_seed(3)
+        model = classifier("mixed_bfloat16" if on_batch else "float32")
+        model.compile(keras.optimizers.Adam(1e-2), LOSS)
+        model.backbone.enable_lora(2)
+        if again:
+            model.compile(keras.optimizers.Adam(1e-2), LOSS)
+        kernel = to_numpy(model.backbone.layers[-2].variables[0].value)
+        for _ in range(3):
+            if on_batch:
+                model.train_on_batch(IMAGES, LABELS)
+            else:
+                model.fit(IMAGES, LABELS, verbose=0, shuffle=False)
+        held = {v.path: to_numpy(v.value) for v in model.variables}
+        np.testing.assert_array_equal(
+            kernel, to_numpy(model.backbone.layers[-2].variables[0].value)
+        )
+        found.append(held)
+    assert any(np.abs(v).max() > 0 for path, v in found[0].items() if path.endswith("lora_b"))
+    for path, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][path], **CLOSE)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_fit_of_a_model_of_ones_own_goes_on_after_enable_lora(nested, caplog):
+    """Keras would stop at variables that the optimizer does not know, with an error of its own."""
+    found = []
+    for again in (False, True):
+        keras.utils.set_random_seed(3)
+        backbone = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1).backbone
+        tokens = backbone(backbone.input) if nested else backbone.output
+        model = keras.Model(backbone.input, keras.layers.Dense(3, name="head")(tokens[:, 0]))
+        model.compile(keras.optimizers.Adam(1e-2), LOSS)
+        model.fit(IMAGES, LABELS, verbose=0)
+        backbone.enable_lora(2)
+        assert "has slots for other variables than functional" in caplog.text
+        if again:
+            model.compile(keras.optimizers.Adam(1e-2), LOSS)
+        model.fit(IMAGES, LABELS, verbose=0, epochs=2)
+        assert int(model.optimizer.iterations) == 2
+        found.append({v.path: to_numpy(v.value) for v in model.variables})
+    assert any(np.abs(v).max() > 0 for path, v in found[0].items() if path.endswith("lora_b"))
+    for path, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][path], **CLOSE)
+
+
+def test_an_optimizer_that_has_made_steps_begins_anew_for_other_variables():
+    found = []
+    for again in (False, True):
+        keras.utils.set_random_seed(3)
+        model = classifier()
+        model.compile(keras.optimizers.Adam(1e-2), LOSS)
+        model.fit(IMAGES, LABELS, verbose=0)
+        model.backbone.enable_lora(2)
+        if again:
+            model.compile(keras.optimizers.Adam(1e-2), LOSS)
+            model.fit(IMAGES, LABELS, verbose=0, epochs=2)
+        else:
+            with pytest.warns(UserWarning, match="made 1 steps .* begin anew; call compile"):
+                model.fit(IMAGES, LABELS, verbose=0, epochs=2)
+        assert int(model.optimizer.iterations) == 2
+        found.append({v.path: to_numpy(v.value) for v in model.variables})
+    for path, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][path], **CLOSE)
+
+
+def test_freezing_after_compile_holds_at_once_and_slots_go_on():
+    keras.utils.set_random_seed(3)
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), LOSS)
+    model.fit(IMAGES, LABELS, verbose=0)
+    momentum = {v.path.split("/", 1)[1]: to_numpy(v.value) for v in model.optimizer.variables}
+    model.backbone.trainable = False
+    frozen = [to_numpy(v.value) for v in model.backbone.variables]
+    head = {v.path: to_numpy(v.value) for v in model.trainable_variables}
+    model.fit(IMAGES, LABELS, verbose=0)
+    for variable, before in zip(model.backbone.variables, frozen, strict=True):
+        np.testing.assert_array_equal(to_numpy(variable.value), before)
+    assert int(model.optimizer.iterations) == 2
+    # A step with momentum: what it moved is 0.9 of the last step and the new one's.
+    for variable in model.trainable_variables:
+        name = variable.path.replace("/", "_") + "_momentum"
+        now = next(v for v in model.optimizer.variables if v.path.endswith(name))
+        moved = to_numpy(variable.value) - head[variable.path]
+        np.testing.assert_allclose(moved, to_numpy(now.value), **CLOSE)
+        new = to_numpy(now.value) - 0.9 * momentum[name]
+        assert np.abs(new).max() > 0
+
+
+def test_generic_ops_are_followed_by_a_traced_predict():
+    model = classifier()
+    model.predict(IMAGES, verbose=0)
+    before = dispatch.decisions()["attention"]["generic"]
+    with kmodels.generic_only():
+        model.predict(IMAGES, verbose=0)
+    assert dispatch.decisions()["attention"]["generic"] > before
+
+
+def test_train_step_follows_and_trains_the_adapters():
+    model = classifier("mixed_bfloat16")
+    model.build(IMAGES.shape)
+
+    def loss(models, batch, training):
+        x, y = batch
+        return LOSS(y, models(x, training=training))
+
+    step = TrainStep(model, loss)
+    step.compile(keras.optimizers.SGD(0.5))
+    step.fit(IMAGES, LABELS, verbose=0)
+    model.backbone.enable_lora(2)
+    far(model)
+    wanted = float(LOSS(LABELS, called(model)))
+    np.testing.assert_allclose(step.evaluate(IMAGES, LABELS, verbose=0), wanted, **NARROW)
+    frozen = {v.path: to_numpy(v.value) for v in model.non_trainable_variables}
+    adapters = {v.path: to_numpy(v.value) for v in model.trainable_variables}
+    with pytest.warns(UserWarning, match="begin anew"):
+        step.fit(IMAGES, LABELS, verbose=0)
+    for variable in model.non_trainable_variables:
+        np.testing.assert_array_equal(to_numpy(variable.value), frozen[variable.path])
+    assert any(
+        np.abs(to_numpy(v.value) - adapters[v.path]).max() > 1e-5
+        for v in model.trainable_variables
+        if v.name == "lora_b"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_loop_follows_disabled_adapters_and_names_new_variables():
+    model = classifier()
+    model.enable_lora(2)
+    far(model)
+
+    def loss(models, batch, training):
+        x, y = batch
+        logits = models(x, training=training)
+        return LOSS(y, logits), {"mean": keras.ops.mean(logits)}
+
+    step = kmodels.train_step(loss)
+    adapted = called(model).mean()
+    with lora.disabled(model):
+        base = called(model).mean()
+    with kmodels.train_state(model, keras.optimizers.SGD(1e-9)) as state:
+        state, logs = step(state, (IMAGES, LABELS))
+        np.testing.assert_allclose(float(logs["mean"]), adapted, **CLOSE)
+        state.write_back()
+        with lora.disabled(model):
+            state, logs = step(state, (IMAGES, LABELS))
+        np.testing.assert_allclose(float(logs["mean"]), base, **CLOSE)
+    bare = classifier()
+    with (
+        pytest.raises(InputError, match="other variables than the state, as after enable_lora"),
+        kmodels.train_state(bare, keras.optimizers.SGD(0.1)) as state,
+    ):
+        state, _ = step(state, (IMAGES, LABELS))
+        bare.enable_lora(2)
+        step(state, (IMAGES, LABELS))
+    assert np.isfinite(called(bare)).all()
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_generate_follows_disabled_adapters(policy):
+    keras.utils.set_random_seed(1)
+    lm = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma_debug"], dtype=policy))
+    ids = np.random.default_rng(0).integers(3, 320, (2, 6)).astype("int32")
+    prompt = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+
+    def texts():
+        return lm.generate(prompt, max_length=12, stop_token_ids=None)["token_ids"]
+
+    base = texts()
+    lm.backbone.enable_lora(2, targets="all-linear")
+    rng = np.random.default_rng(5)
+    for variable in lm.backbone.variables:
+        if variable.name == "lora_b":
+            variable.assign(rng.normal(size=variable.shape).astype("float32"))
+    adapted = texts()
+    assert (adapted != base).any()
+    with lora.disabled(lm):
+        np.testing.assert_array_equal(texts(), base)
+    np.testing.assert_array_equal(texts(), adapted)
+
+
+def test_jit_follows_a_model_inside():
+    model = classifier()
+    jitted = kmodels.transforms.jit(lambda x: model(x))
+    x = keras.ops.convert_to_tensor(IMAGES)
+    np.testing.assert_allclose(to_numpy(jitted(x)), called(model), **CLOSE)
+    model.enable_lora(2)
+    far(model)
+    np.testing.assert_allclose(to_numpy(jitted(x)), called(model), **CLOSE)

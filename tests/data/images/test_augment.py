@@ -1,0 +1,240 @@
+"""Order and augmentation: pure functions of seed, epoch and sample."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmodels.core.errors import InputError
+from kmodels.data import ArraySource, Augment, order
+from kmodels.data.images.batches import BatchMaker
+from kmodels.data.images.rand_augment import OPERATIONS, rand_augment
+from kmodels.data.rng import symmetric_beta, uniforms
+
+pytestmark = pytest.mark.once
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (13, 10, 8, 3), dtype="uint8")
+LABELS = np.arange(13) % 4
+ALL = Augment(
+    flip=True,
+    crop_padding=2,
+    rand_augment=(2, 9),
+    erasing=0.5,
+    mixup=0.4,
+    cutmix=1.0,
+    num_classes=4,
+)
+
+
+def maker(augment=None, batch_size=4, source=None, **settings):
+    defaults = {
+        "shuffle": True, "seed": 3, "preprocess": None, "drop_last": False, "image_size": None,
+        "channels": None, "mean": (0.5,), "std": (0.25,), "one_hot": None,
+    }  # fmt: skip
+    if augment is not None and augment.mixes:
+        defaults["one_hot"] = augment.num_classes
+    source = ArraySource(IMAGES, LABELS) if source is None else source
+    return BatchMaker(source=source, batch_size=batch_size, augment=augment, **defaults | settings)
+
+
+def epoch_of(batches, epoch=0):
+    parts = [batches.make(epoch, number) for number in range(batches.batches)]
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(1, 400), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
+def test_order_is_a_pure_permutation(n, seed, epoch):
+    drawn = order(n, seed, epoch)
+    np.testing.assert_array_equal(np.sort(drawn), np.arange(n))
+    np.testing.assert_array_equal(drawn, order(n, seed, epoch))
+    if n > 20:
+        assert (drawn != order(n, seed, epoch + 1)).any()
+        assert (drawn != order(n, seed + 1, epoch)).any()
+
+
+@settings(max_examples=30, deadline=None)
+@given(keys=st.lists(st.integers(0, 2**40), min_size=1, max_size=9), count=st.integers(1, 9))
+def test_numbers_of_a_key_do_not_depend_on_the_other_keys(keys, count):
+    together = uniforms(1, "crop", 2, np.array(keys), count)
+    alone = [uniforms(1, "crop", 2, np.array([key]), count)[0] for key in keys]
+    np.testing.assert_array_equal(together, alone)
+    assert ((together >= 0) & (together < 1)).all()
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0, 3.0])
+def test_beta_has_its_moments(alpha):
+    drawn = symmetric_beta((np.arange(20000) + 0.5) / 20000, alpha)
+    assert drawn.mean() == pytest.approx(0.5, abs=2e-3)
+    assert drawn.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=5e-3)
+    assert (np.diff(drawn) >= 0).all() and drawn.min() >= 0 and drawn.max() <= 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 13, 20])
+def test_the_result_does_not_depend_on_the_batch_size(batch_size):
+    images, labels = epoch_of(maker(ALL, batch_size), epoch=1)
+    other_images, other_labels = epoch_of(maker(ALL, 4), epoch=1)
+    np.testing.assert_array_equal(images, other_images)
+    np.testing.assert_array_equal(labels, other_labels)
+
+
+def test_epochs_differ_and_repeat():
+    first, second = epoch_of(maker(ALL), 0), epoch_of(maker(ALL), 1)
+    assert (first[0] != second[0]).any()
+    np.testing.assert_array_equal(first[0], epoch_of(maker(ALL), 0)[0])
+
+
+def test_padded_crops_and_flips_are_windows_of_the_picture():
+    batches = maker(Augment(flip=True, crop_padding=2), 13, mean=(0.0,), std=(1 / 255,))
+    images, labels = batches.make(0, 0)
+    seen = set()
+    for image, sample in zip(images, batches.order(0), strict=True):
+        padded = np.pad(IMAGES[sample], ((2, 2), (2, 2), (0, 0)))
+        windows = {
+            (down, right, flip): padded[down : down + 10, right : right + 8][:, ::flip]
+            for down in range(5)
+            for right in range(5)
+            for flip in (1, -1)
+        }
+        seen |= {key for key, window in windows.items() if np.allclose(window, image)}
+    assert len(seen) >= 10 and {flip for *_, flip in seen} == {1, -1}
+    assert labels.tolist() == LABELS[batches.order(0)].tolist()
+
+
+def test_random_resized_crop():
+    pictures = [IMAGES[i][: 10 - i % 3] for i in range(13)]
+
+    class Listed(ArraySource):
+        def batch(self, indices):
+            return [pictures[i] for i in indices], self.labels[indices]
+
+    batches = maker(
+        Augment(random_resized_crop=(0.3, 1.0)), 13, Listed(IMAGES, LABELS), image_size=(6, 7)
+    )
+    assert batches.make(0, 0)[0].shape == (13, 6, 7, 3)
+    augment, shapes = Augment(random_resized_crop=(0.3, 0.6)), np.tile([40, 60], (500, 1))
+    left, top, right, bottom = augment.boxes(shapes, 0, 0, np.arange(500)).T
+    area = (right - left) * (bottom - top) / 2400
+    assert area.min() > 0.29 and area.max() < 0.61 and area.std() > 0.05
+    assert min(left.min(), top.min()) >= 0 and right.max() <= 60 and bottom.max() <= 40
+
+
+def test_erasing_leaves_the_mean():
+    plain, erased = (maker(a, 13).make(0, 0)[0] for a in (None, Augment(erasing=1.0)))
+    changed = (plain != erased).any(-1)
+    assert changed.any((1, 2)).all() and (erased[changed] == 0).all()
+    for one in changed:  # a rectangle
+        assert one.sum() == one.any(0).sum() * one.any(1).sum()
+    untouched = maker(Augment(erasing=1e-9), 13).make(0, 0)[0]
+    np.testing.assert_array_equal(plain, untouched)
+
+
+def test_mixup_mixes_labels_as_pictures():
+    augment = Augment(mixup=1.0, num_classes=4)
+    images, labels = maker(augment, 13).make(0, 0)
+    plain, whole = maker(one_hot=4, batch_size=13).make(0, 0)
+    for a in range(0, 12, 2):
+        (i, j), (s, t) = plain[a : a + 2], whole[a : a + 2]
+        kept = np.linalg.lstsq((i - j).reshape(-1, 1), (images[a] - j).ravel(), rcond=None)[0][0]
+        np.testing.assert_allclose(images[a], kept * i + (1 - kept) * j, atol=1e-5)
+        np.testing.assert_allclose(images[a + 1], kept * j + (1 - kept) * i, atol=1e-5)
+        np.testing.assert_allclose(labels[a], kept * s + (1 - kept) * t, atol=1e-5)
+    np.testing.assert_array_equal(images[12], plain[12])
+    np.testing.assert_allclose(labels.sum(1), 1.0, rtol=1e-6)
+
+
+def test_cutmix_mixes_labels_by_area():
+    images, labels = maker(Augment(cutmix=1.0, num_classes=4), 13).make(0, 0)
+    plain, whole = maker(one_hot=4, batch_size=13).make(0, 0)
+    partner = np.r_[np.arange(12) ^ 1, 12]
+    from_other = (images == plain[partner]).all(-1) & (partner != np.arange(13))[:, None, None]
+    assert ((images == plain).all(-1) | from_other).all()
+    share = from_other.mean((1, 2))[:, None]
+    np.testing.assert_allclose(labels, whole * (1 - share) + whole[partner] * share, atol=1e-6)
+    assert share[:12].std() > 0.05
+
+
+@pytest.mark.parametrize("number", range(len(OPERATIONS)))
+def test_each_operation_keeps_shape_and_type(number):
+    for channels in (1, 3):
+        images = IMAGES[..., :channels]
+        drawn = np.full((13, 1, 2), (number + 0.5) / len(OPERATIONS))
+        done = rand_augment(images, drawn, 9.0)
+        assert done.shape == images.shape and done.dtype == np.uint8
+        unchanged = OPERATIONS[number].__name__ in ("_identity", "_color", "_equalize")
+        assert unchanged or (done != images).any()
+
+
+def test_operations_do_as_pillow():
+    from PIL import Image, ImageOps
+
+    by_name = {operation.__name__: operation for operation in OPERATIONS}
+    half, one = np.full(13, 0.5), np.ones(13)
+    for name, reference in (
+        ("_equalize", ImageOps.equalize),
+        ("_solarize", lambda image: ImageOps.solarize(image, 128)),
+        ("_posterize", lambda image: ImageOps.posterize(image, 6)),
+    ):
+        done = by_name[name](IMAGES, half, one)
+        for image, wanted in zip(done, IMAGES, strict=True):
+            np.testing.assert_array_equal(image, reference(Image.fromarray(wanted)))
+    turned = by_name["_rotate"](np.pad(IMAGES, ((0, 0), (0, 0), (1, 1), (0, 0))), one * 3, one)
+    assert sorted(map(tuple, turned[0].reshape(-1, 3))) == sorted(
+        map(tuple, np.pad(IMAGES, ((0, 0), (0, 0), (1, 1), (0, 0)))[0].reshape(-1, 3))
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop_padding": -1}, "crop_padding is -1"),
+        ({"crop_padding": 1, "random_resized_crop": (0.5, 1.0)}, "choose one"),
+        ({"random_resized_crop": (0.0, 1.0)}, "shares of the area"),
+        ({"rand_augment": (0, 9)}, "n >= 1"),
+        ({"rand_augment": (2, 11)}, "0 <= m <= 10"),
+        ({"erasing": 1.5}, "erasing is 1.5"),
+        ({"mixup": -1.0}, "mixup is -1.0"),
+        ({"cutmix": 1.0}, "set num_classes"),
+    ],
+)
+def test_augment_errors(settings, message):
+    with pytest.raises(InputError, match=message):
+        Augment(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 14, "drop_last": True}, "drop_last leaves nothing of 13"),
+        ({"std": (0.0,)}, r"std is \(0.0,\)"),
+        ({"one_hot": 3}, r"label 3 is outside 0\.\.2"),
+        ({"source": ArraySource(IMAGES[:0], LABELS[:0])}, "the data is empty"),
+    ],
+)
+def test_batch_settings_errors(settings, message):
+    with pytest.raises(InputError, match=message):
+        maker(**settings)
+
+
+def test_normalisation_resizing_and_channels():
+    batches = maker(shuffle=False, image_size=(5, 4), channels=1, mean=(0.5,), std=(0.2,))
+    images, labels = batches.make(0, 0)
+    assert images.shape == (4, 5, 4, 1) and images.dtype == np.float32 and labels.dtype == np.int32
+    images, _ = maker(shuffle=False, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0)).make(0, 0)
+    wanted = (IMAGES[:4] / 255 - [0.1, 0.2, 0.3]) / [0.5, 1.0, 2.0]
+    np.testing.assert_allclose(images, wanted, atol=1e-6)
+    with pytest.raises(InputError, match="mean has 2"):
+        maker(mean=(0.1, 0.2)).make(0, 0)
+    raw, _ = maker(preprocess=lambda pixels: pixels / 2, shuffle=False).make(0, 0)
+    np.testing.assert_allclose(raw, IMAGES[:4] / 2)
+
+
+def test_pictures_of_different_size_need_image_size():
+    class Listed(ArraySource):
+        def batch(self, indices):
+            return [IMAGES[i][: 5 + i] for i in range(len(indices))], self.labels[indices]
+
+    with pytest.raises(InputError, match="pictures differ in size; give image_size"):
+        maker(source=Listed(IMAGES, LABELS)).make(0, 0)

@@ -1,0 +1,237 @@
+"""Folders and zips of real small picture files."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kmodels.core.errors import InputError
+from kmodels.data import open_dataset
+from kmodels.data.images import pictures
+from kmodels.data.images.pictures import PictureError, decode, with_channels
+from kmodels.data.images.resizing import resize
+
+pytestmark = pytest.mark.once
+
+
+def picture(size=(6, 4), color=(200, 30, 60)):
+    return Image.new("RGB", size, color)
+
+
+def encode(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def folder_of(root, *names, content=None):
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content or encode(picture(), "JPEG"))
+    return root
+
+
+CLASSES = ("cat/1.jpg", "cat/2.JPEG", "dog/1.jpg", "dog/2.jpg", "dog/notes.txt", ".hidden/1.jpg")
+
+
+def test_classes_are_folders_in_alphabetical_order(tmp_path):
+    folder_of(tmp_path, *(f"{c}/{i}.jpg" for c in ("dog", "cat") for i in range(10)), *CLASSES)
+    data = open_dataset(f"folder:{tmp_path}")
+    assert data.class_names == ["cat", "dog"] and data.image_shape == (4, 6, 3)
+    assert (len(data.train), len(data.validation), len(data.test)) == (17, 2, 2)
+    names = [name for s in (data.train, data.validation, data.test) for name in s.names]
+    assert len(set(names)) == 21 and "dog/notes.txt" not in names
+    for source in (data.train, data.validation, data.test):
+        assert [name.startswith("dog") for name in source.names] == source.labels.tolist()
+    images, labels = data.train.batch(np.array([0, 16]))
+    assert images[0].shape == (4, 6, 3) and labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("validation", ["val", "validation", "valid"])
+@pytest.mark.parametrize("wrapper", ["", "pets/"])
+def test_zip_with_split_folders(tmp_path, validation, wrapper):
+    names = [
+        f"{wrapper}{part}/{label}/{i}.jpg"
+        for part, count in (("train", 3), (validation, 2), ("test", 1))
+        for label in ("cat", "dog")
+        for i in range(count)
+    ]
+    path = tmp_path / "pets.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, encode(picture(), "JPEG"))
+        archive.writestr(f"__MACOSX/{names[0]}", b"junk")
+    data = open_dataset(f"folder:{path}", image_size=(4, 4))
+    assert (len(data.train), len(data.validation), len(data.test)) == (6, 4, 2)
+    assert data.class_names == ["cat", "dog"] and data.image_shape == (4, 4, 3)
+    assert data.train.batch(np.array([5]))[0][0].shape == (4, 6, 3)
+    assert data.mean == pytest.approx((200 / 255, 30 / 255, 60 / 255), abs=0.02)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    folder_of(tmp_path, *(f"{label}/{i}.jpg" for label in ("bus", "train") for i in range(5)))
+    assert open_dataset(f"folder:{tmp_path}").class_names == ["bus", "train"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), r"holds no pictures"),
+        (("cat/notes.txt",), r"holds no pictures"),
+        (("1.jpg", "2.jpg"), r"no class folders"),
+        (("cat/1.jpg", "cat/2.jpg"), r"has 1 class \(cat\)"),
+        (("train/cat/1.jpg", "train/dog/1.jpg", "test/cow/1.jpg"), r"class cow is in test but not"),
+        (("train/cat/1.jpg", "train/dog/1.jpg", "cow/1.jpg"), r"both a train folder and cow"),
+        (("cat/1.jpg", "dog/1.jpg"), r"2 samples are too few"),
+    ],
+)
+def test_folder_errors(tmp_path, names, message):
+    folder_of(tmp_path, *names)
+    with pytest.raises(InputError, match=message) as caught:
+        open_dataset(f"folder:{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_class_is_an_error(tmp_path):
+    folder_of(tmp_path, *CLASSES)
+    (tmp_path / "eel").mkdir()
+    with pytest.raises(InputError, match="no usable training picture in class eel"):
+        open_dataset(f"folder:{tmp_path}")
+
+
+def test_a_zip_that_is_none(tmp_path):
+    path = tmp_path / "a.zip"
+    path.write_bytes(b"no zip")
+    with pytest.raises(InputError, match="no readable zip"):
+        open_dataset(f"folder:{path}")
+
+
+def test_different_sizes_need_image_size(tmp_path):
+    folder_of(tmp_path, *CLASSES)
+    for i in range(6):
+        folder_of(tmp_path, f"dog/1{i}.png", content=encode(picture((9, 9))))
+    with pytest.raises(InputError, match=r"differ in size \(4x6, 9x9"):
+        open_dataset(f"folder:{tmp_path}", validation_split=0.0)
+
+
+def test_bad_pictures_are_named_or_skipped_and_listed(tmp_path):
+    folder_of(tmp_path, *CLASSES, "cat/3.jpg", "dog/3.jpg")
+    whole = encode(Image.effect_noise((64, 64), 90), "JPEG")
+    folder_of(tmp_path, "cat/bad.jpg", content=whole[: len(whole) // 2])
+    folder_of(tmp_path, "dog/bad.png", content=b"not a picture")
+    data = open_dataset(f"folder:{tmp_path}", image_size=(4, 4), skip_bad=True)
+    assert [(file.rsplit("/", 1)[-1], reason.split(" (")[0]) for file, reason in data.skipped] == [
+        ("bad.jpg", "truncated or damaged"),
+        ("bad.png", "not a JPEG, PNG or WebP picture"),
+    ]
+    assert len(data.train) + len(data.validation) + len(data.test) == 6
+    data = open_dataset(f"folder:{tmp_path}", image_size=(4, 4), validation_split=0.0)
+    bad = np.flatnonzero(["bad.jpg" in name for name in data.train.names])
+    with pytest.raises(InputError, match=r"cat/bad\.jpg: truncated .*skip_bad=True"):
+        data.train.batch(bad)
+
+
+def test_damage_inside_a_zip_is_named(tmp_path):
+    path = tmp_path / "pets.zip"
+    content = encode(picture(), "PNG")
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
+            archive.writestr(name, content)
+    raw = path.read_bytes()
+    at = raw.index(content) + len(content) // 2
+    path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    data = open_dataset(f"folder:{path}", skip_bad=True, validation_split=0.0)
+    assert len(data.skipped) == 1 and "cat/1.png" in data.skipped[0][0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(orientation):
+    # Red lies top left when shown upright.
+    upright = np.zeros((16, 24, 3), "uint8")
+    upright[:8, :8, 0] = 255
+    transpose = Image.Transpose
+    undo = {
+        2: transpose.FLIP_LEFT_RIGHT,
+        3: transpose.ROTATE_180,
+        4: transpose.FLIP_TOP_BOTTOM,
+        5: transpose.TRANSPOSE,
+        6: transpose.ROTATE_90,
+        7: transpose.TRANSVERSE,
+        8: transpose.ROTATE_270,
+    }
+    image = Image.fromarray(upright)
+    stored = image.transpose(undo[orientation]) if orientation > 1 else image
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    shown = decode(encode(stored, "JPEG", exif=exif, quality=95), "a.jpg")
+    assert shown.shape == (16, 24, 3)
+    assert shown[2, 2, 0] > 200 and max(shown[2, -3, 0], shown[-3, 2, 0], shown[-3, -3, 0]) < 50
+
+
+def test_sixteen_bits_are_scaled_not_clipped():
+    values = np.array([[0, 257, 128 * 257, 65535]], "uint16")
+    shown = decode(encode(Image.fromarray(values)), "a.png")
+    assert shown[0, :, 0].tolist() == [0, 1, 128, 255] and shown.shape == (1, 4, 3)
+
+
+def test_transparent_parts_lie_on_white():
+    pixels = np.array([[[10, 20, 30, 255], [10, 20, 30, 0]]], "uint8")
+    wanted = [[[10, 20, 30], [255, 255, 255]]]
+    assert decode(encode(Image.fromarray(pixels)), "a.png").tolist() == wanted
+    assert decode(encode(Image.fromarray(pixels), "WEBP", lossless=True), "a").tolist() == wanted
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 1, 2, 3])
+    palette.putdata([0, 1])
+    assert decode(encode(palette, transparency=1), "a.png").tolist() == wanted
+    grey = Image.fromarray(np.array([[[10, 255], [10, 0]]], "uint8"), "LA")
+    assert decode(encode(grey), "a.png").tolist() == [[[10] * 3, [255] * 3]]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK"])
+def test_other_modes_become_rgb(mode):
+    kind = "JPEG" if mode == "CMYK" else "PNG"
+    shown = decode(encode(picture((3, 3), (255, 255, 255)).convert(mode), kind), "a")
+    assert shown.shape == (3, 3, 3) and shown.min() > 250
+
+
+def test_bombs_are_refused(monkeypatch, tmp_path):
+    content = encode(Image.new("1", (400, 300)))
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 100_000)
+    with pytest.raises(PictureError, match="400x300 is over 100000 pixels, refused"):
+        decode(content, "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(PictureError, match="refused as a bomb"):
+        decode(content, "a.png")
+    monkeypatch.setattr("kmodels.data.images.folder.MAX_BYTES", 100)
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
+            archive.writestr(name, bytes(1000))
+    data = open_dataset(f"folder:{path}", image_size=(2, 2))
+    with pytest.raises(InputError, match="unpacks to over 100 bytes"):
+        data.train.batch(np.array([0]))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resize(dtype, channels):
+    ramp = np.linspace(0, 255, 16)[None, :, None]
+    image = np.broadcast_to(ramp, (12, 16, channels)).astype(dtype)
+    small = resize(image, (6, 4))
+    assert small.shape == (6, 4, channels) and small.dtype == dtype
+    np.testing.assert_allclose(small[0, :, 0], [32.2, 93.5, 161.5, 222.8], atol=0.6)
+    assert resize(image, (12, 16)) is image
+    cut = resize(image, (4, 4), (0, 0, 8, 8))
+    assert cut.max() < 140
+
+
+def test_channels():
+    color = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]]], "uint8")
+    assert with_channels(color, 1)[0, :, 0].tolist() == [76, 150, 29]
+    assert with_channels(color[..., :1], 3)[0, 0].tolist() == [255] * 3
+    assert with_channels(color, 3) is color
+    with pytest.raises(InputError, match="have 4 channels but 3"):
+        with_channels(np.zeros((1, 1, 4)), 3)

@@ -1,0 +1,141 @@
+"""ImageLoader inside Keras' fit: every sample once, a new order each epoch, workers, resuming."""
+
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.core.errors import InputError
+from kmodels.data import ArraySource, Augment, ImageLoader, order
+
+COUNT = 11
+IMAGES = np.arange(COUNT * 12, dtype="uint8").reshape(COUNT, 4, 3, 1)
+LABELS = np.arange(COUNT) % 3
+BLEND = Augment(flip=True, rand_augment=(1, 5), mixup=0.5, num_classes=3)
+
+
+class Recording(ArraySource):
+    def __init__(self):
+        super().__init__(IMAGES, LABELS)
+        self.seen = []
+
+    def batch(self, indices):
+        self.seen += indices.tolist()
+        return super().batch(indices)
+
+
+@pytest.fixture(scope="module")
+def model():
+    inputs = keras.Input((4, 3, 1))
+    outputs = keras.layers.Dense(3)(keras.layers.Flatten()(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False
+    )
+    return model
+
+
+def wanted(epochs, seed=3):
+    return [sample for epoch in epochs for sample in order(COUNT, seed, epoch).tolist()]
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_fit_sees_every_sample_in_the_order_of_the_epoch(model, first):
+    source = Recording()
+    loader = ImageLoader(source, 4, shuffle=True, seed=3)
+    loader.set_epoch(first)
+    model.fit(loader, epochs=3, shuffle=False, verbose=0)
+    # Keras reads a batch or two before it trains, to learn their shapes.
+    assert source.seen[-3 * COUNT :] == wanted(range(first, first + 3))
+
+
+def test_set_epoch_from_a_callback_rules(model):
+    source = Recording()
+    loader = ImageLoader(source, 4, shuffle=True, seed=3)
+    tell = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: loader.set_epoch(epoch))
+    model.fit(loader, epochs=7, initial_epoch=5, shuffle=False, verbose=0, callbacks=[tell])
+    assert source.seen[-2 * COUNT :] == wanted([5, 6])
+
+
+def test_resuming_in_the_middle_of_an_epoch(model):
+    source = Recording()
+    loader = ImageLoader(source, 4, shuffle=True, seed=3)
+    loader.set_epoch(2, skip=1)
+    assert len(loader) == 2
+    model.fit(loader, epochs=1, shuffle=False, verbose=0)
+    # Keras may read a batch before it trains, and on TensorFlow the next epoch ahead of its time.
+    starts = range(len(source.seen) - 6)
+    assert any(source.seen[at : at + 7] == wanted([2])[4:] for at in starts)
+    assert len(loader) == 3
+    with pytest.raises(InputError, match="skip is 3; give 0 to 2"):
+        loader.set_epoch(0, skip=3)
+
+
+def test_the_last_batch():
+    assert [len(x) for x, _ in ImageLoader(ArraySource(IMAGES, LABELS), 4)] == [4, 4, 3]
+    assert [len(x) for x, _ in ImageLoader(ArraySource(IMAGES, LABELS), 4, drop_last=True)] == [
+        4,
+        4,
+    ]
+    with pytest.raises(IndexError, match="batch 3 of 3"):
+        ImageLoader(ArraySource(IMAGES, LABELS), 4)[3]
+
+
+def test_workers_give_the_same_batches():
+    source = ArraySource(IMAGES, LABELS)
+    settings = {"shuffle": True, "seed": 5, "augment": BLEND}
+    alone, helped = (ImageLoader(source, 4, workers=n, **settings) for n in (0, 2))
+    for epoch in (0, 1):
+        for loader in (alone, helped):
+            loader.set_epoch(epoch)
+        for (x, y), (other_x, other_y) in zip(alone, helped, strict=True):
+            np.testing.assert_array_equal(x, other_x)
+            np.testing.assert_array_equal(y, other_y)
+            other_x += 1  # writable, as arrays usually are
+    np.testing.assert_array_equal(alone[2][0], helped[2][0])  # a jump
+    copy = pickle.loads(pickle.dumps(helped))
+    np.testing.assert_array_equal(copy[1][0], alone[1][0])
+    for loader in (copy, helped):
+        loader.close()
+    assert helped._pool is None
+
+
+def test_workers_need_no_main_guard_and_no_framework(tmp_path):
+    """A plain script: with spawn or forkserver, each worker would run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from kmodels.data import ArraySource, ImageLoader\n"
+        "print('once')\n"
+        "source = ArraySource(np.zeros((4, 2, 2, 1), 'uint8'), np.zeros(4, int))\n"
+        "loader = ImageLoader(source, 2, workers=1)\n"
+        "print(len(list(loader)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.split() == ["once", "2"], done.stderr
+
+
+def test_errors_of_workers_arrive():
+    class Local(ArraySource):
+        pass
+
+    with pytest.raises(InputError, match="cannot be sent to workers"):
+        ImageLoader(Local(IMAGES, LABELS), 4, workers=1)[0]
+    loader = ImageLoader(ArraySource(IMAGES, LABELS), 4, workers=1, mean=(0.1, 0.2))
+    with pytest.raises(InputError, match="mean has 2"):
+        loader[0]
+    loader.close()
+    loader = ImageLoader(ArraySource(IMAGES, LABELS), 4, workers=1)
+    loader[0]
+    for process in loader._pool._processes:
+        process.kill()
+    with pytest.raises(RuntimeError, match="a data worker ended with -9"):
+        loader[2]  # the worker may have made batch 1 ahead
+    loader.close()
+    with pytest.raises(InputError, match="workers is -1"):
+        ImageLoader(ArraySource(IMAGES, LABELS), 4, workers=-1)

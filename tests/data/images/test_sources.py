@@ -1,0 +1,265 @@
+"""Digits, synthetic, IDX and NPZ: what they hold, and the one-line errors."""
+
+import gzip
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmodels.core.errors import InputError
+from kmodels.data import ImageSource, open_dataset
+from kmodels.data.images.sources import split
+
+pytestmark = pytest.mark.once
+
+
+def write_idx(folder, part, count=20, size=6, labels=None, pack=False):
+    rng = np.random.default_rng(len(part))
+    images = rng.integers(0, 256, (count, size, size), dtype="uint8")
+    labels = np.arange(count, dtype="uint8") % 4 if labels is None else labels
+    for name, content in (
+        (f"{part}-images-idx3-ubyte", struct.pack(">4I", 2051, *images.shape) + images.tobytes()),
+        (f"{part}-labels-idx1-ubyte", struct.pack(">2I", 2049, len(labels)) + labels.tobytes()),
+    ):
+        if pack:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+    return images
+
+
+def test_digits_have_a_fixed_split():
+    data, other = open_dataset("digits"), open_dataset("digits", seed=5, validation_split=0.3)
+    assert (len(data.train), len(data.validation), len(data.test)) == (1437, 180, 180)
+    assert data.image_shape == (8, 8, 1) and data.num_classes == 10
+    np.testing.assert_array_equal(data.train.images, other.train.images)
+    images, labels = data.train.batch(np.arange(5))
+    assert images.dtype == np.uint8 and images.max() == 255 and labels.dtype == np.int32
+    assert isinstance(data.train, ImageSource)
+    pixels = data.train.images / 255
+    assert data.mean == pytest.approx((pixels.mean(),)) and data.std == pytest.approx(
+        (pixels.std(),)
+    )
+
+
+def test_synthetic_depends_on_the_number_of_a_picture_alone():
+    data = open_dataset("synthetic:40", image_size=(5, 7), seed=2)
+    assert data.image_shape == (5, 7, 3) and len(data.train) == 40 and len(data.test) == 4
+    images, labels = data.train.batch(np.array([7, 3]))
+    np.testing.assert_array_equal(images[1], data.train.batch(np.array([3]))[0][0])
+    assert set(data.train.labels) <= set(range(10)) and len(set(data.train.labels)) > 5
+    # Golden values: the same on every backend, machine and version of NumPy.
+    assert images[1, 0, 0].tolist() == [23, 192, 8]
+    assert labels.tolist() == [0, 3]
+    assert (data.test.batch(np.array([0]))[0] != data.train.batch(np.array([0]))[0]).any()
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_idx_keeps_the_test_part_and_splits_the_training_part(tmp_path, pack):
+    images = write_idx(tmp_path, "train", pack=pack)
+    test = write_idx(tmp_path, "t10k", count=8, pack=pack)
+    data = open_dataset(f"idx:{tmp_path}", seed=1)
+    assert (len(data.train), len(data.validation), len(data.test)) == (18, 2, 8)
+    np.testing.assert_array_equal(data.test.images[..., 0], test)
+    both = np.concatenate([data.train.images, data.validation.images])[..., 0]
+    assert sorted(map(bytes, both)) == sorted(map(bytes, images))
+    assert data.class_names == ["0", "1", "2", "3"]
+    assert open_dataset(f"idx:{tmp_path}", validation_split=0.0).validation is None
+
+
+def test_idx_names_the_classes_of_fashion_mnist(tmp_path):
+    folder = tmp_path / "fashion-mnist"
+    folder.mkdir()
+    write_idx(folder, "train", labels=np.arange(20, dtype="uint8") % 10)
+    data = open_dataset(f"idx:{folder}")
+    assert data.class_names[9] == "Ankle boot" and len(data.test) == 2
+
+
+def damage_magic(folder):
+    write_idx(folder, "train")
+    path = folder / "train-images-idx3-ubyte"
+    path.write_bytes(b"\x00\x00\x08\x01" + path.read_bytes()[4:])
+
+
+def cut_off(folder):
+    write_idx(folder, "train")
+    path = folder / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def cut_header(folder):
+    write_idx(folder, "train")
+    (folder / "train-images-idx3-ubyte").write_bytes(b"\x00\x00")
+
+
+def cut_gzip(folder):
+    write_idx(folder, "train", pack=True)
+    path = folder / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def lack_labels(folder):
+    write_idx(folder, "train")
+    (folder / "train-labels-idx1-ubyte").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_magic, r"starts with 2049, not 2051"),
+        (cut_off, r"promises \[20, 6, 6\] values but holds 713"),
+        (cut_header, r"too short for an IDX file"),
+        (cut_gzip, r"cannot be unpacked"),
+        (lack_labels, r"has no train-labels-idx1-ubyte file"),
+        (lambda f: write_idx(f, "train", labels=np.zeros(3, "uint8")), r"20 images .* 3 labels"),
+        (lambda f: write_idx(f, "train", count=0), r"holds no images"),
+        (lambda f: None, r"has no train-images-idx3-ubyte"),
+        (
+            lambda f: (write_idx(f, "train"), write_idx(f, "t10k", labels=np.full(20, 9, "uint8"))),
+            r"label 9 is outside 0\.\.3",
+        ),
+        (
+            lambda f: (write_idx(f, "train"), write_idx(f, "t10k", size=4)),
+            r"test pictures are \(4, 4\)",
+        ),
+    ],
+)
+def test_idx_errors(tmp_path, damage, message):
+    damage(tmp_path)
+    with pytest.raises(InputError, match=message) as caught:
+        open_dataset(f"idx:{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+PIXELS = np.arange(12 * 16, dtype="uint8").reshape(12, 4, 4)
+LABELS = np.arange(12) % 3
+
+
+def test_npz_with_all_parts(tmp_path):
+    path = tmp_path / "data.npz"
+    wide = np.repeat(PIXELS[..., None], 3, axis=-1)
+    np.savez(
+        path,
+        x_train=wide,
+        y_train=LABELS[:, None],
+        x_test=wide[:5],
+        y_test=LABELS[:5],
+        x_val=wide[:4],
+        y_val=LABELS[:4],
+    )
+    data = open_dataset(f"npz:{path}", image_size=(8, 8))
+    assert (len(data.train), len(data.validation), len(data.test)) == (12, 4, 5)
+    assert data.image_shape == (8, 8, 3) and data.train.labels.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    "images", [PIXELS / 255, PIXELS.astype("float64"), PIXELS.astype("uint16") * 257]
+)
+def test_npz_scales_to_bytes(tmp_path, images):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=images, y=np.eye(3)[LABELS])
+    data = open_dataset(f"npz:{path}")
+    assert (len(data.train), len(data.validation), len(data.test)) == (10, 1, 1)
+    found = sorted(
+        round(float(v))
+        for s in (data.train, data.validation, data.test)
+        for v in s.images[:, 0, 0, 0]
+    )
+    assert found == sorted(PIXELS[:, 0, 0].tolist())
+    assert data.train.images.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": PIXELS}, r"holds a; it needs x_train"),
+        ({"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS}, r"lacks y_test"),
+        ({"x": PIXELS, "y": LABELS[:5]}, r"x has 12 rows, y 5"),
+        ({"x": PIXELS, "y": LABELS - 1}, r"label -1 is outside"),
+        ({"x": PIXELS, "y": LABELS + 0.5}, r"fractions"),
+        ({"x": PIXELS[:0], "y": LABELS[:0]}, r"shape \(0, 4, 4, 1\)"),
+        ({"x": PIXELS, "y": LABELS[:0]}, r"y has shape \(0,\)"),
+        ({"x": PIXELS[:, None], "y": LABELS}, r"shape \(12, 1, 4, 4\)"),
+        ({"x": PIXELS - 300.0, "y": LABELS}, r"runs from -300"),
+        ({"x": PIXELS.astype(complex), "y": LABELS}, r"holds complex128"),
+        ({"x": np.array([{}] * 3), "y": LABELS}, r"no readable NumPy archive"),
+        (
+            {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS, "y_test": LABELS + 1},
+            r"label 3 is outside 0\.\.2",
+        ),
+        (
+            {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:, :2], "y_test": LABELS},
+            r"pictures of test are \(2, 4, 1\)",
+        ),
+    ],
+)
+def test_npz_errors(tmp_path, arrays, message):
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match=message) as caught:
+        open_dataset(f"npz:{path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_npz_that_is_no_archive(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 nothing")
+    np.save(tmp_path / "b.npy", PIXELS)
+    with pytest.raises(InputError, match="no readable NumPy archive"):
+        open_dataset(f"npz:{tmp_path}/a.npz")
+    with pytest.raises(InputError, match="is a single array"):
+        open_dataset(f"npz:{tmp_path}/b.npy")
+    with pytest.raises(InputError, match="does not exist"):
+        open_dataset(f"npz:{tmp_path}/c.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"spec": "cifar"}, r"'cifar' is unknown; give one of digits"),
+        ({"spec": "digits:3"}, r"unknown"),
+        ({"spec": "idx:"}, r"names no path"),
+        ({"spec": "idx:/nowhere"}, r"/nowhere is not a folder"),
+        ({"spec": "folder:/nowhere"}, r"/nowhere does not exist"),
+        ({"spec": "synthetic:0"}, r"give synthetic:N"),
+        ({"spec": "digits", "image_size": (0, 4)}, r"image_size is \(0, 4\)"),
+        ({"spec": "digits", "validation_split": 0.5}, r"validation_split is 0.5"),
+        ({"spec": "synthetic", "validation_split": -0.1}, r"validation_split is -0.1"),
+    ],
+)
+def test_settings_errors(arguments, message):
+    with pytest.raises(InputError, match=message):
+        open_dataset(**arguments)
+
+
+def test_too_few_samples_to_split():
+    with pytest.raises(InputError, match="2 samples are too few"):
+        split(2, (0.1, 0.1), 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(3, 300), share=st.floats(0, 0.3), seed=st.integers(0, 2**63))
+def test_split_is_a_partition(n, share, seed):
+    parts = split(n, (share, share), seed)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
+    again = split(n, (share, share), seed)
+    assert all(map(np.array_equal, parts, again))
+
+
+def test_sources_import_no_framework():
+    code = (
+        "import sys, kmodels.data.images.opening, kmodels.data.workers.worker;"
+        "import kmodels.data.images.batches;"
+        "print([m for m in ('keras', 'jax', 'torch', 'tensorflow') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout.strip() == "[]"

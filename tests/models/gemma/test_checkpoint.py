@@ -1,0 +1,229 @@
+"""What a directory of Gemma holds besides text weights: kept, refused, or named."""
+
+import json
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.cli import main
+from kmodels.core.errors import InputError
+from kmodels.generation import Sampler
+from kmodels.interop.keras_hub import to_hub
+from kmodels.models import Gemma3CausalLM, GemmaCausalLM, GemmaCausalLMPreprocessor
+from kmodels.text import Tokenizer, demo
+from kmodels.text.training import train_tokenizer
+from kmodels.tools.convert import convert
+from kmodels.weights import read_safetensors, write_safetensors
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+)
+SETTINGS = {
+    "add_bos_token": True,
+    "bos_token": {"content": "<bos>", "lstrip": False, "special": True},
+    "eos_token": "<eos>",
+    "pad_token": "<pad>",
+    "padding_side": "left",
+    "model_max_length": 77,
+    "sp_model_kwargs": None,
+    "tokenizer_class": "PreTrainedTokenizerFast",
+}
+GENERATION = {"do_sample": True, "top_k": 64, "top_p": 0.95, "eos_token_id": [1, 9]}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A directory as transformers writes it, with everything that may lie in one."""
+    tokenizer = train_tokenizer(demo.texts(), 500)
+    model = GemmaCausalLM.from_preset(
+        "gemma3_debug",
+        vocabulary_size=500,
+        preprocessor=GemmaCausalLMPreprocessor(tokenizer, sequence_length=12),
+    )
+    folder = model.export_to_transformers(tmp_path / "theirs")
+    (folder / "tokenizer_config.json").write_text(json.dumps(SETTINGS))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 8}))
+    return folder
+
+
+@pytest.fixture
+def with_pictures(directory):
+    """The same with a vision tower, as Gemma3ForConditionalGeneration has it."""
+    text = json.loads((directory / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (directory / "config.json").write_text(json.dumps(outer))
+    tensors = dict(read_safetensors(directory))
+    first = next(iter(tensors.values()))
+    tensors["vision_tower.patch.weight"] = tensors["multi_modal_projector.weight"] = first
+    write_safetensors(directory / "new", tensors)
+    (directory / "new").replace(directory / "model.safetensors")
+    return directory
+
+
+def test_settings_survive_loading_saving_and_exporting(directory, tmp_path):
+    GemmaCausalLM.from_preset(directory).save_to_preset(tmp_path / "ours")
+    again = GemmaCausalLM.from_preset(tmp_path / "ours")
+    exported = again.export_to_transformers(tmp_path / "exported")
+    found = json.loads((exported / "tokenizer_config.json").read_text())
+    assert found.items() >= {**SETTINGS, "chat_template": TEMPLATE}.items()
+    assert json.loads((exported / "generation_config.json").read_text()) == GENERATION
+    assert again.generation_config == GENERATION
+    again.save(tmp_path / "task.keras")
+    held = keras.models.load_model(tmp_path / "task.keras")
+    assert held.generation_config == GENERATION
+    assert held.preprocessor.tokenizer.settings == again.preprocessor.tokenizer.settings
+
+
+def test_stop_tokens_are_the_union_of_what_names_one(directory, tmp_path):
+    model = GemmaCausalLM.from_preset(directory)
+    ends = {1, 5, 8, 9}  # <eos>, <end_of_turn>, config.json, generation_config.json
+    assert set(model.preprocessor.tokenizer.stop_token_ids) == ends
+    model.save_to_preset(tmp_path / "ours")
+    model.export_to_transformers(tmp_path / "exported")
+    for folder in ("ours", "exported"):
+        again = GemmaCausalLMPreprocessor.from_preset(tmp_path / folder)
+        assert set(again.tokenizer.stop_token_ids) == ends
+    copied = Tokenizer.from_dict(model.preprocessor.tokenizer.to_dict())
+    assert set(copied.stop_token_ids) == ends
+
+
+def test_a_stop_token_of_the_generation_config_ends_a_text(directory):
+    model = GemmaCausalLM.from_preset(directory)
+    told = model.generate("the cat", max_length=12, stop_token_ids=None, strip_prompt=True)
+    prompt = model.preprocessor.tokenizer.encode("the cat")
+    ids = {"token_ids": [prompt], "padding_mask": [[1] * len(prompt)]}
+    whole = model.generate(ids, max_length=12, stop_token_ids=None)["token_ids"][0]
+    first = int(whole[len(prompt)])
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    model = GemmaCausalLM.from_preset(directory)
+    ended = model.generate("the cat", max_length=12, strip_prompt=True)
+    assert ended == model.preprocessor.tokenizer.detokenize([first]) != told
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", json.dumps({**SETTINGS, "chat_template": TEMPLATE})),
+        ("chat_template.jinja", TEMPLATE),
+        ("chat_template.json", json.dumps({"chat_template": TEMPLATE})),
+    ],
+)
+def test_a_chat_template_from_each_of_its_places(directory, tmp_path, name, content):
+    (directory / "chat_template.jinja").unlink()
+    (directory / name).write_text(content)
+    tokenizer = Tokenizer.from_file(directory)
+    chat = [{"role": "user", "content": "Hi"}]
+    tokenizer.save(tmp_path / "saved")
+    for one in (tokenizer, Tokenizer.from_file(tmp_path / "saved")):
+        assert one.apply_chat_template(chat, tokenize=False) == "<bos>[user] Hi\n"
+        assert one.apply_chat_template([chat, chat]) == [one.encode("[user] Hi\n")] * 2
+
+
+def test_several_chat_templates_by_name(directory, tmp_path):
+    more = directory / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("{{ tools | tojson }}")
+    tokenizer = Tokenizer.from_file(directory)
+    tokenizer.save(tmp_path / "saved")
+    for one in (tokenizer, Tokenizer.from_file(tmp_path / "saved")):
+        assert one.chat_template == {"default": TEMPLATE, "tool_use": "{{ tools | tojson }}"}
+        text = one.apply_chat_template([{"role": "user"}], tokenize=False, tools=[{"a": "é"}])
+        assert text == '[{"a": "é"}]'
+    tokenizer.chat_template = {"tool_use": "a"}
+    with pytest.raises(InputError, match="there are chat templates tool_use: choose with"):
+        tokenizer.apply_chat_template([{"role": "user"}])
+    tokenizer.chat_template = None
+    with pytest.raises(InputError, match="the tokenizer has no chat template; give one"):
+        tokenizer.apply_chat_template([{"role": "user"}])
+    for damaged in ("{% if %}", "{{ raise_exception('two users') }}"):
+        with pytest.raises(InputError, match="the chat template cannot write this chat"):
+            tokenizer.apply_chat_template([{"role": "user"}], chat_template=damaged)
+
+
+def test_a_vision_tower_is_named_and_not_exported_as_if_whole(with_pictures, tmp_path):
+    match = "vision_tower, multi_modal_projector of the checkpoint are left out; the model takes"
+    with pytest.warns(UserWarning, match=match):
+        model = Gemma3CausalLM.from_preset(with_pictures)
+    model.save_to_preset(tmp_path / "ours")
+    model.save(tmp_path / "task.keras")
+    held = keras.models.load_model(tmp_path / "task.keras")
+    again = Gemma3CausalLM.from_preset(tmp_path / "ours")  # which was said before
+    refused = "multi_modal_projector were left out when it was read, so .* give text_only=True"
+    for one in (model, again, held, model.backbone):
+        with pytest.raises(InputError, match=refused):
+            one.export_to_transformers(tmp_path / "exported")
+    with pytest.raises(InputError, match=refused):
+        again.export_to_gguf(tmp_path / "model.gguf")
+    with pytest.raises(InputError, match=refused):
+        convert(again, tmp_path / "exported", "hf")
+    with pytest.raises(InputError, match=refused):
+        to_hub(again)
+    assert not (tmp_path / "exported").exists()
+    again.export_to_transformers(tmp_path / "exported", text_only=True)
+    text = Gemma3CausalLM.from_preset(tmp_path / "exported")
+    ids = {"token_ids": np.array([[2, 40, 41]]), "padding_mask": np.ones((1, 3))}
+    np.testing.assert_array_equal(text.predict(ids, verbose=0), model.predict(ids, verbose=0))
+
+
+@pytest.mark.needs("gguf")
+def test_the_checkpoints_own_chat_template_goes_into_a_gguf(directory, tmp_path):
+    model = GemmaCausalLM.from_preset(directory)
+    model.export_to_gguf(tmp_path / "model.gguf", "float32")
+    assert Tokenizer.from_file(tmp_path / "model.gguf").chat_template == TEMPLATE
+
+
+def test_what_the_generation_config_asks_for_is_said_and_can_be_had(directory, caplog):
+    with caplog.at_level(logging.WARNING, "kmodels"):
+        model = GemmaCausalLM.from_preset(directory)
+    assert "generation_config.json asks for do_sample=True, top_k=64, top_p=0.95" in caplog.text
+    assert model.generator.sampler.greedy
+    model.compile(sampler="generation_config")
+    assert model.generator.sampler == Sampler(1.0, top_k=64, top_p=0.95)
+    model.generation_config = {"num_beams": 4}
+    with pytest.raises(InputError, match="json asks for num_beams=4, which no Sampler does; give"):
+        model.compile(sampler="generation_config")
+
+
+def test_generation_settings_that_do_nothing_are_not_spoken_of(directory, caplog):
+    (directory / "generation_config.json").write_text('{"num_beams": 1, "top_p": 0.9}')
+    with caplog.at_level(logging.WARNING, "kmodels"):
+        model = GemmaCausalLM.from_preset(directory)
+    assert not caplog.text
+    model.compile(sampler="generation_config")
+    assert model.generator.sampler.greedy
+
+
+def test_a_directory_without_a_tokenizer_takes_ids_alone(directory):
+    (directory / "tokenizer.json").unlink()
+    model = GemmaCausalLM.from_preset(directory)
+    assert model.preprocessor is None
+    with pytest.raises(InputError, match="the model has no preprocessor; give"):
+        model.generate("the cat")
+    with pytest.raises(InputError, match=r"holds no tokenizer: neither tokenizer.json nor"):
+        GemmaCausalLMPreprocessor.from_preset(directory)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(directory):
+    train_tokenizer(demo.texts(), 600).save(directory)
+    match = "the tokenizer has 600 tokens and the embedding table 500 rows; give the tokenizer of"
+    with pytest.raises(InputError, match=match):
+        GemmaCausalLM.from_preset(directory)
+    tokenizer = train_tokenizer(demo.texts(), 500)
+    tokenizer.core.add_tokens(["<image_soft_token>"])  # as in Gemma 3, behind the last row
+    tokenizer.save(directory)
+    assert GemmaCausalLM.from_preset(directory).generate("the", max_length=4)
+
+
+def test_the_command_line_writes_the_text_part_when_told(with_pictures, tmp_path, capsys):
+    command = ["convert", str(with_pictures), str(tmp_path / "text"), "--to", "hf"]
+    for more, code in (([], 2), (["--text-only"], 0)):
+        with pytest.warns(UserWarning, match="left out"), pytest.raises(SystemExit) as ended:
+            main([*command, *more])
+        assert ended.value.code in (code, code or None)
+        assert (tmp_path / "text").exists() == bool(more)
+    assert "give text_only=True if that is what you want" in capsys.readouterr().err

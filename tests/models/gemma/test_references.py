@@ -1,0 +1,172 @@
+"""Gemma against transformers: hidden states, logits, greedy tokens, and directories both ways."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import read_npz, to_numpy
+from kmodels.core.errors import InputError
+from kmodels.models import Gemma3CausalLM, GemmaBackbone, GemmaCausalLM
+from kmodels.weights import read_safetensors
+from tolerances import tolerance
+
+CASES = ("gemma", "gemma2", "gemma3")
+
+
+class Case:
+    """A reference with the model that was read from it."""
+
+    def __init__(self, folder):
+        self.path = folder / "model"
+        self.expected = read_npz(folder / "expected.npz")
+        self.model = GemmaCausalLM.from_preset(self.path)
+        ids = self.expected["token_ids"].astype("int32")
+        self.inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, references):
+    return Case(references / "gemma" / request.param)
+
+
+def test_hidden_states_layer_by_layer(case):
+    found = case.model.backbone.intermediates(case.inputs)
+    assert len(found) == case.model.backbone.config.num_layers + 2
+    for name, value in found.items():
+        name = {"token_embedding": "embedding", "final_norm": "final"}.get(name, name)
+        expected = case.expected[name]
+        error = np.abs(to_numpy(value) - expected).max() / max(1.0, np.abs(expected).std())
+        assert error < tolerance("hidden"), name
+
+
+def test_logits(case):
+    logits = to_numpy(case.model(case.inputs))
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, case.expected["logits"], atol=tolerance("logits"), rtol=0)
+
+
+def test_bfloat16_is_as_close_to_float64_as_transformers(case):
+    model = GemmaCausalLM.from_preset(case.path, dtype="bfloat16")
+    exact = case.expected["logits64"]
+    ours = np.abs(to_numpy(model(case.inputs)) - exact).mean()
+    theirs = np.abs(case.expected["logits16"] - exact).mean()
+    assert ours < 1.1 * theirs
+
+
+def test_greedy_tokens_with_cache_and_without(case):
+    prompts = [case.expected[f"prompt_{j}"] for j in range(3)]
+    expected = [case.expected[f"greedy_{j}"] for j in range(3)]
+    new = len(expected[0])
+    length = max(len(p) for p in prompts) + new
+    ids = np.zeros((3, length), "int32")
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    mask = (np.arange(length) < np.array([[len(p)] for p in prompts])).astype("int32")
+    inputs = {"token_ids": ids, "padding_mask": mask}
+    found = case.model.generate(inputs, stop_token_ids=None)
+    whole = {"token_ids": found["token_ids"], "padding_mask": np.ones_like(mask)}
+    choice = to_numpy(case.model(whole)).argmax(-1)
+    for row, (prompt, tokens) in enumerate(zip(prompts, expected, strict=True)):
+        begin = len(prompt)
+        np.testing.assert_array_equal(found["token_ids"][row, :begin], prompt)
+        np.testing.assert_array_equal(found["token_ids"][row, begin : begin + new], tokens)
+        # Without a cache each of these tokens is the most likely one behind those before it.
+        np.testing.assert_array_equal(choice[row, begin - 1 : begin + new - 1], tokens)
+
+
+def test_export_is_what_was_read(case, tmp_path):
+    case.model.export_to_transformers(tmp_path / "out")
+    written, read = read_safetensors(tmp_path / "out"), read_safetensors(case.path)
+    assert set(written) == set(read)
+    for name, tensor in read.items():
+        np.testing.assert_array_equal(written[name].read(), tensor.read())
+    again = GemmaCausalLM.from_preset(tmp_path / "out", load_weights=False)
+    assert again.backbone.config == case.model.backbone.config
+
+
+@pytest.mark.across("torch")
+def test_transformers_loads_the_export(references, tmp_path):
+    import torch
+
+    from torchvision_cpu import define_torchvision_operators
+
+    define_torchvision_operators()
+    import transformers
+
+    for name in CASES:
+        case = Case(references / "gemma" / name)
+        case.model.export_to_transformers(tmp_path / name)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / name, attn_implementation="eager"
+        )
+        with torch.no_grad():
+            logits = theirs(torch.as_tensor(case.expected["token_ids"])).logits.numpy()
+        np.testing.assert_array_equal(logits, case.expected["logits"])
+
+
+def test_own_directory_and_bare_backbone(case, tmp_path):
+    case.model.save_to_preset(tmp_path / "own")
+    again = GemmaBackbone.from_preset(tmp_path / "own")
+    for left, right in zip(case.model.backbone.weights, again.weights, strict=True):
+        assert left.path == right.path
+        np.testing.assert_array_equal(to_numpy(left), to_numpy(right))
+
+
+def test_multimodal_directory_gives_its_text_part(references, tmp_path):
+    from kmodels.weights import write_safetensors
+
+    source = references / "gemma" / "gemma3" / "model"
+    text = json.loads((source / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    tensors = read_safetensors(source)
+    tensors = {name.replace("model.", "language_model.model.", 1): t for name, t in tensors.items()}
+    first = next(iter(tensors.values()))
+    tensors["vision_tower.patch.weight"] = tensors["language_model.lm_head.weight"] = first
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.warns(UserWarning, match="vision_tower of the checkpoint are left out; the model"):
+        model = Gemma3CausalLM.from_preset(tmp_path)
+    expected = read_npz(references / "gemma" / "gemma3" / "expected.npz")
+    ids = expected["token_ids"].astype("int32")
+    logits = to_numpy(model({"token_ids": ids, "padding_mask": np.ones_like(ids)}))
+    np.testing.assert_allclose(logits, expected["logits"], atol=tolerance("logits"), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_activation": "relu"}, "no counterpart for an activation 'relu'"),
+        ({"attention_bias": True, "tie_word_embeddings": False}, "attention_bias, tie_word"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn'"),
+        ({"layer_types": ["full_attention"] + ["sliding_attention"] * 2}, "do not repeat"),
+    ],
+)
+def test_settings_without_counterpart_are_named(references, tmp_path, change, message):
+    source = references / "gemma" / "gemma3" / "model"
+    text = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**text, **change}))
+    with pytest.raises(InputError, match=message):
+        GemmaBackbone.from_preset(tmp_path, load_weights=False)
+
+
+def test_a_missing_tensor_is_named_and_nothing_half_loaded(references, tmp_path):
+    shutil.copytree(references / "gemma" / "gemma3" / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["num_hidden_layers"] = 2
+    config["layer_types"] = config["layer_types"][:2]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"13 tensors without a variable: model\.layers\.2"):
+        GemmaBackbone.from_preset(tmp_path / "model")
+
+
+def test_export_names_what_transformers_cannot_express(tmp_path):
+    sizes = {"num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    backbone = GemmaBackbone(
+        vocabulary_size=8, hidden_dim=8, intermediate_dim=8, final_logit_soft_cap=3.0, **sizes
+    )
+    with pytest.raises(InputError, match="no counterpart for soft caps"):
+        backbone.export_to_transformers(tmp_path / "out")
+    keras.utils.clear_session()

@@ -1,0 +1,178 @@
+"""Pictures to normalised floats."""
+
+import copy
+import json
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.core.errors import InputError
+from kmodels.data import ArraySource, ImageLoader
+from kmodels.models import (
+    ViTImageClassifier,
+    ViTImageClassifierPreprocessor,
+    ViTImageConverter,
+)
+from tolerances import tolerance
+
+
+def test_pixels_are_scaled_and_normalised():
+    pre = ViTImageClassifierPreprocessor((4, 4), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
+    x = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype="uint8")
+    y = pre(x)
+    assert y.dtype == np.float32
+    expected = (x / 255.0 - [0.1, 0.2, 0.3]) / [0.5, 0.25, 1.0]
+    np.testing.assert_allclose(y, expected, atol=1e-6)
+    np.testing.assert_allclose(pre(x.astype("float32")), y)
+
+
+def test_resizing_takes_pictures_of_any_size_and_antialiases():
+    pre = ViTImageClassifierPreprocessor((2, 3), mean=(0.0,), std=(1.0,))
+    flat = np.full((8, 9, 1), 51, "uint8")
+    checker = np.indices((8, 9)).sum(0)[..., None] % 2 * 255
+    y = pre([flat, checker.astype("uint8")])
+    assert y.shape == (2, 2, 3, 1)
+    np.testing.assert_allclose(y[0], 0.2, atol=1e-6)
+    assert np.abs(y[1] - 0.5).max() < 0.1
+
+
+def test_labels_and_weights_pass_through():
+    pre = ViTImageClassifierPreprocessor((4, 4))
+    x = np.zeros((4, 4, 3), "uint8")
+    assert pre(x).shape == (4, 4, 3)
+    assert pre(x[None]).shape == (1, 4, 4, 3)
+    assert pre(x, [1])[1] == [1]
+    assert pre(x, [1], [0.5])[2] == [0.5]
+
+
+def test_wrong_pictures_and_settings():
+    pre = ViTImageClassifierPreprocessor((4, 4))
+    with pytest.raises(InputError, match=r"shape \(2, 4, 4, 1\); give \(height, width, 3\)"):
+        pre(np.zeros((2, 4, 4, 1)))
+    with pytest.raises(InputError, match="interpolation is 'magic'; choose one of nearest"):
+        ViTImageClassifierPreprocessor(interpolation="magic")
+
+
+class Listed(ArraySource):
+    """Pictures of different sizes."""
+
+    def __init__(self, pictures):
+        super().__init__(np.zeros((len(pictures), 1, 1, 3), "uint8"), np.arange(len(pictures)))
+        self.pictures = pictures
+
+    def batch(self, indices):
+        return [self.pictures[i] for i in indices], self.labels[indices]
+
+
+@pytest.mark.parametrize("crop", [False, True])
+@pytest.mark.parametrize(
+    ("interpolation", "antialias"),
+    [("nearest", True), ("bilinear", True), ("bilinear", False), ("bicubic", True)],
+)
+def test_a_loader_resizes_as_the_preprocessor_does(interpolation, antialias, crop):
+    rng = np.random.default_rng(0)
+    # Far from black and white, where whole numbers are cut off between the passes.
+    sizes = ((40, 31), (9, 50), (16, 12))
+    pictures = [rng.integers(64, 192, (*size, 3), "uint8") for size in sizes]
+    preprocessor = ViTImageClassifierPreprocessor(
+        (16, 12), interpolation=interpolation, antialias=antialias, crop_to_aspect_ratio=crop
+    )
+    loader = ImageLoader(
+        Listed(pictures),
+        3,
+        image_size=preprocessor.image_size,
+        resizing=preprocessor.resizing,
+        mean=preprocessor.mean,
+        std=preprocessor.std,
+    )
+    expected = preprocessor(pictures)
+    # The loader keeps pixels: whole numbers after each of Pillow's two passes.
+    np.testing.assert_allclose(loader[0][0], expected, rtol=0, atol=2 / 255 / 0.5)
+    changed = {**preprocessor.to_dict(), "interpolation": "lanczos", "antialias": True}
+    other = ViTImageClassifierPreprocessor(**changed)(pictures)
+    assert np.abs(other[:2] - expected[:2]).max() > 4 / 255 / 0.5
+
+
+def test_a_preprocessor_is_a_keras_layer_that_its_config_makes_again(tmp_path):
+    preprocessor = ViTImageClassifierPreprocessor((4, 6), (0.1,) * 3, (0.2,) * 3, "bicubic")
+    x = np.random.default_rng(0).integers(0, 256, (2, 9, 7, 3), "uint8")
+    preprocessor.save_to_preset(tmp_path / "own")
+    serialized = keras.saving.serialize_keras_object(preprocessor)
+    for again in (
+        ViTImageClassifierPreprocessor.from_config(preprocessor.get_config()),
+        keras.saving.deserialize_keras_object(json.loads(json.dumps(serialized))),
+        ViTImageClassifierPreprocessor.from_preset(tmp_path / "own"),
+        copy.deepcopy(preprocessor),
+        pickle.loads(pickle.dumps(preprocessor)),
+    ):
+        assert isinstance(again, keras.layers.Layer)
+        np.testing.assert_array_equal(again(x), preprocessor(x))
+    changed = ViTImageClassifierPreprocessor.from_preset(tmp_path / "own", image_size=(3, 3))
+    assert changed(x).shape == (2, 3, 3, 3)
+
+
+def test_a_preprocessor_comes_from_a_model_or_a_name(tmp_path):
+    own = ViTImageClassifierPreprocessor((16, 16), (0.1,) * 3, (0.2,) * 3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=2, preprocessor=own)
+    model.save_to_preset(tmp_path / "model")
+    found = ViTImageClassifierPreprocessor.from_preset(tmp_path / "model")
+    assert found.to_dict() == own.to_dict()
+    named = ViTImageClassifierPreprocessor.from_preset("vit_debug", mean=(0.0,) * 3)
+    assert named.image_size == (16, 16) and named.mean == (0.0,) * 3
+    with pytest.raises(InputError, match="holds a model, whose preprocessor is saved with it"):
+        own.save_to_preset(tmp_path / "model")
+    own.save_to_preset(tmp_path / "own")
+    with pytest.raises(InputError, match="a ViTImageClassifierPreprocessor, not a ViTImageConv"):
+        ViTImageConverter.from_preset(tmp_path / "own")
+    (tmp_path / "own" / "preprocessor.json").write_text("[")
+    with pytest.raises(InputError, match="is no file of a preprocessor"):
+        ViTImageClassifierPreprocessor.from_preset(tmp_path / "own")
+
+
+def test_what_a_preprocessor_is_not():
+    with pytest.raises(InputError, match="works on data, not inside a model"):
+        ViTImageClassifierPreprocessor((4, 4))(keras.Input((4, 4, 3)))
+    with pytest.raises(InputError, match="preprocessors give float32, and the model casts it"):
+        ViTImageClassifierPreprocessor((4, 4), dtype="bfloat16")
+
+
+def test_an_image_converter_has_the_arguments_of_keras_hub():
+    x = np.random.default_rng(0).integers(0, 256, (2, 6, 9, 3), "uint8")
+    converter = ViTImageConverter((4, 4), 1 / 255, [0.1, 0.2, 0.3], crop_to_aspect_ratio=False)
+    cut = ViTImageConverter((4, 4), antialias=True)
+    own = ViTImageClassifierPreprocessor(image_converter=converter)
+    np.testing.assert_allclose(own(x), converter(x), atol=tolerance("pictures"))
+    np.testing.assert_allclose(own.image_converter(x), converter(x), atol=tolerance("pictures"))
+    np.testing.assert_array_equal(cut(x), cut(x[:, :, 1:7]))
+    assert cut.image_size == (4, 4) and ViTImageConverter()(x[0]).shape == (6, 9, 3)
+    for settings, message in (
+        ({"pad_to_aspect_ratio": True}, "no preprocessor here has pad_to_aspect_ratio"),
+        ({"data_format": "channels_first"}, "data_format is 'channels_first'"),
+        ({"interpolation": "area"}, "interpolation='area'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ViTImageConverter((4, 4), **settings)
+    with pytest.raises(InputError, match="offset has 3 values and the pictures 1 channels"):
+        converter(x[..., :1])
+    with pytest.raises(InputError, match=r"a picture has shape \(6, 9\)"):
+        converter(x[0, :, :, 0])
+
+
+@pytest.mark.needs("tensorflow")
+def test_tf_data_maps_a_preprocessor():
+    import tensorflow as tf
+
+    x = np.random.default_rng(0).integers(0, 256, (3, 9, 7, 3), "uint8")
+    preprocessor = ViTImageClassifierPreprocessor((4, 6))
+    data = tf.data.Dataset.from_tensor_slices((x, np.arange(3)))
+    images, labels = data.map(preprocessor).batch(3).get_single_element()
+    assert images.shape == (3, 4, 6, 3)
+    np.testing.assert_array_equal(images, preprocessor(x))
+    np.testing.assert_array_equal(labels, np.arange(3))
+    alone = data.map(lambda x, y: x).batch(2).map(preprocessor)
+    assert alone.element_spec.shape.as_list() == [None, 4, 6, 3]
+    ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[[1.0], [2.0, 3.0]]]))
+    with pytest.raises(InputError, match="got a RaggedTensor of unknown shape"):
+        ragged.map(preprocessor)

@@ -1,0 +1,111 @@
+"""Children that are driven, stopped, killed; none of them imports Keras."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kmodels.core.errors import InputError
+from kmodels.tools.children import Child, ChildError, LeftOut, OutOfMemory, installed
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+
+@pytest.fixture
+def make(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+    def child(what, **settings):
+        return Child("toy", "toy_child", {"what": what}, **settings)
+
+    return child
+
+
+def state(pid):
+    """The letter that Linux has for what a process does; None where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+
+
+def wait_for(condition):
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_it_answers_in_turn_and_is_stopped_in_between(make):
+    with make("serve", hidden=["colorsys"]) as child:
+        assert child.started()["hidden"]
+        pid = child._process.pid
+        for number in (3, 4):
+            assert wait_for(lambda: state(pid) == "T")
+            assert child.ask(number=number) == {"twice": 2 * number}
+        folder = child._folder
+        assert folder.is_dir()
+    assert state(pid) is None
+    assert not folder.exists()
+
+
+def test_nothing_that_it_started_is_left(make):
+    with make("start") as child:
+        other = child.started()["started"]
+        assert state(other) is not None
+    # Whoever adopted it may not have asked yet how it ended.
+    assert wait_for(lambda: state(other) in (None, "Z"))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("refuse", InputError, "^the setting is wrong; give another$"),
+        ("leave_out", LeftOut, "^toy: has no such thing$"),
+        ("forget", OutOfMemory, "^toy: no more$"),
+        ("crash", ChildError, "^toy: ValueError: a first line and a second$"),
+        ("exit", ChildError, "^toy: ended with status 0: the last words$"),
+    ],
+)
+def test_failures_are_one_line(make, what, kind, message):
+    with make(what) as child, pytest.raises(kind, match=message) as caught:
+        child.started()
+    assert type(caught.value) is kind
+
+
+def test_a_notebooks_drawing_is_not_passed_on(make, monkeypatch):
+    """Another interpreter need not have what a notebook draws with, and then cannot draw at all."""
+    monkeypatch.setenv("MPLBACKEND", "module://of_a_notebook")
+    with make("draw") as child, pytest.raises(ChildError, match="ValueError: agg"):
+        child.started()
+
+
+def test_one_that_hangs_is_killed(make):
+    with make("hang", limit=1.0) as child:
+        with pytest.raises(ChildError, match="toy: no answer for 1 s, so it was killed"):
+            child.started()
+        assert state(child._process.pid) is None
+
+
+def test_one_that_takes_too_much_memory_is_killed(make):
+    with make("serve") as child:
+        child.started()
+        child.memory = 200 * 2**20
+        assert child.ask(number=1) == {"twice": 2}
+        with pytest.raises(OutOfMemory, match="toy: more than 200 MiB"):
+            child.ask(take=400 * 2**20)
+
+
+def test_what_another_interpreter_has(tmp_path):
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    assert installed(str(python), ["json", "no_such_package"]) == {"json"}
+    assert installed(sys.executable, ["json", "no_such_package"]) == {"json"}
+    with pytest.raises(InputError, match="nowhere is no Python that runs"):
+        installed(os.path.join(tmp_path, "nowhere"), ["json"])

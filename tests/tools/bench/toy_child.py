@@ -1,0 +1,39 @@
+"""What the tests of `kmodels.tools.children` have a child do."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+
+from kmodels.core.errors import InputError
+from kmodels.tools.children import LeftOut, OutOfMemory
+
+
+def work(job, link):
+    print("noise on stdout")
+    what = job["what"]
+    if what == "refuse":
+        raise InputError("the setting is wrong; give another")
+    if what == "leave_out":
+        raise LeftOut("has no such thing")
+    if what == "crash":
+        raise ValueError("a first line\n\x1b[1mand a second\x1b[0m")
+    if what == "hang":
+        time.sleep(60)
+    if what == "forget":
+        raise OutOfMemory("no more")
+    if what == "draw":
+        raise ValueError(os.environ["MPLBACKEND"])
+    if what == "exit":
+        print("the last words", file=sys.stderr)
+        sys.exit(3)
+    started = subprocess.Popen(["sleep", "60"]).pid if what == "start" else None
+    hidden = importlib.util.find_spec("colorsys") is None
+    link.send(hidden=hidden, started=started)
+    held = []
+    while (request := link.receive()) is not None:
+        if request.get("take"):
+            held.append(bytearray(b"1") * (request["take"]))
+            time.sleep(30)
+        link.send(twice=2 * request["number"])

@@ -1,0 +1,337 @@
+"""`kmodels convert`: each format from each backend, in the runtime that it is for."""
+
+import re
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels import cli
+from kmodels.core.errors import InputError
+from kmodels.models import (
+    GemmaBackbone,
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    ViTBackbone,
+    ViTImageClassifier,
+)
+from kmodels.text import demo
+from kmodels.text.training import train_tokenizer
+from kmodels.tools.convert import FORMATS, Differs, convert, run, table
+from tolerances import tolerance
+
+BACKEND = keras.backend.backend()
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "convert.md"
+TRACED = [name for name, form in FORMATS.items() if form.traced]
+# Tracing takes seconds: each format from each backend that writes it, each with both families once.
+CASES = {
+    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma"]},
+    "torch": {"onnx": ["gemma"], "openvino": ["vit"], "torch-export": ["vit", "gemma"]},
+    "tensorflow": {
+        "onnx": ["vit"],
+        "savedmodel": ["gemma"],
+        "litert": ["vit", "gemma"],
+        "openvino": ["gemma"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> dict[str, Path]:
+    """A ViT and a Gemma 2, one block each, as directories; caps and windows that bite."""
+    folder = tmp_path_factory.mktemp("sources")
+    keras.utils.set_random_seed(0)
+    backbone = ViTBackbone.from_preset("vit_debug", num_layers=1)
+    ViTImageClassifier(backbone, 7).save_to_preset(folder / "vit")
+    gemma = GemmaCausalLM.from_preset(
+        "gemma2_debug",
+        num_layers=1,
+        query_head_dim_normalize=True,
+        attention_logit_soft_cap=2.0,
+        final_logit_soft_cap=2.0,
+    )
+    gemma.save_to_preset(folder / "gemma")
+    return {"vit": folder / "vit", "gemma": folder / "gemma"}
+
+
+def destination_of(folder: Path, name: str) -> Path:
+    return folder / f"model{FORMATS[name].suffix}"
+
+
+# === Each format ===
+
+
+def test_every_cell_of_the_table_has_a_test():
+    for backend, cases in CASES.items():
+        assert set(cases) == {name for name in TRACED if backend in FORMATS[name].backends}
+    for name in TRACED:
+        tried = {family for cases in CASES.values() for family in cases.get(name, ())}
+        assert tried == set(FORMATS[name].families())
+
+
+@pytest.mark.across("jax", "torch", "tensorflow")
+@pytest.mark.filterwarnings("default")  # of the exporters
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [(name, family) for name, families in CASES[BACKEND].items() for family in families],
+)
+def test_a_graph_gives_what_the_model_gives(name, family, sources, tmp_path):
+    found = convert(sources[family], destination_of(tmp_path, name), name, sequence_length=16)
+    assert found.runtime.startswith(FORMATS[name].runtime.name)
+    assert found.difference is not None and found.difference <= tolerance("logits")
+    assert found.largest > 0.1 and found.path.exists() and found.bytes > 10_000
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("default")  # of the peers
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        (name, family)
+        for name, form in FORMATS.items()
+        for family in form.families()
+        if not form.traced and name != "gguf"
+    ],
+)
+def test_a_peer_gives_what_the_model_gives(name, family, sources, tmp_path):
+    for dtype in FORMATS[name].dtypes[:2]:
+        found = convert(sources[family], destination_of(tmp_path, name), name, dtype=dtype)
+        assert found.runtime.startswith(FORMATS[name].runtime.name) and found.rounding is None
+        assert found.difference is not None and found.difference <= tolerance("logits")
+
+
+@pytest.fixture
+def without_llama_cpp(monkeypatch):
+    found = partial(filter, lambda name: name == "llama_cpp" or find_spec(name) is None)
+    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*found(names)])
+
+
+@pytest.mark.across
+@pytest.mark.parametrize("preset", ["gemma_debug", "gemma2_debug", "gemma3_debug"])
+def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cpp):
+    scale = {"query_head_dim_normalize": True} if preset == "gemma2_debug" else {}
+    model = GemmaCausalLM.from_preset(preset, **scale)
+    for weight in model.weights:  # so that no norm is without effect
+        weight.assign(weight + np.random.default_rng(0).normal(size=weight.shape, scale=0.02))
+    for dtype in FORMATS["gguf"].dtypes:
+        found = convert(model, tmp_path / "model.gguf", "gguf", dtype=dtype)
+        assert found.runtime.startswith("transformers ") and found.difference is not None
+        assert found.difference <= tolerance("logits")
+        assert (found.rounding is None) == (dtype == "float32")
+
+
+@pytest.mark.across
+def test_a_gguf_of_other_weights_is_not_kept(tmp_path, monkeypatch, without_llama_cpp):
+    model, other = (GemmaCausalLM.from_preset("gemma_debug") for _ in range(2))
+    other.set_weights(model.get_weights())
+    norm = other.backbone.layers[-1].scale
+    norm.assign(norm + 0.1)
+    monkeypatch.setattr(model, "export_to_gguf", other.export_to_gguf)
+    with pytest.raises(Differs, match=r"transformers .* differs by .*model\.gguf was not written"):
+        convert(model, tmp_path / "model.gguf", "gguf", dtype="float32")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.needs("gguf")
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is built from source")
+def test_llama_cpp_gives_what_the_model_gives(sources, tmp_path):
+    for dtype in FORMATS["gguf"].dtypes:
+        found = convert(sources["gemma"], tmp_path / "model.gguf", "gguf", dtype=dtype)
+        assert found.difference is not None
+        if dtype == "float32":
+            assert found.difference <= tolerance("llama_cpp") and found.rounding is None
+        else:
+            assert found.rounding is not None and 0 < found.rounding < found.largest / 10
+            assert found.difference < found.largest / 10
+
+
+@pytest.mark.needs("gguf")
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is built from source")
+def test_llama_cpp_cuts_text_as_the_tokenizer_does(tmp_path):
+    llama_cpp = import_module("llama_cpp")
+    tokenizer = train_tokenizer(demo.texts(), 500)
+    model = GemmaCausalLM(
+        GemmaBackbone.from_preset("gemma_debug", vocabulary_size=500),
+        GemmaCausalLMPreprocessor(tokenizer),
+    )
+    model.export_to_gguf(tmp_path / "model.gguf")
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    for text in (*demo.texts(), "<start_of_turn>user\nhät 貓  12\n\n<end_of_turn>"):
+        found = theirs.tokenize(text.encode(), add_bos=False, special=True)
+        assert found == tokenizer.tokenize(text)
+    assert theirs.tokenize(b"a")[0] == tokenizer.start_token_id
+    theirs.close()
+
+
+@pytest.mark.parametrize("name", [name for name in TRACED if BACKEND not in FORMATS[name].backends])
+def test_what_a_backend_cannot_write_names_one_that_can(name, sources, tmp_path):
+    able = " and ".join(FORMATS[name].backends)
+    with pytest.raises(
+        InputError, match=f"{name} cannot be written from {BACKEND} but from {able}:"
+    ):
+        convert(sources["vit"], destination_of(tmp_path, name), name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("onnx", "try torch or tensorflow|try torch|try tensorflow"),
+        ("stablehlo", "try another format|try jax"),
+    ],
+)
+def test_what_an_exporter_cannot_do_is_told_in_a_line(name, advice, sources, tmp_path, monkeypatch):
+    def fail(model, spec, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("no rule for erfc\nand much more")
+
+    graphs = type("graphs", (), {name: staticmethod(fail)})
+    monkeypatch.setattr(run, "backend_module", lambda stem: graphs)
+    monkeypatch.setattr("kmodels.tools.convert.formats.Format.check_backend", lambda form: None)
+    told = rf"{name} could not be written of this model from {BACKEND} \(no rule for erfc\); "
+    with pytest.raises(InputError, match=f"{told}({advice})$"):
+        convert(sources["vit"], destination_of(tmp_path, name), name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_in_the_docs_is_that_of_the_formats():
+    assert table() in DOCS.read_text()
+
+
+# === A merged Gemma ===
+
+
+@pytest.mark.needs("gguf")
+def test_adapters_are_merged_on_the_way(sources, tmp_path):
+    model = GemmaCausalLM.from_preset(sources["gemma"])
+    model.backbone.enable_lora(2)
+    for weight in model.trainable_variables:
+        weight.assign(np.random.default_rng(0).normal(size=weight.shape) / 3)
+    model.save_adapter(tmp_path / "adapter")
+    model.save_to_preset(tmp_path / "model")
+    with pytest.raises(InputError, match="has LoRA adapters; call merge_lora first"):
+        convert(model, tmp_path / "out.gguf", "gguf")
+    model.merge_lora()
+    convert(model, tmp_path / "merged.gguf", "gguf")
+    merged = (tmp_path / "merged.gguf").read_bytes()
+    convert(tmp_path / "model", tmp_path / "own.gguf", "gguf")
+    convert(sources["gemma"], tmp_path / "beside.gguf", "gguf", adapter=tmp_path / "adapter")
+    assert (tmp_path / "own.gguf").read_bytes() == merged
+    assert (tmp_path / "beside.gguf").read_bytes() == merged
+    convert(sources["gemma"], tmp_path / "without.gguf", "gguf")
+    assert (tmp_path / "without.gguf").read_bytes() != merged
+    # What is compared is what the Hugging Face directory gives, too.
+    model.export_to_transformers(tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "again.gguf", "gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == merged
+
+
+# === Without the runtime, and damage ===
+
+
+def test_a_runtime_that_is_missing_is_named(sources, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*names])
+    monkeypatch.setattr("kmodels.tools.convert.formats.Format.check_backend", lambda form: None)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["convert", str(sources["vit"]), str(tmp_path / "model.npz"), "--to", "npz"])
+    told = capsys.readouterr().out
+    assert end.value.code == 0
+    assert re.search(r"model\.npz \(npz, float32, .*written, not compared: timm, torch is", told)
+    assert "pip install timm" in told and told.count("\n") == 1
+    assert ViTImageClassifier.from_preset(tmp_path / "model.npz").num_classes == 7
+
+
+def test_a_runtime_that_cannot_be_imported_is_no_reason_to_lose_the_file(
+    sources, tmp_path, monkeypatch
+):
+    def broken(name):
+        raise ImportError("no such operator")
+
+    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [])
+    model = ViTImageClassifier.from_preset(sources["vit"])
+    monkeypatch.setattr(run.importlib, "import_module", broken)
+    found = convert(model, tmp_path / "model.npz", "npz")
+    assert found.advice == "timm cannot be imported here (no such operator)"
+    assert found.difference is None and "not compared" in found.line() and found.path.is_file()
+
+
+def _wrong(form, path, samples, model):
+    return [np.full((len(sample), 7), 9.0, "float32") for sample in samples], ""
+
+
+def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [])
+    monkeypatch.setattr(run, "_version", lambda module: "1.0")
+    monkeypatch.setattr(run, "_ask", _wrong)
+    (tmp_path / "model.npz").write_bytes(b"before")
+    with pytest.raises(Differs, match=r"timm 1\.0 differs by .* was not written"):
+        convert(sources["vit"], tmp_path / "model.npz", "npz")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["convert", str(sources["vit"]), str(tmp_path / "model.npz"), "--to", "npz"])
+    assert end.value.code == 1 and "differs by" in capsys.readouterr().err
+    assert (tmp_path / "model.npz").read_bytes() == b"before"
+    with pytest.raises(Differs):
+        convert(sources["vit"], tmp_path / "model", "timm")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.npz"]
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "options", "message"),
+    [
+        ("vit", "model.npz", ["--to", "npy"], "no format 'npy'; choose one of hf, .*mean npz"),
+        ("vit", "model.bin", ["--to", "npz"], r"ends in \.npz, which .*model\.bin does not"),
+        ("vit", "folder.npz", ["--to", "npz"], "is a directory; npz is a file"),
+        ("vit", "folder.npz", ["--to", "hf"], "also holds mine.txt, which would be lost"),
+        ("vit", "model.gguf", ["--to", "gguf"], "gguf holds models of gemma; this is a ViTImageCl"),
+        ("gemma", "model", ["--to", "timm"], "timm holds models of vit; this is a GemmaCausalLM"),
+        ("vit", "out", ["--to", "timm", "--dtype", "q8_0"], "timm is written as float32, bfloat16"),
+        ("vit_debug", "out", ["--to", "timm"], "vit_debug is an architecture without weights"),
+        ("nothing", "out", ["--to", "timm"], "'nothing' is no preset and no directory"),
+        ("vit", "out", ["--to", "hf", "--sequence-length", "1"], "sequence_length is 1; give at"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(
+    source, destination, options, message, sources, tmp_path, capsys
+):
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "folder.npz" / "mine.txt").write_text("mine")
+    where = str(sources.get(source, source))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["convert", where, str(tmp_path / destination), *options])
+    told = capsys.readouterr().err
+    assert end.value.code == 2 and told.count("\n") == 1
+    assert re.search(message, told), told
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder.npz", "mine.txt"]
+
+
+def test_a_source_is_not_its_own_destination(sources, tmp_path):
+    model = ViTImageClassifier.from_preset(sources["vit"])
+    model.export_to_timm(tmp_path / "model")
+    with pytest.raises(InputError, match="is the source; give another destination"):
+        convert(tmp_path / "model", tmp_path / "model", "timm")
+    with pytest.raises(InputError, match="an adapter goes with a source that is read"):
+        convert(model, tmp_path / "out", "timm", adapter=tmp_path)
+    with pytest.raises(InputError, match="the model is float32; give dtype='float32', or one that"):
+        convert(model, tmp_path / "out", "timm", dtype="bfloat16")
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("default")
+def test_models_without_a_head_and_large_ones(sources, references, tmp_path, monkeypatch):
+    backbone = ViTImageClassifier.from_preset(sources["vit"]).backbone
+    backbone.save_to_preset(tmp_path / "backbone")
+    for name in ("hf", "timm"):
+        found = convert(tmp_path / "backbone", tmp_path / name, name)
+        assert found.difference is not None and found.difference <= tolerance("hidden")
+    # keras-hub's DINOv2 takes its images in a dictionary.
+    source = references / "vit_kinds" / "dinov2_model" / "model"
+    found = convert(source, tmp_path / "hub", "keras-hub")
+    assert found.difference is not None and found.difference <= tolerance("hidden")
+    monkeypatch.setattr(run, "MOST_BYTES", 1000)
+    with pytest.raises(InputError, match="onnx ends at 1000 B, and the model has"):
+        convert(tmp_path / "backbone", tmp_path / "model.onnx", "onnx")
+    assert isinstance(run._open(sources["gemma"], "float32", None).backbone, GemmaBackbone)

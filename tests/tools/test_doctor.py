@@ -1,0 +1,125 @@
+"""`kmodels doctor` and the command line around it."""
+
+import json
+
+import keras
+import pytest
+
+import kmodels
+from kmodels import cli
+from kmodels.core import dispatch
+from kmodels.tools import doctor
+
+BACKEND = keras.backend.backend()
+
+
+def run(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(arguments))
+    return stopped.value.code
+
+
+def test_json_holds_what_the_process_runs_on(capsys) -> None:
+    assert run("doctor", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["backend"] == BACKEND
+    assert found["versions"]["kmodels"] == kmodels.__version__
+    assert found["versions"]["keras"] == keras.__version__
+    assert found["devices"]
+    assert found["dtype_policy"] == "float32"
+    assert set(found["ops"]) >= {"attention", "dense", "dropout", "gelu", "layer_norm"}
+    for name, entry in found["ops"].items():
+        override = dispatch.ops()[name].override
+        assert entry["override"] == (None if override is None else override.__name__)
+        assert (entry["path"] == "override") == (entry["reason"] is None)
+        if override is None:
+            assert entry["reason"] == f"no override for {BACKEND}"
+        assert {case["dtype"] for case in entry["cases"]} == {"float32", "bfloat16"}
+        for case in entry["cases"]:
+            assert (case["path"] == "generic") == (case["reason"] is not None)
+            assert not (case["reason"] and case["measured"])
+
+
+def cases(name: str) -> dict:
+    return {(case["case"], case["dtype"]): case for case in doctor.report()["ops"][name]["cases"]}
+
+
+def test_the_path_of_attention_is_told_by_dtype_dropout_and_length() -> None:
+    paths = {key: case["path"] for key, case in cases("attention").items()}
+    images, dropped = "8x197x6x64 dropout 0.0", "8x197x6x64 dropout 0.1"
+    if BACKEND == "torch":
+        assert paths["1x1024x6x64", "float32"] == "SDPA"
+        if keras.ops.zeros(1).device.type == "cpu":
+            assert paths[dropped, "float32"] == paths[images, "bfloat16"] == "matrix products"
+    elif BACKEND == "jax":
+        assert paths[images, "float32"] == paths[dropped, "bfloat16"] == "matrix products"
+        assert paths["1x1024x6x64 causal", "float32"] == "products by 16 blocks"
+    else:
+        assert paths[images, "float32"] == "generic"
+        assert paths[dropped, "float32"] == paths[dropped, "bfloat16"] == "matrix products"
+        assert paths["1x1024x6x64 causal", "bfloat16"] == "products by 8 blocks"
+    assert {paths["8x197x6x64 soft cap", dtype] for dtype in ("float32", "bfloat16")} == {"generic"}
+
+
+def test_what_was_measured_stands_with_its_file(capsys, monkeypatch, tmp_path) -> None:
+    case, dtype = "1x1024x6x64 causal", "float32"
+    row = {"override": f"attention_{BACKEND}", "case": case, "dtype": dtype, "time_ratio": 0.5}
+    file = tmp_path / f"ops_{BACKEND}_cpu_2026-01-01.json"
+    rows = [{**row, "memory_ratio": 0.25, "declines": None}]
+    rows.append({**rows[0], "dtype": "bfloat16", "declines": "was slower"})
+    file.write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(doctor, "RESULTS", tmp_path)
+    found = cases("attention")
+    assert found[case, dtype]["measured"] == {file.name: {"time": 0.5, "memory": 0.25}}
+    # What was measured while it declined decided against it.
+    assert not found[case, "bfloat16"]["measured"]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run("doctor") == 0
+    printed = capsys.readouterr().out
+    assert "time 0.50, memory 0.25 (1)" in printed
+    assert f"(1) benchmarks/results/{file.name}" in printed
+
+
+def test_doctor_covers_every_op_and_counts_nothing() -> None:
+    dispatch.reset_decisions()
+    assert set(doctor.report()["ops"]) == set(dispatch.ops())
+    assert all(not sum(counts.values()) for counts in kmodels.decisions().values())
+
+
+def test_switched_off_ops_say_so() -> None:
+    with kmodels.generic_only():
+        found = doctor.report()["ops"]
+    for entry in found.values():
+        if entry["override"] is not None:
+            assert entry["reason"] == "turned off by generic_only()"
+            assert {case["path"] for case in entry["cases"]} == {"generic"}
+
+
+def test_table_shows_reasons(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # so that no reason is broken over lines
+    assert run("doctor") == 0
+    printed = capsys.readouterr().out
+    assert BACKEND in printed
+    assert "gelu" in printed
+    assert f"no override for {BACKEND}" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("doctor", "--jsn"), "--jsn"), (("nope",), "nope"), ((), "Missing command")],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys) -> None:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert len(captured.err.strip().splitlines()) == 1
+    assert captured.err.startswith("kmodels: ")
+    assert message in captured.err
+
+
+def test_why_blocks_are_compiled_or_not_is_told(capsys) -> None:
+    assert run("doctor", "--json") == 0
+    told = json.loads(capsys.readouterr().out)["jit_compile"]
+    assert ("measured" if BACKEND == "torch" else "Keras compiles the whole step") in told
+    assert run("doctor") == 0
+    assert told.split()[0] in capsys.readouterr().out.split("jit compile")[1]

@@ -1,0 +1,40 @@
+"""What TensorFlow traces before the first step; collects nothing on the other backends."""
+
+import keras
+import numpy as np
+
+from kmodels import training
+from kmodels.core import malloc
+from kmodels.models import ViTImageClassifier
+
+if keras.backend.backend() == "tensorflow":
+
+    def test_a_step_is_traced_once():
+        """Slots that Keras made while tracing would have TensorFlow trace all of it again."""
+        model = ViTImageClassifier.from_preset("vit_debug")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(training.AdamW(1e-3), loss)
+        traced = []
+        norm = model.backbone.blocks[0].mlp_norm
+        own = norm.call
+        norm.call = lambda x: traced.append(0) or own(x)
+        images = np.zeros((4, *model.backbone.config.image_shape), "float32")
+        model.fit(images, np.zeros(4, "int32"), batch_size=2, verbose=0)
+        assert len(traced) == 1
+        assert model.optimizer.iterations == 2
+
+    def test_what_tracing_took_is_given_back_after_the_first_step(monkeypatch):
+        model = ViTImageClassifier.from_preset("vit_debug")
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        trims, seen = [], []
+        monkeypatch.setattr(malloc, "trim", lambda: trims.append(0))
+        images = np.zeros((6, *model.backbone.config.image_shape), "float32")
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(len(trims))
+        )
+        for _ in range(2):
+            model.fit(images, np.zeros(6), batch_size=2, verbose=0, callbacks=[count])
+        assert seen == [1] * 6
+        model.compile("sgd", model.loss)
+        model.fit(images, np.zeros(6), batch_size=2, verbose=0)
+        assert len(trims) == 2

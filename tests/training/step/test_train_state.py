@@ -1,0 +1,205 @@
+"""A loop of one's own over train_state and train_step does what `fit` does."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+import kmodels
+from kmodels.checkpoint import state
+from kmodels.core.errors import InputError
+from kmodels.training import AdamW, TrainStep
+from tolerances import tolerance
+
+ops = keras.ops
+rng = np.random.default_rng(0)
+X = rng.normal(size=(32, 5)).astype("float32")
+Y = rng.normal(size=(32, 2))
+BATCHES = [{"x": X[i : i + 8], "y": Y[i : i + 8]} for i in range(0, 32, 8)]
+
+
+def make_model():
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((5,))
+    x = keras.layers.Dense(6, activation="tanh", name="first")(inputs)
+    x = keras.layers.BatchNormalization(name="norm")(x)
+    return keras.Model(inputs, keras.layers.Dense(2, name="second")(x))
+
+
+def make_optimizer():
+    return AdamW(0.05, clip_norm=1.0)
+
+
+def squares(model, batch, training):
+    found = model(batch["x"], training=training)
+    return ops.mean((found - batch["y"]) ** 2), {"size": ops.mean(ops.abs(found))}
+
+
+def values(variables):
+    return [np.array(state.host_values(v)) for v in variables]
+
+
+def check_equal(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """What `fit` makes of four batches: losses, weights, slots."""
+    model, optimizer = make_model(), make_optimizer()
+    step = TrainStep(model, squares)
+    step.compile(optimizer)
+    history = step.fit(BATCHES, verbose=0).history
+    return history, values(model.variables), values(optimizer.variables)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return kmodels.train_step(squares)
+
+
+def test_a_loop_does_what_fit_does(fitted, step):
+    model, optimizer = make_model(), make_optimizer()
+    state_ = kmodels.train_state(model, optimizer)
+    losses = []
+    for number, batch in enumerate(BATCHES):
+        state_, logs = step(state_, batch)
+        losses.append(logs)
+        if number == 1:
+            # Looked at on the way: the loop goes on from what is there.
+            state_.write_back()
+            model.predict(X, verbose=0)
+    state_.write_back()
+    for name in ("loss", "size"):
+        means = [np.mean([float(ops.convert_to_numpy(logs[name])) for logs in losses])]
+        np.testing.assert_allclose(means, fitted[0][name], rtol=0, atol=1e-6)
+    check_equal(values(model.variables), fitted[1])
+    check_equal(values(optimizer.variables), fitted[2])
+
+
+class Interrupted(type(kmodels.train_step(squares))):
+    """A step in whose middle an interrupt comes, at its fourth call."""
+
+    calls = 0
+
+    def __call__(self, state, batch):
+        advance = self._advance
+
+        def interrupted(*arguments):
+            os.kill(os.getpid(), signal.SIGINT)
+            return advance(*arguments)
+
+        self.calls += 1
+        self._advance = interrupted if self.calls == 4 else advance
+        try:
+            return super().__call__(state, batch)
+        finally:
+            self._advance = advance
+
+
+def test_an_interrupt_leaves_the_last_finished_step(fitted):
+    model, optimizer, step = make_model(), make_optimizer(), Interrupted(squares)
+    former = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), kmodels.train_state(model, optimizer) as state_:
+        for batch in [*BATCHES, *BATCHES]:
+            state_, _ = step(state_, batch)
+    assert signal.getsignal(signal.SIGINT) is former
+    check_equal(values(model.variables), fitted[1])
+    check_equal(values(optimizer.variables), fitted[2])
+    assert int(values([optimizer.iterations])[0]) == 4
+
+
+def test_an_interrupt_between_steps_and_any_error_write_back(step):
+    model, optimizer = make_model(), make_optimizer()
+    with pytest.raises(ZeroDivisionError), kmodels.train_state(model, optimizer) as state_:
+        state_, _ = step(state_, BATCHES[0])
+        raise ZeroDivisionError
+    once = values(model.variables)
+    with pytest.raises(KeyboardInterrupt), kmodels.train_state(model, optimizer) as state_:
+        os.kill(os.getpid(), signal.SIGINT)
+        step(state_, BATCHES[1])
+    check_equal(values(model.variables), once)
+
+
+def test_players_have_their_own_losses_and_optimizers():
+    keras.utils.set_random_seed(1)
+    dense = keras.layers.Dense
+    models = {n: keras.Sequential([keras.Input((5,)), dense(1, use_bias=False)]) for n in "ab"}
+
+    def own(name, other):
+        def loss(models, batch, training):
+            return ops.mean((models[name](batch) - ops.stop_gradient(models[other](batch))) ** 2)
+
+        return loss
+
+    (a,), (b,) = (values(m.weights) for m in models.values())
+    step = kmodels.train_step({"a": own("a", "b"), "b": own("b", "a")})
+    optimizers = {"a": keras.optimizers.SGD(0.1), "b": keras.optimizers.SGD(0.2)}
+    with kmodels.train_state(models, optimizers) as state_:
+        state_, logs = step(state_, X)
+    assert set(logs) == {"loss", "a_loss", "b_loss"}
+    wide = X.astype("float64")
+    a = a - 0.1 * 2 / len(X) * wide.T @ (wide @ (a - b))
+    b = b - 0.2 * 2 / len(X) * wide.T @ (wide @ (b - a))
+    for model, wanted in zip(models.values(), (a, b), strict=True):
+        found = values(model.weights)[0]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("optimizer"))
+    with pytest.raises(InputError, match="the step has a loss for the only player, the state opt"):
+        kmodels.train_step(squares)(state_, BATCHES[0])
+
+
+def test_what_cannot_work_is_told(backend):
+    def nothing(model, batch, training):
+        return ops.mean(batch["x"])
+
+    state_ = kmodels.train_state(make_model(), make_optimizer())
+    with pytest.raises(InputError, match="does not depend on any of the 6 variables"):
+        kmodels.train_step(nothing)(state_, BATCHES[0])
+    with pytest.raises(InputError, match="not all of them have their variables"):
+        kmodels.train_state(keras.Sequential([keras.layers.Dense(1)]), "sgd")
+
+
+def test_a_state_is_a_pytree_on_jax(backend, step):
+    if backend != "jax":
+        return
+    import jax
+
+    state_ = kmodels.train_state(make_model(), make_optimizer())
+    leaves, structure = jax.tree_util.tree_flatten(state_)
+    assert len(leaves) == len(state_.players.variables) + 2 + 2 * 6
+    other = jax.tree_util.tree_unflatten(structure, leaves)
+    assert isinstance(other, type(state_)) and other.players is state_.players
+    two = {k: np.stack([b[k].astype("float32") for b in BATCHES[:2]]) for k in ("x", "y")}
+    with pytest.raises(RuntimeError, match="deleted"):
+        step(state_, BATCHES[0])[0].players.variables[0].numpy()
+    state_.write_back()
+    last, logs = jax.lax.scan(step, kmodels.train_state(make_model(), make_optimizer()), two)
+    again = kmodels.train_state(make_model(), make_optimizer())
+    for number in range(2):
+        again, wanted = step(again, {k: v[number] for k, v in two.items()})
+        np.testing.assert_allclose(logs["loss"][number], wanted["loss"], rtol=1e-5)
+    check_equal(map(np.asarray, jax.tree.leaves(last)), map(np.asarray, jax.tree.leaves(again)))
+
+
+def test_a_mesh_gives_what_one_device_gives(backend, fitted):
+    if backend != "jax":
+        return
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    try:
+        model = make_model()
+        trained = TrainStep(model, squares)
+        trained.compile(make_optimizer())
+        history = trained.fit(BATCHES, verbose=0).history
+        with kmodels.train_state(make_model(), make_optimizer()) as loop:
+            step = kmodels.train_step(squares)
+            for batch in BATCHES:
+                loop, _ = step(loop, batch)
+        found = [values(model.variables), values(loop.players.variables)]
+    finally:
+        keras.distribution.set_distribution(None)
+    np.testing.assert_allclose(history["loss"], fitted[0]["loss"], rtol=0, atol=1e-6)
+    for arrays in found:
+        check_equal(arrays, fitted[1])
