@@ -172,14 +172,14 @@ def kinds(folder: Path) -> dict:
 
 def measure_kinds(folder: Path, count: int, rounds: int) -> dict:
     from kmodels.data.fit.adapters import as_dataset
-    from kmodels.data.fit.feed import Feed
+    from kmodels.data.fit.feed import DatasetAdapter
 
     found = {}
     for name, make in kinds(folder).items():
         made = make()
         x, y = made if isinstance(made, tuple) else (made, None)
         data = as_dataset(x, y, batch_size=BATCH, preprocess=small)
-        feed = data if hasattr(data, "get_numpy_iterator") else Feed(data)
+        feed = data if hasattr(data, "get_numpy_iterator") else DatasetAdapter(data)
         speeds = []
         for _ in range(rounds + 1):
             begun = time.process_time()
@@ -211,7 +211,7 @@ def measure_fit(folder: Path, rounds: int) -> dict:
     import data  # this file, under a name that workers know it by
     from kmodels.data import ImageLoader, open_dataset
     from kmodels.data.fit.adapters import run
-    from kmodels.data.fit.feed import Feed
+    from kmodels.data.fit.feed import DatasetAdapter
 
     model, steps = make_model(), 16
     size = (INTO, INTO)
@@ -226,8 +226,8 @@ def measure_fit(folder: Path, rounds: int) -> dict:
             rows = slice(index * BATCH, (index + 1) * BATCH)
             return pixels[rows], labels[rows]
 
-    def epoch(dataset) -> tuple[float, Feed]:
-        feed = Feed(dataset)
+    def epoch(dataset) -> tuple[float, DatasetAdapter]:
+        feed = DatasetAdapter(dataset)
         begun = time.perf_counter()
         run(model.fit, feed, shuffle=False, verbose=0)
         return time.perf_counter() - begun, feed

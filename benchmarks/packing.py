@@ -55,7 +55,7 @@ def measure(settings: dict) -> dict:
         name: TextLoader(made, settings["batch"], shuffle=True) for name, made in ways.items()
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
-    clock = Clock(keras)
+    clock = DataWaitTimer(keras)
     for turn in range(settings["rounds"] + 1):
         for name, loader in loaders.items():
             steps = min(settings["steps"], len(loader)) if turn else 2
@@ -83,7 +83,7 @@ def measure(settings: dict) -> dict:
     }
 
 
-class Clock:
+class DataWaitTimer:
     """CPU time of each step of `fit`."""
 
     def __init__(self, keras):

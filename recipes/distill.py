@@ -78,7 +78,7 @@ def loss_function(temperature: float, share: float) -> Callable[[Any, Any, bool]
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=1, teacher_epochs=1, layers=1, clip_norm=0)
-    recipe.shares(settings, "warmup")
+    recipe.check_fractions(settings, "warmup")
     if not 0 <= settings.share <= 1 or settings.temperature <= 0:
         raise recipe.InputError(
             f"--share is {settings.share} and --temperature {settings.temperature}; give 0 to 1, "
@@ -139,7 +139,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     epochs = settings.teacher_epochs
     rate = training.WarmupSchedule(settings.learning_rate, epochs * len(loader), len(loader))
-    teacher, student = recipe.spread(teacher), recipe.spread(student)
+    teacher, student = recipe.parallelize(teacher), recipe.parallelize(student)
     for model in (teacher, student):
         model.compile(optimizer(settings, rate), loss, weighted_metrics=["accuracy"])
     if not (settings.teacher or own.is_dir()):
@@ -162,7 +162,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         train=["student"],
     )
     metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-    step = recipe.spread(step)
+    step = recipe.parallelize(step)
     step.compile(optimizer(settings, schedule), metrics=[metric])
     print(f"student: {student.count_params():,} parameters", flush=True)
     runner = None

@@ -94,7 +94,7 @@ def loss_function(beta: float) -> Callable[[Any, Any, bool], Any]:
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=1, clip_norm=0, first_steps=1)
-    recipe.shares(settings, "warmup", "held_out")
+    recipe.check_fractions(settings, "warmup", "held_out")
     if settings.beta <= 0:
         raise recipe.InputError(f"--beta is {settings.beta}; give a number above 0, such as 0.1")
     from kmodels import training
@@ -140,7 +140,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
-    step = recipe.spread(training.TrainStep(model, loss_function(settings.beta)))
+    step = recipe.parallelize(training.TrainStep(model, loss_function(settings.beta)))
     step.compile(
         training.AdamW(
             schedule,
@@ -238,7 +238,7 @@ def first_training(settings: Settings, pairs: list[dict[str, str]]) -> Any:
     )
     loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
     steps = settings.first_steps
-    model = recipe.spread(model)
+    model = recipe.parallelize(model)
     model.compile(
         optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

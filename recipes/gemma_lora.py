@@ -79,7 +79,7 @@ LONGEST_PROMPT = 2048
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=1, clip_norm=0, samples=0, sample_tokens=1, first_steps=1)
-    recipe.shares(settings, "warmup", "held_out")
+    recipe.check_fractions(settings, "warmup", "held_out")
     import keras
 
     from kmodels import training
@@ -152,7 +152,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
-    model = recipe.spread(model)
+    model = recipe.parallelize(model)
     model.compile(
         optimizer=optimizer(settings, schedule),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -292,7 +292,7 @@ def first_training(settings: Settings) -> Any:
     )
     loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
     steps = settings.first_steps
-    model = recipe.spread(model)
+    model = recipe.parallelize(model)
     model.compile(
         optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -64,7 +64,7 @@ FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0)
-    recipe.shares(settings, "warmup", "label_smoothing")
+    recipe.check_fractions(settings, "warmup", "label_smoothing")
     import keras
 
     from kmodels import training
@@ -166,7 +166,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         loss = keras.losses.CategoricalCrossentropy(True, settings.label_smoothing)
     else:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = recipe.spread(model)
+    model = recipe.parallelize(model)
     model.compile(optimizer, loss, weighted_metrics=["accuracy"])
 
     # === Training ===

@@ -55,7 +55,7 @@ FIXED = ("preset", "weights", "data", "image_size", "pooling", "tune", "rank", "
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0, neighbours=1, rank=1)
-    recipe.shares(settings, "warmup")
+    recipe.check_fractions(settings, "warmup")
     import keras
 
     from kmodels import training
@@ -105,7 +105,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         for name, part in parts.items()
     }
     labels = {name: part.labels for name, part in parts.items()}
-    model = recipe.spread(model)
+    model = recipe.parallelize(model)
     begun = time.perf_counter()
     held = {name: probe.features(model, batches[name]) for name in parts}
     pictures = sum(map(len, held.values()))
@@ -139,7 +139,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         optimizer = training.AdamW(
             schedule, weight_decay=settings.weight_decay, clip_norm=settings.clip_norm or None
         )
-        model = recipe.spread(model)
+        model = recipe.parallelize(model)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, weighted_metrics=["accuracy"])
         options = {**recipe.run_options(settings, FIXED), "best": "val_accuracy"}

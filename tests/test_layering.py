@@ -17,22 +17,23 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 
 # Bottom to top. A unit is a module or folder of src/kmodels; it imports from its own row and below.
 ROWS = (
-    (
-        *("archives", "backward", "compat", "dispatch", "errors", "files", "heap", "image_format"),
-        *("initializers", "precision", "processes", "registered", "replicas", "step"),
-        *("seeds", "tensors", "traced", "units"),
-    ),
+    ("core",),
     ("ops", "overrides"),
     ("layers", "transforms"),
-    ("data", "distribution", "generation", "lora", "text", "training", "weights"),
-    ("adapters", "callbacks", "preprocessing", "task", "presets"),
+    (
+        *("checkpoint", "data", "distribution", "generation", "lora", "memory", "text"),
+        *("training", "weights"),
+    ),
+    ("callbacks", "task", "presets"),
     ("models",),
-    ("bench", "cli", "convert", "doctor", "interop", "parity", "plan", "recipe", "report"),
+    ("cli", "interop", "runs", "tools"),
 )
 # The ways up. presets.py finds the family by its name, a table look-up; a plan hands out the
 # callback that keeps its run, which asks the processes of that run.
 UPWARD = {("presets.py", "models.registry"), ("distribution/plan.py", "callbacks")}
 MAXIMUM_LINES = 450
+# Of src/kmodels itself, and of Python files in a room; the listing of overrides/ is a registry.
+MAXIMUM_ENTRIES, MAXIMUM_FILES = 24, 24
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -43,10 +44,15 @@ def python_files(*folders: str) -> list[Path]:
 def imports(path: Path, package: tuple[str, ...] = ()) -> list[tuple[int, str]]:
     """Line and dotted name of everything that a file imports, at its top or inside a function.
 
-    `from a import b` gives a.b, since b may be a module; relative names are resolved.
+    `from a import b` gives a.b, since b may be a module; relative names are resolved. What stands
+    under `if TYPE_CHECKING:` is not imported.
     """
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -106,23 +112,62 @@ def test_imports_point_downwards():
     assert not wrong, "\n".join(wrong)
 
 
-def test_units_do_not_import_each_other_in_a_circle():
-    edges: dict[str, set[str]] = {}
-    for _, _, unit, target in own_imports():
-        edges.setdefault(unit, set()).add(target)
+def file_imports() -> dict[str, set[str]]:
+    """Which modules of ours each of our modules imports, inside functions too."""
+    modules = {}
+    for path in python_files("src"):
+        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        modules[name.removesuffix(".__init__")] = path
+    edges = {}
+    for module, path in modules.items():
+        package = (
+            tuple(module.split("."))
+            if path.name == "__init__.py"
+            else tuple(module.split(".")[:-1])
+        )
+        named = [name for _, name in imports(path, package)]
+        # `from a import b` names b, which is a module or stands in a.
+        found = {n if n in modules else n.rpartition(".")[0] for n in named} & modules.keys()
+        edges[module] = found - {module}
+    return edges
 
-    def reachable(unit: str, seen: set[str]) -> set[str]:
-        for target in edges.get(unit, set()) - seen:
-            seen.add(target)
-            reachable(target, seen)
-        return seen
 
-    circles = [unit for unit in edges if unit in reachable(unit, set())]
-    assert not circles, f"in a circle of imports: {sorted(circles)}"
+def circles_in(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other (Tarjan's strongly connected components)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for target in sorted(edges[node]):
+            if target not in order:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in stack:
+                lowest[node] = min(lowest[node], order[target])
+        if lowest[node] == order[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in edges:
+        if node not in order:
+            visit(node)
+    return found
+
+
+def test_files_do_not_import_each_other_in_a_circle():
+    assert circles_in({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    circles = circles_in(file_imports())
+    assert not circles, "\n".join(" -> ".join(circle) for circle in circles)
 
 
 def test_only_the_model_row_knows_a_family():
-    families = {path.name for path in (SOURCE / "models").iterdir() if path.is_dir()}
+    families = {path.parent.name for path in (SOURCE / "models").glob("*/family.py")}
     wrong = [
         f"{relative}:{line} imports {name}"
         for relative, line, name in source_imports()
@@ -136,7 +181,7 @@ def test_frameworks_only_in_their_files():
     wrong = []
     for relative, line, name in source_imports():
         package = name.split(".")[0]
-        if package not in FRAMEWORK_PACKAGES or relative == "dispatch.py":
+        if package not in FRAMEWORK_PACKAGES or relative == "core/dispatch.py":
             continue
         suffix = next((word for word in FRAMEWORKS if relative.endswith(f"_{word}.py")), None)
         if suffix is None or not package.startswith(suffix):
@@ -144,19 +189,19 @@ def test_frameworks_only_in_their_files():
     assert not wrong, "\n".join(wrong)
 
 
-def test_private_keras_only_in_compat():
+def test_private_keras_only_in_keras_internals():
     wrong = [
         f"{relative}:{line}"
         for relative, line, name in source_imports()
-        if name.startswith("keras.src") and relative != "compat.py"
+        if name.startswith("keras.src") and relative != "core/keras_internals/__init__.py"
     ]
     assert not wrong, wrong
     named = [
         str(path.relative_to(ROOT))
         for path in python_files("src")
-        if "keras.src" in path.read_text() and path.name != "compat.py"
+        if "keras.src" in path.read_text() and path.parent.name != "keras_internals"
     ]
-    assert not named, f"name keras.src only in compat.py: {named}"
+    assert not named, f"name keras.src only in core/keras_internals: {named}"
 
 
 def test_recipes_use_public_names():
@@ -169,6 +214,17 @@ def test_recipes_use_public_names():
         or any(part.startswith("_") and part != "__version__" for part in name.split("."))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_stay_small():
+    assert len([path for path in SOURCE.iterdir() if path.name != "__pycache__"]) <= MAXIMUM_ENTRIES
+    rooms = {path for path in SOURCE.rglob("*") if path.is_dir() and path.name != "overrides"}
+    full = {
+        str(room.relative_to(SOURCE)): files
+        for room in rooms
+        if (files := len(list(room.glob("*.py")))) > MAXIMUM_FILES
+    }
+    assert not full, f"over {MAXIMUM_FILES} files: {full}"
 
 
 @pytest.mark.parametrize("folder", ["src", "recipes", "tests", "benchmarks"])

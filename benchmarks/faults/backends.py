@@ -2,8 +2,9 @@
 
     python benchmarks/faults/backends.py [--write]
 
-Needs all three backends. The model and the optimizers are those of tests/checkpoint/run_on_backend.py
-(tests/checkpoint/test_backends_across.py is the form of this with bars).
+Needs all three backends. The model and the optimizers are those of
+tests/checkpoint/run_on_backend.py (tests/checkpoint/test_backends_across.py is the form of this
+with bars).
 """
 
 import json

@@ -22,9 +22,9 @@ _MODULES = (
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
 
 if "keras" in sys.modules:  # Without it there is no table yet; kmodels chooses no backend here.
-    from kmodels.core import registered
+    from kmodels.core.keras_internals import registration
 
-    registered.register(sys.modules["keras"].saving.get_custom_objects())
+    registration.register(sys.modules["keras"].saving.get_custom_objects())
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory, local_path
 from kmodels.core.precision import check_policy
 from kmodels.distribution import processes
-from kmodels.distribution.rank_zero import by_main
+from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.lora import changes
 from kmodels.models import registry
 from kmodels.models.registry import Family
@@ -346,7 +346,7 @@ def save(model: Any, directory: str | Path) -> Path:
     """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     more = None if tokenizer is None else tokenizer.save
-    return native.save(model, local_path(directory), _describe(model), more, by_main)
+    return native.save(model, local_path(directory), _describe(model), more, write_on_rank_zero)
 
 
 def export_to_transformers(model: Any, directory: str | Path, text_only: bool = False) -> Path:

@@ -12,7 +12,7 @@ import pytest
 
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.checkpoint.save_interval import Due
+from kmodels.checkpoint.save_interval import SaveInterval
 from kmodels.core.errors import InputError
 from kmodels.training import AdamW, track_step_loss
 from kmodels.weights import read_safetensors
@@ -225,8 +225,16 @@ def test_another_process_is_kept_out_until_it_dies(tmp_path):
 
 
 def test_settings():
-    assert (Due("500").steps, Due(500).steps, Due("300s").seconds) == (500, 500, 300.0)
-    assert Due(0).once_an_epoch and Due("0").once_an_epoch and Due(None).once_an_epoch
+    assert (SaveInterval("500").steps, SaveInterval(500).steps, SaveInterval("300s").seconds) == (
+        500,
+        500,
+        300.0,
+    )
+    assert (
+        SaveInterval(0).once_an_epoch
+        and SaveInterval("0").once_an_epoch
+        and SaveInterval(None).once_an_epoch
+    )
     for wrong in ("s", "5m", "-1", "0s"):
         with pytest.raises(InputError, match=f"the distance of checkpoints is '{wrong}'; give"):
             Checkpoint("x", every=wrong)

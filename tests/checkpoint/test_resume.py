@@ -6,7 +6,7 @@ import pytest
 
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.checkpoint.save_interval import Due
+from kmodels.checkpoint.save_interval import SaveInterval
 from kmodels.core.errors import InputError
 from stopped_runs import BATCH, EPOCHS, STEPS, Kill, Killed, X, Y, fit, make_model, run
 
@@ -140,7 +140,7 @@ def test_a_rate_set_by_hand_after_a_finished_fit(tmp_path, capsys):
 
 
 def test_steps_that_keras_executes_together_are_saved_at_the_first_end(tmp_path):
-    due = Due(4)
+    due = SaveInterval(4)
     assert [step for step in range(3, 25, 3) if due.now(step)] == [6, 9, 12, 18, 21, 24]
     due.begin(6)
     assert [step for step in range(7, 13) if due.now(step)] == [8, 12]

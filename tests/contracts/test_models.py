@@ -16,8 +16,8 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import models
-from kmodels.core import registered
 from kmodels.core.errors import InputError
+from kmodels.core.keras_internals import registration
 from kmodels.task import Backbone, Task
 from public_models import CASES, IMAGES, cases, random
 
@@ -139,10 +139,10 @@ def test_a_new_process_reads_a_file_after_the_import(tmp_path):
 
 
 def test_every_registered_class_is_found_by_its_name():
-    modules = [importlib.import_module(name) for name in registered.MODULES]
+    modules = [importlib.import_module(name) for name in registration.MODULES]
     assert modules
     known = keras.saving.get_custom_objects()
     ours = {name for name in known if name.startswith("kmodels>")}
-    listed = {f"kmodels>{name}" for names in registered.MODULES.values() for name in names}
+    listed = {f"kmodels>{name}" for names in registration.MODULES.values() for name in names}
     assert ours == listed, f"mend kmodels/core/registered.py: {sorted(ours ^ listed)}"
     assert not [name for name in ours if not inspect.isclass(known[name])]

@@ -146,7 +146,8 @@ def test_environment(doubled, monkeypatch) -> None:
 
 def test_backend_module() -> None:
     assert (
-        dispatch.backend_module("kmodels.core.precision").__name__ == f"kmodels.precision_{BACKEND}"
+        dispatch.backend_module("kmodels.core.precision").__name__
+        == f"kmodels.core.precision_{BACKEND}"
     )
     assert dispatch.backend_module("kmodels.core.errors") is None
 

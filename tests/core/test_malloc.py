@@ -9,9 +9,9 @@ from kmodels.core import malloc
 
 
 def test_another_c_library_is_no_error(monkeypatch):
-    malloc.trim()
+    malloc.malloc_trim()
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    malloc.trim()
+    malloc.malloc_trim()
 
 
 if keras.backend.backend() == "jax":

@@ -162,7 +162,7 @@ def split(plan):
     return trained(vit(), plan, AdamW(1e-2, clip_norm=0.5), images(weighted=True))
 
 
-def players(plan):
+def objectives(plan):
     """A game of two; one of them holds a layer that nothing uses."""
     keras.utils.set_random_seed(9)
     makes = keras.Sequential(
@@ -247,6 +247,6 @@ CASES = {
     case.__name__: case
     for case in (
         plain, accumulated_by_keras, accumulated_by_kmodels, accumulated_or_skipped, half, dropped,
-        gemma_lora, players,
+        gemma_lora, objectives,
     )
 }  # fmt: skip

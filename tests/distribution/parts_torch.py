@@ -20,8 +20,8 @@ from ddp_cases import (
     accumulated_or_skipped,
     fitted,
     images,
+    objectives,
     plain,
-    players,
     refused,
     split,
     trained,
@@ -242,8 +242,8 @@ def momentum(plan):
 CASES = {
     case.__name__: case
     for case in (
-        plain, accumulated_by_keras, accumulated_or_skipped, players, momentum, lora, tied, drawn,
-        settled,
+        plain, accumulated_by_keras, accumulated_or_skipped, objectives, momentum, lora, tied,
+        drawn, settled,
     )
 }  # fmt: skip
 

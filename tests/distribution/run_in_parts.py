@@ -128,7 +128,7 @@ def whole(folder, mesh, found):
     history = fit(plan, model, folder / f"{WHOLE} {mesh}")
     found[f"whole {mesh}"] = {"digest": state.weights_digest(model), "history": history}
     expected = values(model)
-    if processes.is_main():
+    if processes.is_rank_zero():
         keep(folder / f"{WHOLE} {mesh}.npz", expected)
 
 
@@ -181,9 +181,9 @@ def restored(folder, mesh, found):
 def refused(folder, mesh, found):
     """Checkpoints that do not fit, damage that one process sees, a directory that one does not."""
     run = folder / "refused"
-    if processes.is_main():
+    if processes.is_rank_zero():
         shutil.copytree(folder / f"{WHOLE} {mesh}", run)
-    processes.share("copied", None)
+    processes.all_gather_object("copied", None)
     said = found["refused"] = {}
 
     def told(name, act):
@@ -202,12 +202,12 @@ def refused(folder, mesh, found):
     plan, model = make(mesh)
     told("apart", lambda: fit(plan, model, own))
     last = manager.list_checkpoints(run)[0]
-    if processes.is_main():
+    if processes.is_rank_zero():
         file = max(last.glob("model-00001*"))
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content)
-    processes.share("damaged", None)
+    processes.all_gather_object("damaged", None)
     path, _, reasons = newest(run)
     found["damaged"] = [last.name, path.name, reasons]
 
@@ -242,7 +242,9 @@ def exported(folder, mesh, found):
     )
     # Where the disk is full for the one that writes, all hear of it.
     try:
-        plan.export(model, Path("/dev/full/export") if processes.is_main() else folder / "other")
+        plan.export(
+            model, Path("/dev/full/export") if processes.is_rank_zero() else folder / "other"
+        )
     except InputError as error:
         found["no export"] = str(error)
 
@@ -259,7 +261,7 @@ def orbaxed(folder, mesh, found):
         _, model = make(other, name="other")
         load_orbax(model, folder / "orbax")
         found[f"restored on {other}"] = differing(model, expected)
-    if processes.is_main():
+    if processes.is_rank_zero():
         keep(folder / "orbax.npz", expected)
 
 

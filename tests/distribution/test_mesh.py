@@ -17,7 +17,7 @@ from kmodels.distribution import (
     register,
 )
 from kmodels.distribution.mesh import fill
-from kmodels.layers.shard_granularity import parts_of
+from kmodels.layers.shard_granularity import granularity_of
 from kmodels.models.gemma import sharding as gemma
 from kmodels.models.vit import sharding as vit
 
@@ -111,7 +111,7 @@ def test_each_matrix_is_cut_in_both_axes(debug_models):
         if variable.path.endswith("kernel") and "block_" in variable.path:
             assert set(layout.axes_of(variable, FSDP)) == {"fsdp", None}, variable.path
             cut = {"fsdp", "model"}
-            if parts_of(variable) == (None, 1):
+            if granularity_of(variable) == (None, 1):
                 cut = {"fsdp", None}
             assert set(layout.axes_of(variable, BOTH)) == cut, variable.path
 

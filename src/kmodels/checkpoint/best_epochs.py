@@ -32,4 +32,4 @@ def is_best(directory: Path, name: str, mode: str, logs: Mapping[str, float]) ->
             return True
         return logs[name] < former[0] if mode == "min" else logs[name] > former[0]
 
-    return processes.from_main("best", compare)
+    return processes.broadcast("best", compare)

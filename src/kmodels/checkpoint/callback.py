@@ -12,12 +12,12 @@ from kmodels.checkpoint import format, manager, rng_and_lr, run_directory, run_i
 from kmodels.checkpoint.async_writer import BackgroundWriter
 from kmodels.checkpoint.best_epochs import is_best
 from kmodels.checkpoint.callback_state import CallbackStates
-from kmodels.checkpoint.consensus import Requests, in_all
+from kmodels.checkpoint.consensus import Requests, all_or_raise
 from kmodels.checkpoint.finite_loss import FiniteLoss
 from kmodels.checkpoint.preemption import Interrupted, StopRequest
 from kmodels.checkpoint.replay import Replay
-from kmodels.checkpoint.resume import GoingOn, warn_where_done
-from kmodels.checkpoint.save_interval import Due
+from kmodels.checkpoint.resume import ResumePlan, warn_where_done
+from kmodels.checkpoint.save_interval import SaveInterval
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path, unlock
@@ -101,7 +101,7 @@ class Checkpoint(keras.callbacks.Callback):
         if mode == "auto":
             mode = "max" if best and any(part in best for part in _HIGHER_IS_BETTER) else "min"
         self.directory = local_path(directory)
-        self.due = Due(every)
+        self.due = SaveInterval(every)
         self.keep, self.best, self.mode, self.resume = keep, best, mode, resume
         self.only_trainable, self.origin = only_trainable, origin
         self.settings = settings or {}
@@ -120,7 +120,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._pending: Pending | None = None
         self._before_validation: state.Arrays | None = None
         self._moments: dict[str, state.Arrays] = {}
-        self._going_on: GoingOn | None = None
+        self._going_on: ResumePlan | None = None
         self._replayed = 0
         self._saved_step = -1
         self._finite_loss = FiniteLoss(self.directory)
@@ -136,7 +136,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Takes the directory, and puts the newest state into model and optimizer."""
-        beside, code = keras_internals.callbacks_beside(self)
+        beside, code = keras_internals.fit_callbacks(self)
         first, *more = [c for c in beside if isinstance(c, Checkpoint)]
         if first is not self:
             self._follow(first)
@@ -154,9 +154,11 @@ class Checkpoint(keras.callbacks.Callback):
         if self._leader is None:
             self.stop.begin(code)
         if self._restored is not None:
-            self._going_on = GoingOn(*self._restored, self._others, self._new_rates)
+            self._going_on = ResumePlan(*self._restored, self._others, self._new_rates)
             ended = self._restored[1]["ended"]
-            keras_internals.start_at(self.model, self.params["epochs"] if ended else self.epoch)
+            keras_internals.set_initial_epoch(
+                self.model, self.params["epochs"] if ended else self.epoch
+            )
             keras_internals.set_epoch_of_fit(self, self.epoch)
             warn_where_done(self.directory, self.epoch, self.params["epochs"], ended)
 
@@ -174,7 +176,7 @@ class Checkpoint(keras.callbacks.Callback):
             self.epoch, self.batch, self._going_on = epoch, 0, None
             self._moments = {"epoch": rng_and_lr.capture(self.model.optimizer)}
             return
-        keras_internals.start_at(self.model, None)
+        keras_internals.set_initial_epoch(self.model, None)
         (_, described), self._restored = self._restored, None
         self._log_names, self._replayed = described["log_names"], self.batch
         self._moments = {"epoch": self._going_on.begin_epoch(self.model)}
@@ -237,7 +239,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Waits until all is written, and lets go of the directory."""
-        keras_internals.start_at(self.model, None)
+        keras_internals.set_initial_epoch(self.model, None)
         if self._restored is not None and self._going_on is not None:
             self._going_on.end()
         self._finish(trained=True)
@@ -275,7 +277,7 @@ class Checkpoint(keras.callbacks.Callback):
         for reason in passed_over:
             self._say(f"passed over a damaged checkpoint: {reason}")
         optimizer, steps = model.optimizer, steps_per_epoch
-        in_all(
+        all_or_raise(
             "same run",
             lambda: run_identity.check_same(path, described, optimizer, self.settings, steps),
         )
@@ -337,7 +339,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.step = leader.step
 
     def _say(self, line: str) -> None:
-        if processes.is_main():
+        if processes.is_rank_zero():
             print(line, flush=True)
 
     @property
@@ -418,7 +420,7 @@ class Checkpoint(keras.callbacks.Callback):
         else:
             begun = rng_and_lr.without_rate(now) if trained else now
         arrays["optimizer"] = format.replace(arrays["optimizer"], rng_and_lr.rates(now))
-        if not processes.is_main():
+        if not processes.is_rank_zero():
             other.clear()
         for moment, held in {"now": now, "epoch": begun}.items():
             other |= {format.here(f"random/{moment}/{name}"): v for name, v in held.items()}
@@ -440,6 +442,6 @@ class Checkpoint(keras.callbacks.Callback):
             return
         self._let_go()
         message = f"stopped at step {self.step} by signal {signum}; {self.how_to_go_on}"
-        if processes.is_main():
+        if processes.is_rank_zero():
             print(message, file=sys.stderr, flush=True)
         raise Interrupted(signum, message)

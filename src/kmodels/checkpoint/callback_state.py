@@ -61,7 +61,7 @@ class CallbackStates:
                 continue
             for attribute, value in changed.items():
                 setattr(callback, attribute, _decode(value, arrays))
-            keras_internals.keep_watching(callback, list(changed))
+            keras_internals.preserve_monitor(callback, list(changed))
 
 
 def _plain(callback: Any) -> dict[str, Any]:

@@ -12,11 +12,11 @@ SECONDS = 1.0
 T = TypeVar("T")
 
 
-def in_all(what: str, act: Callable[[], T]) -> T:
+def all_or_raise(what: str, act: Callable[[], T]) -> T:
     """Does something in every process; where it is an `InputError` in one, it is in all.
 
     Args:
-        what: is done, see `processes.share`.
+        what: is done, see `processes.all_gather_object`.
         act: without a collective in it.
 
     Raises:
@@ -27,9 +27,11 @@ def in_all(what: str, act: Callable[[], T]) -> T:
     try:
         found = act()
     except InputError as error:
-        processes.share(what, str(error))
+        processes.all_gather_object(what, str(error))
         raise
-    problems = [problem for problem in processes.share(what, None) if problem is not None]
+    problems = [
+        problem for problem in processes.all_gather_object(what, None) if problem is not None
+    ]
     if problems:
         raise InputError(problems[0])
     return found
@@ -68,7 +70,7 @@ class Requests:
             return False, False
         now = perf_counter()
         per_call = (now - self._since) / (self._calls - self._asked) if self._asked else SECONDS
-        told = processes.share("requests", [signum, failed, due, per_call])
+        told = processes.all_gather_object("requests", [signum, failed, due, per_call])
         self._since, self._asked = now, self._calls
         self._next = self._calls + max(int(SECONDS / max(told[0][3], 1e-6)), 1)
         signals = [one[0] for one in told if one[0] is not None]

@@ -44,7 +44,7 @@ def replace(arrays: Arrays, new: Arrays) -> Arrays:
         new: whole ones by name, in every process; the first one writes them.
     """
     kept = {name: values for name, values in arrays.items() if _split(name)[0] not in new}
-    return kept | (new if processes.is_main() else {})
+    return kept | (new if processes.is_rank_zero() else {})
 
 
 def _split(full: str) -> tuple[str, Start | None]:
@@ -73,7 +73,7 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
         The files.
     """
     # A file holds one part of an array, as in the format that others read too.
-    files: list[dict[str, tuple[Start, np.ndarray]]] = [{}] if processes.is_main() else []
+    files: list[dict[str, tuple[Start, np.ndarray]]] = [{}] if processes.is_rank_zero() else []
     for full, values in arrays.items():
         name, start = _split(full)
         free = next((file for file in files if name not in file), None)

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import keras
 
 from kmodels.checkpoint import format, sharded, state
-from kmodels.checkpoint.consensus import in_all
+from kmodels.checkpoint.consensus import all_or_raise
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.optimizer_state import averages
 from kmodels.checkpoint.state import CheckpointError
@@ -89,12 +89,12 @@ def save(
 
         return guarded
 
-    in_all("checkpoint is finite", lambda: _check_finite(snapshot))
+    all_or_raise("checkpoint is finite", lambda: _check_finite(snapshot))
     with ExitStack() as stack:
         begin = saying(lambda: str(stack.enter_context(atomic_directory(target))))
-        new = Path(processes.from_main("checkpoint begins", begin))
-        own = in_all("checkpoint has its parts", saying(lambda: _write(new, snapshot)))
-        stamps = processes.share("checkpoint has its hashes", own)
+        new = Path(processes.broadcast("checkpoint begins", begin))
+        own = all_or_raise("checkpoint has its parts", saying(lambda: _write(new, snapshot)))
+        stamps = processes.all_gather_object("checkpoint has its hashes", own)
 
         def end() -> None:
             text = json.dumps({"format": FORMAT, **snapshot.state}, indent=1)
@@ -106,7 +106,7 @@ def save(
             stack.close()
             _remove_old(folder, target, keep, best, mode)
 
-        processes.from_main("checkpoint ends", saying(end))
+        processes.broadcast("checkpoint ends", saying(end))
     return target
 
 
@@ -121,7 +121,7 @@ def _write(new: Path, snapshot: Snapshot) -> dict[str, Any]:
     arrays["metrics"] = state.finite_averages(arrays.get("metrics", {}))
     parts = ((part, arrays.get(part, {})) for part in format.PARTS)
     files = [file for part, held in parts for file in format.write(new, part, held)]
-    for file in files if not processes.is_main() else ():
+    for file in files if not processes.is_rank_zero() else ():
         sync(file)  # On a disk of the network nobody else can do it.
     return {file.name: _stamp(file) for file in files}
 
@@ -165,7 +165,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def newest_step(folder: Path) -> int:
     """The step of a run's newest checkpoint, verified or not; -1 where there is none."""
-    names: list[str] = processes.from_main("newest checkpoint", lambda: _names(folder))
+    names: list[str] = processes.broadcast("newest checkpoint", lambda: _names(folder))
     return int(names[0].removeprefix(PREFIX)) if names else -1
 
 
@@ -218,7 +218,7 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
     reasons: list[str] = []
     listed: list[str] | None = None
     while True:
-        names: list[str] = processes.from_main("checkpoints", lambda: _names(folder))
+        names: list[str] = processes.broadcast("checkpoints", lambda: _names(folder))
         if names == listed:
             break
         listed, reasons = names, []
@@ -228,7 +228,9 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
                 described = verify(folder / name)
             except CheckpointError as error:
                 problem = str(error)
-            problems = [said for said in processes.share("checkpoint is good", problem) if said]
+            problems = [
+                said for said in processes.all_gather_object("checkpoint is good", problem) if said
+            ]
             if not problems:
                 return folder / name, described, reasons
             reasons.append(problems[0])

@@ -15,14 +15,14 @@ def slots(optimizer: Any) -> dict[str, Any]:
 
     Args:
         optimizer: of any of Keras' classes; one that scales losses gives its inner one's too, and
-            those of several players give each one's, after its name.
+            those of several objectives give each one's, after its name.
 
     Returns:
         For example "iteration", "block_0/mlp/up/kernel:momentum".
     """
-    players: dict[str, Any] = getattr(optimizer, "by_player", {})
-    if players:
-        return {f"{name}/{k}": v for name, own in players.items() for k, v in slots(own).items()}
+    objectives: dict[str, Any] = getattr(optimizer, "by_player", {})
+    if objectives:
+        return {f"{name}/{k}": v for name, own in objectives.items() for k, v in slots(own).items()}
     inner = getattr(optimizer, "inner_optimizer", None)
     found = {} if inner is None else slots(inner)
     inside = {id(variable) for variable in found.values()}
@@ -49,9 +49,9 @@ def slots(optimizer: Any) -> dict[str, Any]:
 
 def averages(optimizer: Any) -> list[tuple[Any, Any]]:
     """Each weight with its moving average, where a built optimizer keeps one."""
-    players: dict[str, Any] = getattr(optimizer, "by_player", {})
-    if players:
-        return [pair for own in players.values() for pair in averages(own)]
+    objectives: dict[str, Any] = getattr(optimizer, "by_player", {})
+    if objectives:
+        return [pair for own in objectives.values() for pair in averages(own)]
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         return averages(inner)
     found = getattr(optimizer, "_model_variables_moving_average", None)

@@ -13,7 +13,7 @@ from kmodels.core import keras_internals
 from kmodels.distribution import processes
 
 
-class GoingOn:
+class ResumePlan:
     """What is put back beside the weights, and when.
 
     Args:
@@ -98,7 +98,7 @@ def warn_where_done(directory: Path, epoch: int, epochs: int, ended: bool) -> No
         )
     else:
         return
-    if processes.is_main():
+    if processes.is_rank_zero():
         warnings.warn(
             f"this fit trains nothing, since {directory} holds a finished run: {done}", stacklevel=2
         )

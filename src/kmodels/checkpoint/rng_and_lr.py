@@ -66,5 +66,5 @@ def _slot(rate: str) -> str:
 
 
 def _is(name: str, last: str) -> bool:
-    """Whether it is that, of the only optimizer or of a player's."""
+    """Whether it is that, of the only optimizer or of an objective's."""
     return name.rpartition("/")[2] == last

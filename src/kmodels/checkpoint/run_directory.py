@@ -4,7 +4,7 @@ import uuid
 from pathlib import Path
 
 from kmodels.checkpoint import manager
-from kmodels.checkpoint.consensus import in_all
+from kmodels.checkpoint.consensus import all_or_raise
 from kmodels.core.errors import InputError
 from kmodels.core.files import lock, remove_leftovers
 from kmodels.distribution import processes
@@ -35,12 +35,12 @@ def take(directory: Path, resume: bool) -> None:
             return token
         return ""
 
-    token = processes.from_main("checkpoint directory", lock_it)
+    token = processes.broadcast("checkpoint directory", lock_it)
     if processes.count() > 1:
-        in_all("checkpoint directory is seen", lambda: _check_seen(directory, token))
-        if processes.is_main():
+        all_or_raise("checkpoint directory is seen", lambda: _check_seen(directory, token))
+        if processes.is_rank_zero():
             (directory / _TOKEN).unlink()
-    in_all("directory is new", lambda: _check_new(directory, resume))
+    all_or_raise("directory is new", lambda: _check_new(directory, resume))
 
 
 def _check_seen(directory: Path, token: str) -> None:

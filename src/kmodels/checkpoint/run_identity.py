@@ -115,7 +115,7 @@ def given_numbers(optimizer: Any, beside: Iterable[Any] = ()) -> dict[str, Any]:
         config = dict(_flat("", optimizer.get_config()))
     except NotImplementedError:
         config = {}
-    # Rates are read by slot below, since those of several players have names of their own.
+    # Rates are read by slot below, since those of several objectives have names of their own.
     found = {k: v for k, v in config.items() if not (_is_rate(k) and isinstance(v, float))}
     rates = _rates(optimizer)
     first = _FIRST_RATES.setdefault(optimizer, rates)

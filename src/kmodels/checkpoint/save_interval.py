@@ -6,7 +6,7 @@ from time import perf_counter
 from kmodels.core.errors import InputError
 
 
-class Due:
+class SaveInterval:
     """Steps or seconds between checkpoints.
 
     Args:

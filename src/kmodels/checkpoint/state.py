@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint import format, sharded
-from kmodels.checkpoint.consensus import in_all
+from kmodels.checkpoint.consensus import all_or_raise
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.layer_numbers import as_counted, from_first
 from kmodels.checkpoint.optimizer_state import slots, unique
@@ -86,7 +86,7 @@ def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
         differs = part == "metrics" or "gradient_accumulator" in variable.path
         if processes.count() > 1 and sharded.is_placed(variable):
             found |= {format.part_name(name, at): held for at, held in sharded.parts(variable)}
-        elif differs or processes.is_main():
+        elif differs or processes.is_rank_zero():
             found[format.here(name) if differs else name] = np.array(host_values(variable))
     return found
 
@@ -165,7 +165,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
         CheckpointError: lists all that does not fit.
     """
     # All is read before anything is assigned, in any of the processes.
-    for variable, held in in_all(f"fill from {path.name}", lambda: _fitting(path, wanted)):
+    for variable, held in all_or_raise(f"fill from {path.name}", lambda: _fitting(path, wanted)):
         if sharded.is_placed(variable):
             sharded.put(variable, held)
         else:

@@ -296,7 +296,7 @@ def load_overrides() -> None:
     own error.
     """
     folder = Path(__file__).parents[1] / "overrides"
-    for path in sorted(folder.glob(f"*_{backend()}.py")):
+    for path in sorted(folder.glob(f"[!_]*_{backend()}.py")):
         importlib.import_module(f"kmodels.overrides.{path.stem}")
     load_environment()
 

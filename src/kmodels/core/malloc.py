@@ -3,7 +3,7 @@
 import ctypes
 
 
-def trim() -> None:
+def malloc_trim() -> None:
     """Asks the C library for it where that is glibc, which keeps what small pieces took."""
     try:
         ctypes.CDLL(None).malloc_trim(0)

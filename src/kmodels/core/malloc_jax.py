@@ -18,4 +18,4 @@ def watch() -> None:
 
 def _compiled(event: str, duration_secs: float, **_: Any) -> None:
     if event == COMPILED and duration_secs > LONG:
-        malloc.trim()
+        malloc.malloc_trim()

@@ -25,6 +25,6 @@ def parse_bytes(text: str) -> int:
         raise InputError(f"{text!r} is no amount of memory; give one such as 80GiB") from None
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """A number of things: "1 worker", "2 workers"."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

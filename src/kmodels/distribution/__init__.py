@@ -1,8 +1,18 @@
 """Many devices: one line spreads a run over a mesh, on the engine that each backend has."""
 
-from kmodels.distribution.distribute import current, distribute
+from kmodels.distribution.current_plan import current
+from kmodels.distribution.distribute import distribute
 from kmodels.distribution.layout import register
 from kmodels.distribution.mesh import Mesh, check_batch, parse_mesh
-from kmodels.distribution.plan import Plan
+from kmodels.distribution.plan import ParallelPlan, Plan
 
-__all__ = ["Mesh", "Plan", "check_batch", "current", "distribute", "parse_mesh", "register"]
+__all__ = [
+    "Mesh",
+    "ParallelPlan",
+    "Plan",
+    "check_batch",
+    "current",
+    "distribute",
+    "parse_mesh",
+    "register",
+]

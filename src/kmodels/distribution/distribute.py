@@ -5,19 +5,18 @@ from typing import overload
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
+from kmodels.distribution.current_plan import current, set_current
 from kmodels.distribution.mesh import check_batch, fill, parse_mesh
-from kmodels.distribution.plan import Plan
-
-_current: list[Plan] = []
+from kmodels.distribution.plan import ParallelPlan
 
 
 @overload
-def distribute(spec: str, batch_size: int | None = None) -> Plan: ...
+def distribute(spec: str, batch_size: int | None = None) -> ParallelPlan: ...
 @overload
 def distribute(spec: None, batch_size: int | None = None) -> None: ...
 @overload
-def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None: ...
-def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None:
+def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan | None: ...
+def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan | None:
     """Spreads what is built from now on over the devices of a mesh.
 
     Call it once, before the model is built: variables keep the place where they were made. The
@@ -39,8 +38,9 @@ def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None:
             backend cannot do.
     """
     if spec is None:
-        while _current:
-            _current.pop().engine.leave()
+        if (former := current()) is not None:
+            set_current(None)
+            former.engine.leave()
         return None
     mesh = parse_mesh(spec)
     if batch_size is not None:
@@ -56,10 +56,6 @@ def distribute(spec: str | None, batch_size: int | None = None) -> Plan | None:
     if batch_size is not None:
         check_batch(mesh, batch_size)
     distribute(None)
-    _current.append(Plan(mesh, module.use(mesh)))
-    return _current[0]
-
-
-def current() -> Plan | None:
-    """The plan in force, or None on one device."""
-    return _current[0] if _current else None
+    plan = ParallelPlan(mesh, module.use(mesh))
+    set_current(plan)
+    return plan

@@ -15,7 +15,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.distribution.mesh import Mesh
-from kmodels.layers.shard_granularity import parts_of
+from kmodels.layers.shard_granularity import granularity_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def dimensions(path: str, rank: int) -> Axes | None:
 
 
 def axes(
-    path: str, shape: Sequence[int], mesh: Mesh, parts: Sequence[int | None] | None = None
+    path: str, shape: Sequence[int], mesh: Mesh, granularity: Sequence[int | None] | None = None
 ) -> Axes:
     """The mesh axis along which each dimension of a variable lies, None for one that stays whole.
 
@@ -79,7 +79,8 @@ def axes(
         path: of the variable.
         shape: of the variable.
         mesh: filled, see `mesh.fill`.
-        parts: by dimension, how many equal parts belong together, None for as many as it is long.
+        granularity: by dimension, how many equal parts belong together, None for as many as it is
+            long.
             A kernel with one key/value head of 256 outputs has (None, 1): it is never cut there.
 
     Returns:
@@ -87,7 +88,7 @@ def axes(
     """
     found: list[str | None] = []
     known = dimensions(path, len(shape)) or (None,) * len(shape)
-    most = list(parts or (None,) * len(shape))
+    most = list(granularity or (None,) * len(shape))
     for dimension, size, part in zip(known, shape, most, strict=True):
         axis = MESH_AXES[dimension] if dimension else None
         length = mesh.lengths[axis] if axis else 1
@@ -117,7 +118,7 @@ def _say(axis: str, path: str, size: int, part: int | None) -> None:
 
 def axes_of(variable: Any, mesh: Mesh) -> Axes:
     """`axes` of a Keras variable, one that exists or one that is being made."""
-    return axes(variable.path, variable.shape, mesh, parts_of(variable))
+    return axes(variable.path, variable.shape, mesh, granularity_of(variable))
 
 
 def layout_map(device_mesh: Any, rules: Mapping[str, Axes], names: Mapping[str, str]) -> Any:

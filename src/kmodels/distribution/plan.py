@@ -10,7 +10,7 @@ from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh, check_batch
 
 
-class Plan:
+class ParallelPlan:
     """A mesh in force.
 
     `shard`, `callbacks` and `export` do what one process needs too, so a script is the same for
@@ -28,7 +28,7 @@ class Plan:
 
     def __repr__(self) -> str:
         """The mesh, as it is written."""
-        return f"<Plan {self.mesh}>"
+        return f"<ParallelPlan {self.mesh}>"
 
     def prepare(self, model: Any) -> Any:
         """Makes a built model ready for `compile`; after loading weights and `enable_lora`.
@@ -153,3 +153,7 @@ class Plan:
     def check_batch(self, batch_size: int) -> None:
         """Raises `InputError` where the mesh does not divide a global batch."""
         check_batch(self.mesh, batch_size)
+
+
+# The name that the class had at first.
+Plan = ParallelPlan

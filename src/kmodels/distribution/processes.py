@@ -61,7 +61,7 @@ def join() -> None:
         return
     _engine.join(limit())
     if count() > 1 and keras_internals.random_seed() is None:
-        seed = from_main("seed", lambda: int.from_bytes(os.urandom(4), "little"))
+        seed = broadcast("seed", lambda: int.from_bytes(os.urandom(4), "little"))
         keras.utils.set_random_seed(seed)
 
 
@@ -75,12 +75,12 @@ def count() -> int:
     return 1 if _engine is None else _engine.count()
 
 
-def is_main() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process writes files and shows progress."""
     return index() == 0
 
 
-def share(what: str, value: Any) -> list[Any]:
+def all_gather_object(what: str, value: Any) -> list[Any]:
     """What each process gives, in the order of their index. All must call it, in the same order.
 
     Args:
@@ -106,38 +106,38 @@ def share(what: str, value: Any) -> list[Any]:
     return [json.loads(text) for text in texts]
 
 
-def from_main(what: str, make: Callable[[], Any]) -> Any:
+def broadcast(what: str, make: Callable[[], Any]) -> Any:
     """What the first process makes, in all of them; an `InputError` of its too.
 
     Args:
-        what: see `share`.
+        what: see `all_gather_object`.
         make: called in the first process alone; gives something plain and small.
 
     Raises:
         InputError: as `make` raised it, in all processes.
     """
     found: Any = None
-    if is_main():
+    if is_rank_zero():
         try:
             found = make()
         except InputError as error:
             if count() > 1:
-                share(what, {_FAILED: str(error)})
+                all_gather_object(what, {_FAILED: str(error)})
             raise
-    found = share(what, found)[0]
+    found = all_gather_object(what, found)[0]
     if isinstance(found, dict) and _FAILED in found:
         raise InputError(found[_FAILED])
     return found
 
 
-def same(what: str, facts: Mapping[str, Any]) -> None:
+def check_equal(what: str, facts: Mapping[str, Any]) -> None:
     """Raises `InputError` in all processes where they do not tell the same.
 
     Args:
         what: the facts are of, such as "the training data".
         facts: plain and small values by name.
     """
-    told = share(what, dict(facts))
+    told = all_gather_object(what, dict(facts))
     for name in facts:
         values = [one.get(name) for one in told]
         if any(value != values[0] for value in values):

@@ -15,7 +15,7 @@ from kmodels.weights.tensors import LazyArray
 Tensors = Mapping[str, LazyArray]
 
 
-def by_main(tensors: Tensors, write: Callable[[Tensors], Path]) -> Path:
+def write_on_rank_zero(tensors: Tensors, write: Callable[[Tensors], Path]) -> Path:
     """Has the first process write; all gather the values, one tensor after another.
 
     No process has more than one of them in memory whole. All have to call it, in the same order,
@@ -33,10 +33,10 @@ def by_main(tensors: Tensors, write: Callable[[Tensors], Path]) -> Path:
     """
     if processes.count() == 1:
         return write(tensors)
-    if not processes.is_main():
+    if not processes.is_rank_zero():
         for tensor in tensors.values():
             tensor.read()
-        return Path(processes.from_main("files", lambda: None))
+        return Path(processes.broadcast("files", lambda: None))
     left = dict(tensors)
 
     def turn(name: str) -> np.ndarray:
@@ -60,11 +60,11 @@ def by_main(tensors: Tensors, write: Callable[[Tensors], Path]) -> Path:
             for name in list(left):
                 turn(name)
 
-    return Path(processes.from_main("files", run))
+    return Path(processes.broadcast("files", run))
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def without_distribution() -> Iterator[None]:
     """Inside the block no mesh is in force, so that one process of several can save with Keras.
 
     Keras makes an optimizer then, to see what every optimizer has, and over a mesh on JAX each

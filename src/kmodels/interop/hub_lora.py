@@ -19,7 +19,7 @@ from kmodels.core.errors import InputError
 from kmodels.interop import hub_weights
 from kmodels.lora import LoraSettings
 from kmodels.lora.targets import linear_layers
-from kmodels.models.common.keras_hub_mapping import Peer
+from kmodels.models.common.keras_hub_mapping import KerasHubMapping
 from kmodels.weights.rules import Bound, bind_sources
 from kmodels.weights.transforms import source_shape
 
@@ -27,7 +27,7 @@ Factors = tuple[np.ndarray, np.ndarray]
 PARTS = ("lora_kernel_a", "lora_kernel_b")
 
 
-def read(model: Any, file: Path, peer: Peer, hub: Any) -> None:
+def read(model: Any, file: Path, peer: KerasHubMapping, hub: Any) -> None:
     """See `keras_hub.read_lora`."""
     backbone = getattr(model, "backbone", model)
     if lora.describe(model):

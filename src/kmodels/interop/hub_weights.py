@@ -11,13 +11,13 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.models.common.keras_hub_mapping import Peer
+from kmodels.models.common.keras_hub_mapping import KerasHubMapping
 from kmodels.weights import LazyArray, Rule, engine
 
 LORA = ("/lora_kernel_a", "/lora_kernel_b")
 
 
-def variables(peer: Peer, model: Any) -> dict[str, Any]:
+def variables(peer: KerasHubMapping, model: Any) -> dict[str, Any]:
     """The weights of a backbone or task of keras-hub by the names in the table.
 
     Args:
@@ -28,8 +28,8 @@ def variables(peer: Peer, model: Any) -> dict[str, Any]:
         InputError: for weights that are not plain numbers, or adapters beside them.
     """
     backbone = getattr(model, "backbone", model)
-    aside = getattr(backbone, peer.aside, None) if peer.aside else None
-    left = {id(variable) for variable in (aside.weights if aside is not None else ())}
+    ignored = getattr(backbone, peer.ignored, None) if peer.ignored else None
+    left = {id(variable) for variable in (ignored.weights if ignored is not None else ())}
     found: dict[str, Any] = {}
     for variable in model.weights:
         if id(variable) in left:
@@ -70,7 +70,7 @@ def check_file(file: Path, model: Any) -> None:
         raise InputError(f"{file} holds weights that {type(model).__name__} has not{surplus[0]}")
 
 
-def tensors(peer: Peer, model: Any) -> dict[str, LazyArray]:
+def tensors(peer: KerasHubMapping, model: Any) -> dict[str, LazyArray]:
     """The same as an open file would give them."""
     return {name: _lazy(variable) for name, variable in variables(peer, model).items()}
 
@@ -80,7 +80,7 @@ def _lazy(variable: Any) -> LazyArray:
     return LazyArray(tuple(variable.shape), dtype, lambda: engine.values(variable))
 
 
-def fill(peer: Peer, model: Any, values: Mapping[str, LazyArray]) -> None:
+def fill(peer: KerasHubMapping, model: Any, values: Mapping[str, LazyArray]) -> None:
     """Puts values into a model of keras-hub, where every name and shape fits.
 
     Args:
@@ -100,7 +100,7 @@ def fill(peer: Peer, model: Any, values: Mapping[str, LazyArray]) -> None:
             engine.put(variable, values[source].read())
 
 
-def compare(peer: Peer, model: Any, theirs: Any, rules: Sequence[Rule]) -> None:
+def compare(peer: KerasHubMapping, model: Any, theirs: Any, rules: Sequence[Rule]) -> None:
     """Raises `InputError` that names every weight that is not the same, bit for bit, on both sides.
 
     Args:

@@ -15,9 +15,9 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.image_format import check_channels_last
 from kmodels.data.fit.adapters import Mapped
 from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.image_format import check_channels_last
 from kmodels.interop.packages import need
 
 __all__ = ["Augmentation", "layers"]

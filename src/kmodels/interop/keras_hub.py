@@ -17,7 +17,7 @@ from kmodels.core.files import local_path
 from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
 from kmodels.interop.packages import need
 from kmodels.models import registry
-from kmodels.models.common.keras_hub_mapping import Peer
+from kmodels.models.common.keras_hub_mapping import KerasHubMapping
 from kmodels.weights import engine
 
 log = logging.getLogger("kmodels")
@@ -49,7 +49,7 @@ def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
     backbone = getattr(model, "backbone", model)
     given = backbone.get_config()
     task = model.get_config() if backbone is not model else {}
-    problems = peer.strange(given, task)
+    problems = peer.unsupported_in(given, task)
     order = getattr(backbone, "data_format", keras.config.image_data_format())
     if "image_shape" in given and order == "channels_first":
         problems.append("channels in front of rows and columns")
@@ -97,7 +97,7 @@ def to_hub(model: Any, *, preprocessor: bool = True, text_only: bool = False) ->
     config, settings = backbone.config, getattr(model, "settings", {})
     peers = registry.family(backbone.family).keras_hub
     peer = next(peer for peer in peers if peer.belongs(config, settings))
-    if problems := peer.lacks(config, settings):
+    if problems := peer.unsupported_out(config, settings):
         raise InputError(
             f"keras-hub's {peer.backbone} has no counterpart for {', '.join(problems)}"
         )
@@ -182,7 +182,7 @@ def _load(source: str | Path) -> Any:
     return model
 
 
-def _peer_of(model: Any) -> tuple[Peer, Any]:
+def _peer_of(model: Any) -> tuple[KerasHubMapping, Any]:
     """The pair of a model of keras-hub, and the model or the part of it that is meant."""
     backbone = getattr(model, "backbone", model)
     name = type(backbone).__name__

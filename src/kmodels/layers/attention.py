@@ -66,11 +66,11 @@ class Attention(WithKernel):
             )
         self.seed_generator = self.add_seed(self.dropout, self.seed)
         for name in ("query", "key", "value", "output"):
-            parts = (self.num_heads, None) if name == "output" else (None, self.num_heads)
+            granularity = (self.num_heads, None) if name == "output" else (None, self.num_heads)
             layer = Dense(
                 width,
                 use_bias=self.use_bias,
-                parts=parts,
+                shard_granularity=granularity,
                 name=name,
                 dtype=self.dtype_policy,
                 **self.kernel_settings,

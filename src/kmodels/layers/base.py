@@ -13,7 +13,7 @@ import keras
 from kmodels.core import initializers
 from kmodels.core.precision import check_policy
 from kmodels.layers import remat
-from kmodels.layers.shard_granularity import Parts, add_weight
+from kmodels.layers.shard_granularity import Granularity, add_weight
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
 Shape = tuple[Any, ...]
@@ -153,7 +153,7 @@ class Layer(keras.layers.Layer):
         name: str,
         shape: Sequence[int],
         initializer: Any,
-        parts: Parts | None = None,
+        shard_granularity: Granularity | None = None,
         **settings: Any,
     ) -> Any:
         """Adds the variable `<layer path>/<name>`, drawn from its own stream.
@@ -162,11 +162,13 @@ class Layer(keras.layers.Layer):
             name: the last part of its path.
             shape: of the variable.
             initializer: what Keras takes as such; see `initializers.keyed`.
-            parts: how far it may be cut over devices, see `layers.parts`.
+            shard_granularity: how far it may be cut over devices, see `layers.shard_granularity`.
             **settings: `trainable`, `regularizer` and `constraint` as in Keras' `add_weight`.
         """
         keyed = initializers.keyed(initializer, f"{self.path}/{name}")
-        return add_weight(self, parts, shape=tuple(shape), initializer=keyed, name=name, **settings)
+        return add_weight(
+            self, shard_granularity, shape=tuple(shape), initializer=keyed, name=name, **settings
+        )
 
     def add_seed(self, rate: float, seed: int | None = None) -> Any:
         """A seed generator of this layer's own stream, or of `seed`; None where `rate` is 0."""

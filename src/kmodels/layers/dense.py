@@ -13,7 +13,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.layers import kernels
 from kmodels.layers import quantized as quantizing
 from kmodels.layers.base import Layer, Shape, arguments
-from kmodels.layers.shard_granularity import Parts
+from kmodels.layers.shard_granularity import Granularity
 
 
 class WithKernel(Layer):
@@ -53,24 +53,24 @@ class WithKernel(Layer):
         """The arguments of this class, for the layers below."""
         return {name: getattr(self, name) for name in arguments(WithKernel)}
 
-    def add_kernel(self, shape: Sequence[int], parts: Parts | None = None) -> Any:
+    def add_kernel(self, shape: Sequence[int], shard_granularity: Granularity | None = None) -> Any:
         """Adds the variable "kernel"."""
         return self.add_parameter(
             "kernel",
             shape,
             self.kernel_initializer,
-            parts,
+            shard_granularity,
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )
 
-    def add_bias(self, shape: Sequence[int], parts: Parts | None = None) -> Any:
+    def add_bias(self, shape: Sequence[int], shard_granularity: Granularity | None = None) -> Any:
         """Adds the variable "bias"."""
         return self.add_parameter(
             "bias",
             shape,
             self.bias_initializer,
-            parts,
+            shard_granularity,
             regularizer=self.bias_regularizer,
             constraint=self.bias_constraint,
         )
@@ -92,8 +92,8 @@ class Dense(WithKernel):
         activity_regularizer: likewise, of the output.
         kernel_constraint: holds after each step.
         bias_constraint: likewise.
-        parts: how many equal parts of the inputs and of the outputs may lie on devices apart, None
-            for as many as there are; heads, in a projection of attention.
+        shard_granularity: into how many equal parts the inputs and the outputs may be sharded,
+            None for as many as there are; heads, in a projection of attention.
 
     Call:
         x (..., in), compute dtype -> (..., units).
@@ -121,7 +121,7 @@ class Dense(WithKernel):
         activity_regularizer: Any = None,
         kernel_constraint: Any = None,
         bias_constraint: Any = None,
-        parts: Sequence[int | None] = (None, None),
+        shard_granularity: Sequence[int | None] = (None, None),
         **kwargs: Any,
     ):
         super().__init__(
@@ -138,7 +138,7 @@ class Dense(WithKernel):
         self.units = units
         self.activation = keras.activations.get(activation)
         self.use_bias = use_bias
-        self.parts = tuple(parts)
+        self.shard_granularity = tuple(shard_granularity)
         self.bias = None
         self.merged: Any = None
         self._adapter: Any = None
@@ -172,9 +172,9 @@ class Dense(WithKernel):
     def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
         self.input_dim = input_shape[-1]
-        self.kernel = self.add_kernel((self.input_dim, self.units), self.parts)
+        self.kernel = self.add_kernel((self.input_dim, self.units), self.shard_granularity)
         if self.use_bias:
-            self.bias = self.add_bias((self.units,), self.parts[1:])
+            self.bias = self.add_bias((self.units,), self.shard_granularity[1:])
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""

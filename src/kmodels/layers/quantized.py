@@ -77,7 +77,7 @@ def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
         made = [
             add_weight(
                 layer,
-                layer.parts,
+                layer.shard_granularity,
                 shape=shape,
                 initializer="zeros",
                 dtype=dtype,

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
@@ -59,17 +57,3 @@ def _seeds(layer: Any) -> list[Any]:
     """States of the random streams below a layer, which every call moves on."""
     weights = {id(variable) for variable in layer.weights}
     return [variable for variable in layer.variables if id(variable) not in weights]
-
-
-def tensors_apart(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
-    """The tensors among arguments, and what puts others in their place: (args, kwargs)."""
-    leaves = [*args, *kwargs.values()]
-    places = [i for i, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
-
-    def fill(*tensors: Any) -> tuple[list[Any], dict[str, Any]]:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        return filled[: len(args)], dict(zip(kwargs, filled[len(args) :], strict=True))
-
-    return [leaves[place] for place in places], fill

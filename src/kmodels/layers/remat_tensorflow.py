@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from kmodels.core import keras_internals
-from kmodels.layers.remat import tensors_apart
+from kmodels.layers.tensor_arguments import tensors_apart
 
 
 def call(

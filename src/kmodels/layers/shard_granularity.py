@@ -14,17 +14,17 @@ from typing import Any
 from kmodels.core import keras_internals
 
 # By dimension: how many equal parts may lie apart; None for as many as the dimension is long.
-Parts = Sequence[int | None]
+Granularity = Sequence[int | None]
 
-_making: ContextVar[Parts | None] = ContextVar("kmodels_parts", default=None)
+_making: ContextVar[Granularity | None] = ContextVar("kmodels_shard_granularity", default=None)
 
 
-def add_weight(layer: Any, parts: Parts | None, **settings: Any) -> Any:
-    """`layer.add_weight(**settings)` of a variable that has these parts.
+def add_weight(layer: Any, granularity: Granularity | None, **settings: Any) -> Any:
+    """`layer.add_weight(**settings)` of a variable that may be cut so.
 
     It gets its place while it is made, before it can carry anything itself.
     """
-    token = _making.set(parts)
+    token = _making.set(granularity)
     try:
         if keras_internals.draws_later():
             with keras_internals.without_values():
@@ -34,14 +34,14 @@ def add_weight(layer: Any, parts: Parts | None, **settings: Any) -> Any:
             variable = layer.add_weight(**settings)
     finally:
         _making.reset(token)
-    if parts is not None:
-        variable.parts = tuple(parts)
+    if granularity is not None:
+        variable.shard_granularity = tuple(granularity)
     return variable
 
 
-def parts_of(variable: Any) -> Parts | None:
-    """The parts of a variable that exists, or is being made; None where nobody said."""
-    return getattr(variable, "parts", None) or _making.get()
+def granularity_of(variable: Any) -> Granularity | None:
+    """Returns how far a variable may be cut, while it is made too; None where nobody said."""
+    return getattr(variable, "shard_granularity", None) or _making.get()
 
 
 class _Use(threading.local):

@@ -93,13 +93,16 @@ class Adapter:
         self.seed: keras.random.SeedGenerator | None = None
         rank, path = settings.rank, layer.path
         shapes = {"lora_a": (layer.input_dim, rank), "lora_b": (rank, layer.units)}
-        parts = {"lora_a": (layer.parts[0], None), "lora_b": (None, layer.parts[1])}
+        granularity = {
+            "lora_a": (layer.shard_granularity[0], None),
+            "lora_b": (None, layer.shard_granularity[1]),
+        }
         draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
         with keras_internals.changing(layer):
             made = {
                 name: add_weight(
                     layer,
-                    parts[name],
+                    granularity[name],
                     shape=shapes[name],
                     initializer=initializers.Keyed(draw, f"{path}/{name}"),
                     dtype="float32",
@@ -111,7 +114,7 @@ class Adapter:
             if settings.dora:
                 self.magnitude = add_weight(
                     layer,
-                    layer.parts[1:],
+                    layer.shard_granularity[1:],
                     shape=(layer.units,),
                     initializer="zeros",
                     dtype="float32",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels import lora
-from kmodels.distribution.rank_zero import by_main
+from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import quantized
 from kmodels.lora import hub_names, stored
 from kmodels.weights import gather
@@ -151,7 +151,7 @@ class Adapters:
         Raises:
             InputError: without adapters.
         """
-        return lora.save_adapter(self, directory, by_main, save_embedding_layers)
+        return lora.save_adapter(self, directory, write_on_rank_zero, save_embedding_layers)
 
     def load_adapter(self, directory: str | Path) -> None:
         """Puts adapters written by `save_adapter` or PEFT into the model.

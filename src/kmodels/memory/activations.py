@@ -1,7 +1,7 @@
 """What a training step holds besides weights: in the blocks, in the head, and for a moment."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -9,7 +9,7 @@ import keras
 from kmodels import ops
 from kmodels.core.dispatch import backend_module
 from kmodels.layers import remat
-from kmodels.memory.sizes import ACTIVATIONS, HEAD, SCRATCH, TRAINED, Held, Setup, Sizes
+from kmodels.memory.sizes import ACTIVATIONS, HEAD, SCRATCH, TRAINED, Facts, Held, Setup, Sizes
 from kmodels.ops.linear_cross_entropy import tile_of
 from kmodels.overrides.blocks import blocks
 
@@ -22,35 +22,6 @@ READERS = {
     "mlp_input": ("mlp/gate", "mlp/up"),
     "mlp_hidden": ("mlp/down",),
 }
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a backend does that arithmetic does not tell, measured (docs/measured.md).
-
-    Args:
-        norm: float32 arrays that the plain RMS norm keeps besides its input.
-        gelu: arrays that the plain GELU keeps besides its input, its result included.
-        moments: arrays of the size of a block's largest that live at the same time.
-        table: copies of the embedding table in the compute dtype that the head makes.
-        slack: share that allocator and scheduler add to what comes and goes within a step.
-        remat: whether computing again in place of keeping lowers the peak.
-        compiler: bytes for compiling and running the first step.
-        gathers_again: weights that lie in parts are let go behind the forward pass of a layer, and
-            gathered again for its backward pass, though nothing is rematerialised.
-        attention: what attention keeps on an accelerator, where its override does not decline:
-            "plain" for all weights, "kernel" for none; None to ask the ops of this process.
-    """
-
-    norm: int
-    gelu: int
-    moments: int
-    table: int
-    slack: float
-    remat: bool
-    compiler: int
-    gathers_again: bool = False
-    attention: str | None = None
 
 
 def facts(accelerator: bool = False) -> Facts:

@@ -15,7 +15,7 @@ import keras
 
 from kmodels.core.dispatch import backend_module
 from kmodels.layers import quantized
-from kmodels.layers.shard_granularity import parts_of
+from kmodels.layers.shard_granularity import granularity_of
 from kmodels.lora.targets import choose, linear_layers
 from kmodels.memory import activations
 from kmodels.memory.sizes import (
@@ -104,24 +104,28 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
         if setup.quantize and variable.path in kernels:
             yield from _quantized(kernels[variable.path], setup.quantize)
         else:
-            shape, parts = tuple(variable.shape), parts_of(variable)
-            yield Held(part, variable.path, shape, policy.variable_dtype, parts=parts)
+            shape, granularity = tuple(variable.shape), granularity_of(variable)
+            yield Held(part, variable.path, shape, policy.variable_dtype, granularity=granularity)
     if setup.lora is not None:
         for path, layer in choose(backbone, setup.lora.targets).items():
-            rank, (inward, outward) = setup.lora.rank, layer.parts
+            rank, (inward, outward) = setup.lora.rank, layer.shard_granularity
             made = {
                 "a": ((layer.input_dim, rank), (inward, None)),
                 "b": ((rank, layer.units), (None, outward)),
             }
             if setup.lora.dora:
                 made["magnitude"] = ((layer.units,), (outward,))
-            for name, (shape, parts) in made.items():
-                yield Held(TRAINED, f"{path}/lora_{name}", shape, "float32", parts=parts)
+            for name, (shape, granularity) in made.items():
+                yield Held(
+                    TRAINED, f"{path}/lora_{name}", shape, "float32", granularity=granularity
+                )
 
 
 def _quantized(layer: Any, mode: str) -> Iterator[Held]:
     for name, (shape, dtype) in quantized.shapes(mode, layer.input_dim, layer.units).items():
-        yield Held(FROZEN, f"{layer.path}/{name}", shape, dtype, parts=layer.parts)
+        yield Held(
+            FROZEN, f"{layer.path}/{name}", shape, dtype, granularity=layer.shard_granularity
+        )
 
 
 def held_by(model: Any, sizes: Sizes, setup: Setup) -> list[Held]:

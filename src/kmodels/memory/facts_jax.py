@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from kmodels.memory.activations import Facts
+from kmodels.memory.sizes import Facts
 
 # On a CPU XLA starts what it can as early as it can, unless this flag is given: more is alive at a
 # time, and what shall be computed again is computed first.

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kmodels.memory.activations import Facts
+from kmodels.memory.sizes import Facts
 
 # On a CPU a step that computes again takes as much as one that keeps (docs/measured.md).
 FACTS = Facts(

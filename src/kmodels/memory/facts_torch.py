@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from kmodels.memory.activations import Facts
+from kmodels.memory.sizes import Facts
 from kmodels.overrides.attention_torch import by_products
 
 # glibc gives blocks below 32 MiB back late; with MALLOC_MMAP_THRESHOLD_=1048576 there is no slack.

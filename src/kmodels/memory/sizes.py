@@ -8,7 +8,7 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.precision import check_policy
 from kmodels.layers import quantized, remat
-from kmodels.layers.shard_granularity import Parts
+from kmodels.layers.shard_granularity import Granularity
 from kmodels.lora import LoraSettings
 
 # Arrays of a weight's size that an optimizer keeps for it.
@@ -130,7 +130,7 @@ class Held:
         axes: what its dimensions are, in the words of `distribution.layout`, and "batch" for rows;
             () for what each device holds as a whole. Weights, gradients and slots lie on a mesh as
             the variable of that path does.
-        parts: of a variable, see `layers.parts`.
+        granularity: of a variable, see `layers.shard_granularity`.
     """
 
     part: str
@@ -138,7 +138,7 @@ class Held:
     shape: tuple[int, ...]
     dtype: str
     axes: tuple[str | None, ...] = ()
-    parts: Parts | None = None
+    granularity: Granularity | None = None
 
     @property
     def size(self) -> int:
@@ -154,3 +154,32 @@ class Held:
 def width_of(dtype: str) -> int:
     """Bytes of an element."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a backend does that arithmetic does not tell, measured (docs/measured.md).
+
+    Args:
+        norm: float32 arrays that the plain RMS norm keeps besides its input.
+        gelu: arrays that the plain GELU keeps besides its input, its result included.
+        moments: arrays of the size of a block's largest that live at the same time.
+        table: copies of the embedding table in the compute dtype that the head makes.
+        slack: share that allocator and scheduler add to what comes and goes within a step.
+        remat: whether computing again in place of keeping lowers the peak.
+        compiler: bytes for compiling and running the first step.
+        gathers_again: weights that lie in parts are let go behind the forward pass of a layer, and
+            gathered again for its backward pass, though nothing is rematerialised.
+        attention: what attention keeps on an accelerator, where its override does not decline:
+            "plain" for all weights, "kernel" for none; None to ask the ops of this process.
+    """
+
+    norm: int
+    gelu: int
+    moments: int
+    table: int
+    slack: float
+    remat: bool
+    compiler: int
+    gathers_again: bool = False
+    attention: str | None = None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from kmodels.core.errors import InputError
 from kmodels.memory.sizes import Sizes
-from kmodels.models.common.keras_hub_mapping import Peer
+from kmodels.models.common.keras_hub_mapping import KerasHubMapping
 from kmodels.weights import Checkpoint
 
 FAMILIES = {
@@ -62,7 +62,7 @@ class Family:
     fit: Callable[[Any, Any, Any], Any]
     sizes: Callable[[Any], Sizes]
     transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
-    keras_hub: tuple[Peer, ...]
+    keras_hub: tuple[KerasHubMapping, ...]
     fit_rules: Callable[[Any, Any, Any], Any] = lambda rules, held, wanted: rules
 
 

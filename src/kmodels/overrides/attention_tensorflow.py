@@ -15,8 +15,8 @@ from keras import ops
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides import dropout_tensorflow
+from kmodels.overrides._tensors_tensorflow import later, wide
 from kmodels.overrides.blocks import Block, blocks, near
-from kmodels.overrides.tensors_tensorflow import later, wide
 
 # Queries of a block: measured between 64 and 256.
 SIZE = 128

@@ -15,10 +15,10 @@ from torch.nn import functional
 from kmodels.core.dispatch import Tensor, override
 from kmodels.core.errors import InputError
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
-from kmodels.overrides.backward_torch import backward
+from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.blocks import blocks, near
 from kmodels.overrides.dropout_torch import keep
-from kmodels.overrides.tensors_torch import as_tensor
 
 # Keys from which SDPA is taken on CPUs too: the products hold length x keys weights.
 LONG = 1024

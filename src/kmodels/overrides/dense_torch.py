@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dense import check_width, dense
-from kmodels.overrides.backward_torch import backward
-from kmodels.overrides.tensors_torch import as_tensor, stored
+from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._tensors_torch import as_tensor, stored
 
 # Multiplications below which the call itself takes as long.
 SMALL = 2**21

@@ -8,7 +8,7 @@ from keras import ops
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
-from kmodels.overrides.tensors_tensorflow import later, wide
+from kmodels.overrides._tensors_tensorflow import later, wide
 
 LANE = 1 << 16
 

@@ -14,7 +14,7 @@ import torch
 from kmodels.core import rng_offset_torch
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
-from kmodels.overrides.backward_torch import backward
+from kmodels.overrides._backward_torch import backward
 
 LANE = 1 << 16
 

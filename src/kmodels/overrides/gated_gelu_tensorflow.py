@@ -7,7 +7,7 @@ from keras import ops
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gated_gelu import gated_gelu
-from kmodels.overrides.tensors_tensorflow import later, wide
+from kmodels.overrides._tensors_tensorflow import later, wide
 
 CUBE = 0.044715
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)

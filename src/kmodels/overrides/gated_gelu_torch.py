@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gated_gelu import gated_gelu
-from kmodels.overrides.backward_torch import backward
-from kmodels.overrides.tensors_torch import as_tensor
+from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._tensors_torch import as_tensor
 
 
 def _again(ctx: Any) -> Any:

@@ -7,7 +7,7 @@ from keras import ops
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.gelu import gelu
-from kmodels.overrides.tensors_tensorflow import later, wide
+from kmodels.overrides._tensors_tensorflow import later, wide
 
 
 def supports(x: Tensor, *, approximate: bool | str = False) -> str | None:

@@ -5,7 +5,7 @@ from keras import ops
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.layer_norm import layer_norm
-from kmodels.overrides.tensors_tensorflow import after, later, sum_of_rows, wide
+from kmodels.overrides._tensors_tensorflow import after, later, sum_of_rows, wide
 
 
 @override(layer_norm)

@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.layer_norm import layer_norm
-from kmodels.overrides.tensors_torch import as_tensor
+from kmodels.overrides._tensors_torch import as_tensor
 
 
 @override(layer_norm)

@@ -12,9 +12,9 @@ from kmodels.ops.linear_cross_entropy import (
     linear_cross_entropy,
     tile_of,
 )
-from kmodels.overrides.backward_torch import backward
+from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.dense_torch import matmul
-from kmodels.overrides.tensors_torch import as_tensor
 
 
 @override(linear_cross_entropy)

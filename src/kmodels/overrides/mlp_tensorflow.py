@@ -15,8 +15,8 @@ from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_tensorflow
+from kmodels.overrides._tensors_tensorflow import after, later, sum_of_rows, wide
 from kmodels.overrides.gelu_tensorflow import density, share
-from kmodels.overrides.tensors_tensorflow import after, later, sum_of_rows, wide
 
 
 def supports(

@@ -16,9 +16,9 @@ from kmodels.ops.dense import check_width
 from kmodels.ops.gelu import QUICK
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_torch
-from kmodels.overrides.backward_torch import backward
+from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._tensors_torch import as_tensor, stored
 from kmodels.overrides.dense_torch import affine, matmul
-from kmodels.overrides.tensors_torch import as_tensor, stored
 
 _FORMS: dict[bool | str, str] = {False: "none", True: "tanh", "sigmoid": "sigmoid"}
 

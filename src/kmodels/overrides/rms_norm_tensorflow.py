@@ -5,7 +5,7 @@ from keras import ops
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.rms_norm import rms_norm
-from kmodels.overrides.tensors_tensorflow import later, wide
+from kmodels.overrides._tensors_tensorflow import later, wide
 
 
 @override(rms_norm)

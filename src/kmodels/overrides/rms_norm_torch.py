@@ -6,8 +6,8 @@ import torch
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.ops.rms_norm import rms_norm
-from kmodels.overrides.backward_torch import backward
-from kmodels.overrides.tensors_torch import as_tensor
+from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._tensors_torch import as_tensor
 
 
 def _again(ctx: Any) -> Any:

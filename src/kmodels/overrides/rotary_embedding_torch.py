@@ -11,8 +11,8 @@ from kmodels.ops.rotary_embedding import (
     rotary_embedding,
     rotary_frequencies,
 )
-from kmodels.overrides.backward_torch import backward
-from kmodels.overrides.tensors_torch import as_tensor
+from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._tensors_torch import as_tensor
 
 
 def supports(

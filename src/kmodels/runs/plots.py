@@ -162,5 +162,5 @@ def _line(axes: Any, epochs: Sequence[dict[str, Any]], key: str, label: str, col
 
 
 def _save(figure: Any, path: Path) -> None:
-    if processes.is_main():
+    if processes.is_rank_zero():
         atomic_write(path, lambda temporary: figure.savefig(temporary, dpi=120, format="png"))

@@ -179,7 +179,7 @@ def at_least(settings: Any, **limits: float) -> None:
             raise InputError(f"--{name.replace('_', '-')} is {value}; give at least {limit}")
 
 
-def shares(settings: Any, *names: str) -> None:
+def check_fractions(settings: Any, *names: str) -> None:
     """Checks that these are in [0, 1)."""
     for name in names:
         value = getattr(settings, name)
@@ -246,7 +246,7 @@ def prepare(settings: Any) -> None:
     keras.utils.set_random_seed(settings.seed)
 
 
-def spread(model: Any) -> Any:
+def parallelize(model: Any) -> Any:
     """The model to compile: over the devices of --mesh, or as it is where none was given."""
     from kmodels import distribution
 
@@ -285,11 +285,11 @@ class Folder:
         self.recipe, self.settings = recipe, settings
         self._lock: Any = None
         processes = _processes()
-        self.main = processes is None or processes.is_main()
+        self.main = processes is None or processes.is_rank_zero()
         if processes is None:
             self._take(out, resume)
         else:
-            path = processes.from_main("the folder of the run", lambda: self._take(out, resume))
+            path = processes.broadcast("the folder of the run", lambda: self._take(out, resume))
             self.path = Path(path)
 
     def _take(self, out: str | None, resume: bool) -> str:

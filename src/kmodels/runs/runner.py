@@ -14,7 +14,7 @@ from kmodels.checkpoint.callback import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.core.out_of_memory import is_out_of_memory, out_of_memory
 from kmodels.data.fit.adapters import run
-from kmodels.data.fit.feed import Feed
+from kmodels.data.fit.feed import DatasetAdapter
 from kmodels.distribution import current, processes
 from kmodels.distribution.input import fit
 from kmodels.distribution.input.sharding_rule import EVALUATE, FIT
@@ -110,11 +110,11 @@ class Runner(keras.callbacks.Callback):
         # A run that ends within an epoch has its evaluation and its row all the same.
         self._unfinished = self.step < total_steps or (cut and not self.checkpoint.validated)
         done = self.epoch + (cut and not self._unfinished)
-        writes = processes.is_main()
+        writes = processes.is_rank_zero()
         self.history = History(folder / "history.csv", self.step, done, writes)
         self.progress = Progress(total_steps, self.step)
         self.batches = Resumed(loader)
-        self.feed = Feed(self.batches)
+        self.feed = DatasetAdapter(self.batches)
         self._pending: list[Any] = []
         self._windows: list[tuple[int, float]] = []
         self._first_seconds = 0.0

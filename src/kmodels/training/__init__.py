@@ -18,10 +18,10 @@ _EXPORTS = {
     "TrainStep": "training.step.train_step",
     "WarmupSchedule": "training.optim.schedules",
     "WholeBatches": "training.evaluation",
-    "load_keras_file": "checkpoint.keras_file",
-    "load_orbax": "checkpoint.orbax",
+    "load_keras_file": "checkpoint.formats.keras_file",
+    "load_orbax": "checkpoint.formats.orbax",
     "restore_newest": "checkpoint.manager",
-    "save_orbax": "checkpoint.orbax",
+    "save_orbax": "checkpoint.formats.orbax",
     "track_step_loss": "training.step.step_loss",
 }
 

@@ -7,11 +7,11 @@ import keras
 
 from kmodels.distribution import current
 from kmodels.distribution.input import fit
-from kmodels.distribution.input.indexed import Part
-from kmodels.distribution.input.sharding_rule import EVALUATE, Rule
+from kmodels.distribution.input.indexed import ShardedDataset
+from kmodels.distribution.input.sharding_rule import EVALUATE, BatchSharding
 
 
-class WholeBatches(Part):
+class WholeBatches(ShardedDataset):
     """Fills the last batch up with rows of no weight.
 
     A shorter last batch would be compiled anew on JAX, and does not divide over a mesh. The other
@@ -25,7 +25,7 @@ class WholeBatches(Part):
 
     def __init__(self, loader: Any):
         plan = current()
-        super().__init__(loader, Rule() if plan is None else fit.rule(plan), EVALUATE)
+        super().__init__(loader, BatchSharding() if plan is None else fit.rule(plan), EVALUATE)
         self.loader = loader
 
 

@@ -6,8 +6,8 @@ import keras
 
 from kmodels.core import keras_internals, traced
 from kmodels.core.files import local_path
-from kmodels.core.signatures import like
-from kmodels.distribution.rank_zero import alone
+from kmodels.distribution.rank_zero import without_distribution
+from kmodels.training.signatures import like
 from kmodels.weights import deferred, gather
 
 
@@ -90,7 +90,7 @@ class KerasMethods(traced.Follows):
         """Keras' `save`; of several processes that hold all weights one may call it alone."""
         local_path(filepath)
         gather.check_whole(self, "save")
-        with alone():
+        with without_distribution():
             super().save(filepath, **kwargs)
 
     @like(keras.Model.save_weights)
@@ -98,7 +98,7 @@ class KerasMethods(traced.Follows):
         """Keras' `save_weights`; as `save`."""
         local_path(filepath)
         gather.check_whole(self, "save_weights")
-        with alone():
+        with without_distribution():
             super().save_weights(filepath, **kwargs)
 
     def _one_batch(self, method: str, *parts: Any) -> tuple[Any, ...]:

@@ -88,7 +88,7 @@ def bind(
             targets = [held[path] for path in rule.targets]
             filled += sum(int(np.prod(variable.shape)) for variable in targets)
             _assign(rule, targets, source[rule.source])
-        malloc.trim()
+        malloc.malloc_trim()
         return filled
 
     return fill

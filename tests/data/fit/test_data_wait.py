@@ -62,12 +62,14 @@ SLOW = [0.1] * 20
     ],
 )  # fmt: skip
 def test_the_line(monkeypatch, settings, cores, waits, making_cpu, said):
-    line = Time(monkeypatch, cores).epoch(data_wait.Clock(*settings), waits, 0.05, making_cpu)
+    line = Time(monkeypatch, cores).epoch(
+        data_wait.DataWaitTimer(*settings), waits, 0.05, making_cpu
+    )
     assert line is None if said is None else said in line
 
 
 def test_the_share_of_a_run(monkeypatch):
-    clock, turned = data_wait.Clock(), Time(monkeypatch, 4)
+    clock, turned = data_wait.DataWaitTimer(), Time(monkeypatch, 4)
     assert clock.share == 0.0
     turned.epoch(clock, [0.1] * 5, 0.1)
     turned.epoch(clock, [0.0] * 5, 0.1)
@@ -76,7 +78,7 @@ def test_the_share_of_a_run(monkeypatch):
 
 def test_a_pipeline_that_is_ahead_of_the_steps(monkeypatch):
     """Steps of 30 ms; batches ready at 100, 110, 120, 200 ms; two of the four are late."""
-    clock, turned = data_wait.Clock(), Time(monkeypatch, 4)
+    clock, turned = data_wait.DataWaitTimer(), Time(monkeypatch, 4)
     turned.epoch(clock, [0.0], 0.1)  # the first step of all is compiled before it asks
     clock.begin_epoch()
     clock.begin_pass(True)

@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, ImageLoader
 from kmodels.data.fit import prefetch
 from kmodels.data.fit.adapters import as_dataset, run
-from kmodels.data.fit.feed import Feed, batches_ahead
+from kmodels.data.fit.feed import DatasetAdapter, batches_ahead
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
 Y = np.arange(11, dtype="float32")[:, None]
@@ -212,7 +212,7 @@ def test_a_run_cut_within_an_epoch_ends_with_the_same_bits(model, ahead, tmp_pat
 def test_a_loader_counts_what_was_taken_and_not_what_was_made(model, ahead):
     """Two of three batches per epoch: the loader's epoch goes on once all three were taken."""
     loader = ImageLoader(ArraySource(np.zeros((6, 1, 1, 1), "uint8"), np.arange(6)), 2)
-    feed = Feed(loader)
+    feed = DatasetAdapter(loader)
     feed.begin()
     batches = feed._get_iterator()
     feed.on_epoch_begin()

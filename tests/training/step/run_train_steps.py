@@ -55,7 +55,7 @@ def distillation():
 
 
 def gan():
-    """Two players with batch norm; the noise is in the data."""
+    """Two objectives with batch norm; the noise is in the data."""
     inputs = keras.Input((4,))
     x = dense(WIDTH, "g/first", use_bias=False)(inputs)
     x = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.8)(x))

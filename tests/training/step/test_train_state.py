@@ -147,7 +147,9 @@ def test_players_have_their_own_losses_and_optimizers():
     for model, wanted in zip(models.values(), (a, b), strict=True):
         found = values(model.weights)[0]
         np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("optimizer"))
-    with pytest.raises(InputError, match="the step has a loss for the only player, the state opt"):
+    with pytest.raises(
+        InputError, match="the step has a loss for the only objective, the state opt"
+    ):
         kmodels.train_step(squares)(state_, BATCHES[0])
 
 
@@ -169,12 +171,12 @@ def test_a_state_is_a_pytree_on_jax(backend, step):
 
     state_ = kmodels.train_state(make_model(), make_optimizer())
     leaves, structure = jax.tree_util.tree_flatten(state_)
-    assert len(leaves) == len(state_.players.variables) + 2 + 2 * 6
+    assert len(leaves) == len(state_.objectives.variables) + 2 + 2 * 6
     other = jax.tree_util.tree_unflatten(structure, leaves)
-    assert isinstance(other, type(state_)) and other.players is state_.players
+    assert isinstance(other, type(state_)) and other.objectives is state_.objectives
     two = {k: np.stack([b[k].astype("float32") for b in BATCHES[:2]]) for k in ("x", "y")}
     with pytest.raises(RuntimeError, match="deleted"):
-        step(state_, BATCHES[0])[0].players.variables[0].numpy()
+        step(state_, BATCHES[0])[0].objectives.variables[0].numpy()
     state_.write_back()
     last, logs = jax.lax.scan(step, kmodels.train_state(make_model(), make_optimizer()), two)
     again = kmodels.train_state(make_model(), make_optimizer())
@@ -197,7 +199,7 @@ def test_a_mesh_gives_what_one_device_gives(backend, fitted):
             step = kmodels.train_step(squares)
             for batch in BATCHES:
                 loop, _ = step(loop, batch)
-        found = [values(model.variables), values(loop.players.variables)]
+        found = [values(model.variables), values(loop.objectives.variables)]
     finally:
         keras.distribution.set_distribution(None)
     np.testing.assert_allclose(history["loss"], fitted[0]["loss"], rtol=0, atol=1e-6)

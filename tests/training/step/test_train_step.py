@@ -208,25 +208,25 @@ def test_wrong_settings_are_told():
     models = {"a": small(), "b": small()}
     with pytest.raises(InputError, match="is to train 'c'; the models are a, b"):
         TrainStep(models, mean, train=["c"])
-    with pytest.raises(InputError, match="player c is to train 'c'"):
+    with pytest.raises(InputError, match="objective c is to train 'c'"):
         TrainStep(models, {"a": mean, "c": mean})
     with pytest.raises(InputError, match="train must name the models of each of a, b"):
         TrainStep(models, {"a": mean, "b": mean}, train=["a"])
-    with pytest.raises(InputError, match="train is by player"):
+    with pytest.raises(InputError, match="train is by objective"):
         TrainStep(models, mean, train={"a": ["a"]})
     with pytest.raises(InputError, match="got int as 'a'; give Keras models"):
         TrainStep({"a": 3}, mean)
     with pytest.raises(InputError, match="a loss is 'mse'; give a function"):
         TrainStep(small(), "mse")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="there is no player"):
+    with pytest.raises(InputError, match="there is no objective"):
         TrainStep(models, {})
     step = TrainStep(models, {"a": mean, "b": mean})
     with pytest.raises(InputError, match="give one for each of a, b"):
         step.compile({"a": "sgd"})
-    with pytest.raises(InputError, match="several players cannot share"):
+    with pytest.raises(InputError, match="several objectives cannot share"):
         step.compile(AdamW())
     shared = AdamW()
-    with pytest.raises(InputError, match="two players have the same optimizer"):
+    with pytest.raises(InputError, match="two objectives have the same optimizer"):
         step.compile({"a": shared, "b": shared})
     step.compile("sgd")
     with pytest.raises(InputError, match=r"set step\.optimizer\.by_player"):

@@ -27,7 +27,7 @@ from kmodels.data.fit.batches import (
     prepared,
 )
 from kmodels.data.fit.epoch_callback import FollowEpoch
-from kmodels.data.fit.feed import Fed, Feed, Native
+from kmodels.data.fit.feed import DatasetAdapter, InstrumentedData, Native
 from kmodels.data.images.loader import ImageLoader
 
 _ACCEPTED = (
@@ -72,7 +72,7 @@ def as_dataset(
     x = arrays.columns(x, preprocess)
     if (prepared_by := getattr(x, "prepared_by", None)) is not None:
         return prepared_by(preprocess)  # one process's rows, of `kmodels.distribution`
-    if isinstance(x, ImageLoader | IndexedBatches | Fed):
+    if isinstance(x, ImageLoader | IndexedBatches | InstrumentedData):
         _no_labels(x, y, sample_weight)
         return x
     size = batch_size or 32
@@ -143,7 +143,7 @@ def run(
     """
     arguments = fit_arguments(x, y, preprocess=preprocess, **kwargs)
     given = (arguments["x"], arguments.get("validation_data"))
-    feeds = [feed for feed in given if isinstance(feed, Fed) and not feed.running]
+    feeds = [feed for feed in given if isinstance(feed, InstrumentedData) and not feed.running]
     for feed in feeds:
         feed.running, feed.model = True, getattr(method, "__self__", None)
     try:
@@ -162,7 +162,7 @@ def run(
 
 
 @contextmanager
-def _unwarned(feeds: list[Fed], arguments: dict[str, Any]) -> Iterator[None]:
+def _unwarned(feeds: list[InstrumentedData], arguments: dict[str, Any]) -> Iterator[None]:
     """Without Keras' warning that data ended, where nobody had said how much there is."""
     told = arguments.get("steps_per_epoch") or arguments.get("steps")
     if told or not any(isinstance(f, Stream | Native) and f.num_batches is None for f in feeds):
@@ -187,7 +187,7 @@ def fit_arguments(
     Returns:
         All arguments by name.
     """
-    if isinstance(x, Fed) and x.running:
+    if isinstance(x, InstrumentedData) and x.running:
         return {"x": x, **_given(y=y), **kwargs}  # a method that another one called
     fits, shuffle = "shuffle" in kwargs, kwargs.get("shuffle", False)
     size, weight = kwargs.get("batch_size"), kwargs.get("sample_weight")
@@ -226,14 +226,14 @@ def fit_arguments(
             class_weight=class_weight,
         )
         if isinstance(data, keras.utils.PyDataset):
-            data = Feed(data, class_weight)
+            data = DatasetAdapter(data, class_weight)
     if fits:
         kwargs["shuffle"] = False
         if (held_out := kwargs.get("validation_data")) is not None:
             # Keras would take the size of the batches from arguments that are gone.
             kwargs.setdefault("validation_batch_size", size)
             if isinstance(held_out, keras.utils.PyDataset):
-                kwargs["validation_data"] = Feed(held_out)
+                kwargs["validation_data"] = DatasetAdapter(held_out)
     say = functools.partial(print, flush=True) if kwargs.get("verbose", "auto") else None
     follow = FollowEpoch(data, kwargs.get("validation_data"), kwargs.get("steps_per_epoch"), say)
     callbacks = kwargs.get("callbacks") or []

@@ -16,8 +16,8 @@ import numpy as np
 
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.data.fit.data_wait import Clock
-from kmodels.data.fit.feed import Feed, workers_of
+from kmodels.data.fit.data_wait import DataWaitTimer
+from kmodels.data.fit.feed import DatasetAdapter, workers_of
 from kmodels.data.fit.rows import rows_within
 from kmodels.data.rng import order
 
@@ -176,7 +176,7 @@ class IndexedBatches(keras.utils.PyDataset):
         return prepared(self.take(samples), self.preprocess)
 
 
-class Stream(Feed):
+class Stream(DatasetAdapter):
     """Anything that can be gone through, batch by batch, handed to Keras as a data adapter.
 
     Args:
@@ -199,7 +199,7 @@ class Stream(Feed):
             batches = OneShot(batches)
         self.batches = batches
         self.preprocess = preprocess
-        clock = Clock(*workers_of(batches), faster)
+        clock = DataWaitTimer(*workers_of(batches), faster)
         super().__init__(_Sample(self._batches, count), class_weight, clock)
 
     def tuples(self) -> Iterator[tuple]:

@@ -7,13 +7,13 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-from kmodels.core.units import counted
+from kmodels.core.units import pluralize
 
 # A smaller share, or less time in an epoch, is not worth a line.
 SHOWN_SHARE, SHOWN_SECONDS = 0.05, 0.1
 
 
-class Clock:
+class DataWaitTimer:
     """Counts by epoch and over the run of `fit`.
 
     A wait is time in which a step had no batch and the device nothing to do: where the device works
@@ -141,7 +141,7 @@ class Clock:
                 f"no number of workers ends that, since {cores} cores have no room beside the "
                 f"step for {1000 * make_cpu:.1f} ms a batch; make batches cheaper, or keep them"
             )
-        named = f"a loader with {counted(need, 'worker')}"
+        named = f"a loader with {pluralize(need, 'worker')}"
         named = named if self.parameter is None else f"{self.parameter}={need}"
         if self.workers and need > cores:
             return f"{named} would end that, unless they compute: there are {cores} cores"

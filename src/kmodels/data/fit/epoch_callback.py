@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kmodels.data.fit.feed import Fed
+from kmodels.data.fit.feed import InstrumentedData
 
 
 class FollowEpoch(keras.callbacks.Callback):
@@ -31,7 +31,7 @@ class FollowEpoch(keras.callbacks.Callback):
         self._held_out = held_out
         self._tells = steps_per_epoch is None
         self._say = say
-        self._clock = data.clock if isinstance(data, Fed) else None
+        self._clock = data.clock if isinstance(data, InstrumentedData) else None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Before the first batch is asked for."""
@@ -53,7 +53,7 @@ class FollowEpoch(keras.callbacks.Callback):
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Before a step of evaluate."""
         data = self._data if self._held_out is None else self._held_out
-        if batch == 0 and isinstance(data, Fed):
+        if batch == 0 and isinstance(data, InstrumentedData):
             data.look()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -89,5 +89,5 @@ class FollowEpoch(keras.callbacks.Callback):
 
 
 def _begin(data: Any) -> None:
-    if isinstance(data, Fed):
+    if isinstance(data, InstrumentedData):
         data.begin()

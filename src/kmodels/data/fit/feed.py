@@ -12,7 +12,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.data.fit.data_wait import Clock
+from kmodels.data.fit.data_wait import DataWaitTimer
 from kmodels.data.fit.prefetch import Ahead
 
 ENVIRONMENT = "KMODELS_PREFETCH"
@@ -36,7 +36,7 @@ def batches_ahead() -> int:
     return int(text)
 
 
-class Fed:
+class InstrumentedData:
     """What all data in `fit` have in common.
 
     Attributes:
@@ -47,7 +47,7 @@ class Fed:
         taken: batches of this pass that were handed out; None where only the backend knows.
     """
 
-    def __init__(self, clock: Clock):
+    def __init__(self, clock: DataWaitTimer):
         self.clock = clock
         self.error: Exception | None = None
         self.running = False
@@ -149,7 +149,7 @@ def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, fl
     return batch, 0.0 if busy is not None and busy() else waited
 
 
-class Feed(Fed, keras_internals.PyDatasetAdapter):
+class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetAdapter):
     """A PyDataset.
 
     Args:
@@ -162,9 +162,9 @@ class Feed(Fed, keras_internals.PyDatasetAdapter):
         self,
         dataset: keras.utils.PyDataset,
         class_weight: dict[int, float] | None = None,
-        clock: Clock | None = None,
+        clock: DataWaitTimer | None = None,
     ):
-        Fed.__init__(self, clock or Clock(*workers_of(dataset)))
+        InstrumentedData.__init__(self, clock or DataWaitTimer(*workers_of(dataset)))
         keras_internals.PyDatasetAdapter.__init__(self, dataset, class_weight=class_weight)
 
     def raw(self) -> Iterable[Any]:
@@ -193,7 +193,7 @@ class Feed(Fed, keras_internals.PyDatasetAdapter):
             self.py_dataset.set_epoch(epoch)
 
 
-class Native(Fed, keras_internals.DataAdapter):
+class Native(InstrumentedData, keras_internals.DataAdapter):
     """Data that Keras has an adapter for.
 
     Args:
@@ -202,7 +202,7 @@ class Native(Fed, keras_internals.DataAdapter):
     """
 
     def __init__(self, adapter: Any, faster: str | None = None):
-        super().__init__(Clock(faster=faster))
+        super().__init__(DataWaitTimer(faster=faster))
         self._adapter = adapter
 
     def get_numpy_iterator(self) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.formats.files import Files, expand
+from kmodels.data.formats.file_ranges import Files, expand
 from kmodels.data.images.pictures import MAX_BYTES, PictureError, decode
 
 PICTURE_KEYS = ("image/encoded", "image", "image_raw", "encoded")

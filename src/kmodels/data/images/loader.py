@@ -10,9 +10,9 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.image_format import check_channels_last
 from kmodels.data.images.augment import Augment
 from kmodels.data.images.batches import BatchMaker
+from kmodels.data.images.image_format import check_channels_last
 from kmodels.data.images.resizing import USUAL, Resizing
 from kmodels.data.images.sources import ImageSource
 from kmodels.data.workers.pool import WorkerPool

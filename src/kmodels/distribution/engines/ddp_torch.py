@@ -2,7 +2,7 @@
 
 DDP reduces gradients in the backward pass, while it goes on. It needs no more of a model than the
 loss and the variables: what lies between is the model's own business, so Keras' step, a `TrainStep`
-of several players, adapters and compiled blocks are all alike.
+of several objectives, adapters and compiled blocks are all alike.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from kmodels.distribution import processes
 _MEANS = ("sum_over_batch_size", "mean")
 
 
-class Together:
+class DDPTrainer:
     """What all ways to train a model in several processes have in common."""
 
     def begin(self, model: Any) -> None:
@@ -98,19 +98,19 @@ def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-class DataParallel(Together):
+class DataParallel(DDPTrainer):
     """Copies of a model, of which each process trains one on its rows."""
 
     def __init__(self) -> None:
         self._reducers: dict[tuple[int, ...], _Reducer] = {}
 
     def begin(self, model: Any) -> None:
-        """As in `Together`; what was reduced before may have changed."""
+        """As in `DDPTrainer`; what was reduced before may have changed."""
         self._reducers.clear()
         super().begin(model)
 
     def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
-        """As in `Together`."""
+        """As in `DDPTrainer`."""
         if not variables or not loss.requires_grad:
             return loss
         key = tuple(map(id, variables))
@@ -130,7 +130,7 @@ class _Reducer:
         reached = _leaves(loss)
         lacks = any(id(variable.value) not in reached for variable in variables)
         # Torch goes through the whole graph in every step to find them, so only where there are.
-        lacks = any(processes.share("variables without a gradient", lacks))
+        lacks = any(processes.all_gather_object("variables without a gradient", lacks))
         self._optimizer, self._variables = optimizer, variables
         steps = getattr(optimizer, "gradient_accumulation_steps", None) or 1
         # A step that is left out does not count, so who sees its own rows alone would lose count.
@@ -219,7 +219,7 @@ def _losses(model: Any) -> list[Any]:
 
 
 def _check_same(facts: dict[str, Any]) -> None:
-    told = processes.share("the model", facts)
+    told = processes.all_gather_object("the model", facts)
     for rank, other in enumerate(told):
         if other == told[0]:
             continue

@@ -4,18 +4,12 @@ Every process feeds its own rows of each batch. `data` reduces gradients by DDP,
 by FSDP2; `model` is Keras' own, from 3.16 on.
 """
 
-from typing import Any
-
-import keras
-import torch
-
-from kmodels.core import keras_internals, rng_offset_torch
+from kmodels.core import rng_offset_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
-from kmodels.distribution.engines.ddp_torch import DataParallel
+from kmodels.distribution.engines.ddp_engine_torch import DDPEngine
 from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh
-from kmodels.training.step.keras_model_torch import Parallel
 
 MORE = "start {0} processes: torchrun --nproc-per-node={0} script.py"
 
@@ -45,64 +39,6 @@ def use(mesh: Mesh) -> Engine:
 
         engine = fsdp_torch.use(mesh)
     else:
-        engine = Copies(mesh)
+        engine = DDPEngine(mesh)
     rng_offset_torch.draw_as(engine.shard)
     return engine
-
-
-class Copies:
-    """A copy of the model in every process; see `engine.Engine`."""
-
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
-        self.shards, self.shard = mesh.data, processes.index()
-        self.main = processes.is_main()
-
-    def prepare(self, model: Any) -> Any:
-        """As in `Engine`."""
-        self.check(model)
-        if self.shards > 1:
-            # Around Keras' __setattr__, which refuses new state on a built model.
-            object.__setattr__(model, "parallel", DataParallel())
-        return model
-
-    def check(self, model: Any) -> None:
-        """As in `Engine`."""
-        if self.shards == 1:
-            return
-        if not isinstance(model, Parallel):
-            raise InputError(
-                f"plan.prepare got {type(model).__name__}, whose step is Keras' own; give a task "
-                "of kmodels, or kmodels.training.TrainStep(model, loss)"
-            )
-        check_norms(model)
-
-    def leave(self) -> None:
-        """As in `Engine`."""
-        rng_offset_torch.draw_as(0)
-
-
-def check_norms(model: Any) -> None:
-    """Raises `InputError` for batch norm, which would see the rows of its own process alone."""
-    for layer in keras_internals.sublayers(model):
-        if not layer.trainable:
-            continue
-        if isinstance(layer, keras.layers.BatchNormalization):
-            raise InputError(
-                f"{layer.path} is a BatchNormalization, which would norm by one process's rows "
-                "alone; freeze it by trainable=False, or use keras.layers.TorchModuleWrapper("
-                f"torch.nn.SyncBatchNorm({_channels(layer)}))"
-            )
-        module = getattr(layer, "module", None)
-        for part in module.modules() if isinstance(module, torch.nn.Module) else ():
-            batch = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
-            if batch and not isinstance(part, torch.nn.SyncBatchNorm):
-                raise InputError(
-                    f"{layer.name} holds a {type(part).__name__}, which would norm by one "
-                    "process's rows alone; use torch.nn.SyncBatchNorm, see its "
-                    "convert_sync_batchnorm"
-                )
-
-
-def _channels(layer: Any) -> Any:
-    return layer.gamma.shape[0] if getattr(layer, "gamma", None) is not None else "channels"

@@ -14,26 +14,26 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.engines import fsdp_slots_torch
-from kmodels.distribution.engines.ddp_torch import Together
-from kmodels.distribution.engines.engine_torch import Copies
+from kmodels.distribution.engines.ddp_engine_torch import DDPEngine
+from kmodels.distribution.engines.ddp_torch import DDPTrainer
 from kmodels.distribution.engines.fsdp_groups_torch import shard
 from kmodels.distribution.engines.sharded_variable_torch import Sharded
 from kmodels.distribution.mesh import Mesh
 from kmodels.weights import deferred
 
 
-def use(mesh: Mesh) -> "FullyShard":
+def use(mesh: Mesh) -> "FSDPEngine":
     """The engine of a mesh with an `fsdp` axis; with `data` too the parts have copies (HSDP)."""
-    return FullyShard(mesh)
+    return FSDPEngine(mesh)
 
 
-class FullyShard(Copies):
+class FSDPEngine(DDPEngine):
     """See `engine.Engine`. Models of `from_preset` wait for their weights until they are cut."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self.shards, self.shard = mesh.replicas, processes.index()
-        self.main = processes.is_main()
+        self.main = processes.is_rank_zero()
         sides = {"data": mesh.data, "fsdp": mesh.fsdp} if mesh.data > 1 else {"fsdp": mesh.fsdp}
         self.device_mesh = init_device_mesh(
             torch.device(keras.ops.zeros(()).device).type,
@@ -49,7 +49,7 @@ class FullyShard(Copies):
             root = shard(model, self.device_mesh)
             deferred.fill(model)
             # Around Keras' __setattr__, which refuses new state on a built model.
-            object.__setattr__(model, "parallel", Parts(root, model))
+            object.__setattr__(model, "parallel", FSDPTrainer(root, model))
         return model
 
     def check(self, model: Any) -> None:
@@ -78,7 +78,7 @@ class FullyShard(Copies):
         deferred.switch(False)
 
 
-class Parts(Together):
+class FSDPTrainer(DDPTrainer):
     """A model of which each rank holds a part, and trains all on its rows.
 
     Args:
@@ -103,7 +103,7 @@ class Parts(Together):
                 fsdp_slots_torch.place(optimizer)
 
     def begin(self, model: Any) -> None:
-        """As in `Together`.
+        """As in `DDPTrainer`.
 
         Raises:
             InputError: also for what was changed since the model was cut.
@@ -122,7 +122,7 @@ class Parts(Together):
         super().begin(model)
 
     def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
-        """As in `Together`.
+        """As in `DDPTrainer`.
 
         Where gradients are accumulated and few weights are trained, torch adds up their whole
         gradients, and the last of the steps alone reduces them.

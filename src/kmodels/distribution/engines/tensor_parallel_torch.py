@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from kmodels.core import dispatch, rng_offset_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
-from kmodels.distribution.engines.ddp_torch import Together, results_of
+from kmodels.distribution.engines.ddp_torch import DDPTrainer, results_of
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
@@ -55,7 +55,7 @@ class _Layers(keras.distribution.ModelParallel):
         return keras.distribution.TensorLayout(axes_of(variable, self._mesh), self.device_mesh)
 
 
-class _Whole(Together):
+class _Whole(DDPTrainer):
     """Steps whose loss and metrics are those of the global batch in every process."""
 
     def begin(self, model: Any) -> None:
@@ -77,7 +77,7 @@ class Split:
         self.mesh = mesh
         # Processes along `model` compute the same rows together.
         self.shards, self.shard = mesh.data, processes.index() // mesh.model
-        self.main = processes.is_main()
+        self.main = processes.is_rank_zero()
         every = keras.distribution.list_devices()
         grid = keras.distribution.DeviceMesh((mesh.data, mesh.model), ("data", "model"), every)
         self._distribution = _Layers(mesh, grid)

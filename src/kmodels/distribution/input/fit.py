@@ -10,19 +10,21 @@ from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.data.fit import adapters
 from kmodels.data.fit.batches import Stream
-from kmodels.data.fit.feed import Fed, Native
+from kmodels.data.fit.feed import InstrumentedData, Native
 from kmodels.distribution import processes
-from kmodels.distribution.distribute import current
-from kmodels.distribution.input.callbacks import followers
-from kmodels.distribution.input.indexed import Given, Part
-from kmodels.distribution.input.sharding_rule import EVALUATE, FIT, PREDICT, Rule, digest
-from kmodels.distribution.input.stream import StreamPart
+from kmodels.distribution.current_plan import current
+from kmodels.distribution.input.indexed import Given, ShardedDataset
+from kmodels.distribution.input.rank_callbacks import followers
+from kmodels.distribution.input.sharding_rule import EVALUATE, FIT, PREDICT, BatchSharding, digest
+from kmodels.distribution.input.stream import ShardedStream
 
 _predictions: Any = backend_module("kmodels.distribution.engines.predictions")
 _made: Counter[str] = Counter()
 
 
-def shard(data: Any, rule: Rule, use: str, steps: int | None = None) -> Part | StreamPart | Native:
+def shard(
+    data: Any, rule: BatchSharding, use: str, steps: int | None = None
+) -> ShardedDataset | ShardedStream | Native:
     """This process's rows of data, after all processes have compared theirs.
 
     Args:
@@ -37,30 +39,30 @@ def shard(data: Any, rule: Rule, use: str, steps: int | None = None) -> Part | S
     Raises:
         InputError: where the mesh does not divide the batches, or processes differ.
     """
-    if isinstance(data, Part | StreamPart | Native):
+    if isinstance(data, ShardedDataset | ShardedStream | Native):
         return data
     _made[use] += 1
     name = f"the data to {use}, {_made[use]}"
     if isinstance(data, Stream):
-        part: Part | StreamPart = StreamPart(data, rule, use, name, steps)
+        part: ShardedDataset | ShardedStream = ShardedStream(data, rule, use, name, steps)
     else:
         data = data if hasattr(data, "part") else Given(data)
-        part = Part(data, rule, use, steps)
+        part = ShardedDataset(data, rule, use, steps)
     if processes.count() > 1:
         facts: dict[str, Any] = {"the number of batches": part.num_batches}
-        if isinstance(part, Part):
+        if isinstance(part, ShardedDataset):
             facts["the batch size"] = data.batch_size
         if not rule.own:
             facts["the number of samples"] = part.samples
-            if isinstance(part, Part):
+            if isinstance(part, ShardedDataset):
                 facts["the first batch"] = _first(data)
-        processes.same(name, facts)
+        processes.check_equal(name, facts)
     return part
 
 
-def rule(plan: Any, own: bool = False) -> Rule:
+def rule(plan: Any, own: bool = False) -> BatchSharding:
     """What this process takes of batches over the mesh of a plan."""
-    return Rule(plan.mesh, plan.engine.shards, plan.engine.shard, own)
+    return BatchSharding(plan.mesh, plan.engine.shards, plan.engine.shard, own)
 
 
 def run(
@@ -84,7 +86,7 @@ def run(
             a callback or a metric cannot work so.
     """
     plan = current()
-    if plan is None or (isinstance(x, Fed) and x.running):
+    if plan is None or (isinstance(x, InstrumentedData) and x.running):
         return adapters.run(method, x, y, preprocess=preprocess, **kwargs)
     # Again, as the mesh may be gone since plan.prepare, and on JAX nobody would notice.
     plan.engine.check(model)
@@ -115,7 +117,7 @@ def _data(plan: Any, use: str, x: Any, y: Any, kwargs: dict[str, Any], preproces
         x, y, weight, kwargs["validation_data"] = adapters.split(
             x, y, weight, share, held_out, preprocess, size
         )
-    if isinstance(x, Part | StreamPart):
+    if isinstance(x, ShardedDataset | ShardedStream):
         return x.prepared_by(preprocess)
     data = adapters.as_dataset(
         x,
@@ -131,7 +133,7 @@ def _data(plan: Any, use: str, x: Any, y: Any, kwargs: dict[str, Any], preproces
 
 
 def _held_out(plan: Any, held_out: Any, kwargs: dict[str, Any]) -> Any:
-    if isinstance(held_out, Part | StreamPart):
+    if isinstance(held_out, ShardedDataset | ShardedStream):
         return held_out
     size = kwargs.get("validation_batch_size") or kwargs.get("batch_size")
     given = held_out if isinstance(held_out, tuple) else (held_out,)

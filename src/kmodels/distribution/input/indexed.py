@@ -8,10 +8,17 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.data.fit.batches import as_tuple, prepared
 from kmodels.data.fit.rows import rows_within
-from kmodels.distribution.input.sharding_rule import EVALUATE, FIT, Rule, filled, length, uneven
+from kmodels.distribution.input.sharding_rule import (
+    EVALUATE,
+    FIT,
+    BatchSharding,
+    filled,
+    length,
+    uneven,
+)
 
 
-class Part(keras.utils.PyDataset):
+class ShardedDataset(keras.utils.PyDataset):
     """The rows of one process of batches that have numbers.
 
     Args:
@@ -29,7 +36,7 @@ class Part(keras.utils.PyDataset):
         InputError: where the mesh does not divide a batch, or there is no full one to train on.
     """
 
-    def __init__(self, source: Any, rule: Rule, use: str, steps: int | None = None):
+    def __init__(self, source: Any, rule: BatchSharding, use: str, steps: int | None = None):
         super().__init__(source.workers, source.use_multiprocessing, source.max_queue_size)
         self._size, self._there = source.batch_size, source.samples
         self._start, stop = rule.rows(self._size)
@@ -52,7 +59,7 @@ class Part(keras.utils.PyDataset):
             self._weight = weight if use == EVALUATE else None
         self.fills = self._weight not in (None, 1.0)
 
-    def prepared_by(self, preprocess: Any) -> "Part":
+    def prepared_by(self, preprocess: Any) -> "ShardedDataset":
         """Takes a model's preprocessor, where the data is of a kind that it is applied to."""
         if getattr(self.source, "preprocess", preprocess) is None:
             self.source.preprocess = preprocess

@@ -23,7 +23,7 @@ FIT, EVALUATE, PREDICT = "fit", "evaluate", "predict"
 
 
 @dataclass(frozen=True)
-class Rule:
+class BatchSharding:
     """What this process takes of each batch.
 
     Args:
@@ -64,7 +64,7 @@ class Rule:
             Batches of each process, samples of all, and the weight of a sample.
         """
         if self.own:
-            told = processes.share("samples to evaluate", [batches, samples])
+            told = processes.all_gather_object("samples to evaluate", [batches, samples])
             copies = max(len(told) // self.shards, 1)
             batches, samples = max(one[0] for one in told), sum(one[1] for one in told) // copies
             size *= self.shards

@@ -12,7 +12,7 @@ from kmodels.distribution import processes
 from kmodels.distribution.input.sharding_rule import (
     EVALUATE,
     FIT,
-    Rule,
+    BatchSharding,
     digest,
     filled,
     length,
@@ -20,7 +20,7 @@ from kmodels.distribution.input.sharding_rule import (
 )
 
 
-class StreamPart(Stream):
+class ShardedStream(Stream):
     """The rows of one process of batches that come one after another.
 
     What many processes train on is compared as it comes: the first batch and the number of all, or,
@@ -44,7 +44,9 @@ class StreamPart(Stream):
             be gone through twice, or, while it is gone through, processes have other data.
     """
 
-    def __init__(self, stream: Stream, rule: Rule, use: str, name: str, steps: int | None = None):
+    def __init__(
+        self, stream: Stream, rule: BatchSharding, use: str, name: str, steps: int | None = None
+    ):
         self._rule, self._use, self._name, self._steps = rule, use, name, steps
         self.tuples = stream.tuples
         self._weight: float | None = None
@@ -61,7 +63,7 @@ class StreamPart(Stream):
         settings = stream.preprocess, stream.class_weight, stream.clock.faster
         super().__init__(stream.batches, count, *settings)
 
-    def prepared_by(self, preprocess: Any) -> "StreamPart":
+    def prepared_by(self, preprocess: Any) -> "ShardedStream":
         """Takes a model's preprocessor, where there is none yet."""
         self.preprocess = self.preprocess or preprocess
         return self
@@ -76,16 +78,16 @@ class StreamPart(Stream):
             if many and own:
                 self._agree(count, ended=False)
             elif many and not count:
-                processes.same(self._name, {"the first batch": digest(batch)})
+                processes.check_equal(self._name, {"the first batch": digest(batch)})
             count += 1
             yield prepared(arrays.take(batch, rows), self.preprocess)
         if many and own:
             self._agree(count, ended=True)
         elif many:
-            processes.same(self._name, {"the number of batches": count})
+            processes.check_equal(self._name, {"the number of batches": count})
 
     def _agree(self, count: int, ended: bool) -> None:
-        told = processes.share(self._name, ended)
+        told = processes.all_gather_object(self._name, ended)
         if any(told) and not all(told):
             short = ", ".join(str(index) for index, one in enumerate(told) if one)
             raise InputError(

@@ -15,7 +15,7 @@ def nothing(*_: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Peer:
+class KerasHubMapping:
     """A backbone of keras-hub with its task, and the classes that they are here.
 
     Args:
@@ -50,13 +50,13 @@ class Peer:
     arguments: Callable[[Any], dict[str, Any]]
     table: Callable[[Any], Sequence[Rule]]
     belongs: Callable[[Any, Settings], bool]
-    lacks: Callable[[Any, Settings], list[str]] = nothing
-    strange: Callable[[Settings, Settings], list[str]] = nothing
+    unsupported_out: Callable[[Any, Settings], list[str]] = nothing
+    unsupported_in: Callable[[Settings, Settings], list[str]] = nothing
     settings: Callable[[Settings], dict[str, Any]] = field(default=lambda given: {})
     head: Callable[[Settings], dict[str, Any]] = field(default=lambda settings: {})
     pooled: Settings | None = None
     inside: Mapping[str, str] = field(default_factory=dict)
-    aside: str | None = None
+    ignored: str | None = None
     copies: Mapping[str, str | None] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 

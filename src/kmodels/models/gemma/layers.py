@@ -50,13 +50,19 @@ class GemmaAttention(Layer):
         config, width = self.config, input_shape[-1]
         heads, groups = config.num_query_heads, config.num_key_value_heads
         queries = heads * config.head_dim
-        for name, inner, outer, parts in (
+        for name, inner, outer, granularity in (
             ("query", width, queries, (None, heads)),
             ("key", width, groups * config.head_dim, (None, groups)),
             ("value", width, groups * config.head_dim, (None, groups)),
             ("output", queries, width, (heads, None)),
         ):
-            layer = Dense(outer, use_bias=False, parts=parts, name=name, dtype=self.dtype_policy)
+            layer = Dense(
+                outer,
+                use_bias=False,
+                shard_granularity=granularity,
+                name=name,
+                dtype=self.dtype_policy,
+            )
             setattr(self, f"{name}_dense", layer)
             layer.build((None, inner))
         if config.use_query_key_norm:

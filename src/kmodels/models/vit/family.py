@@ -11,7 +11,7 @@ from kmodels.models.vit.exports.huggingface import transformers_form
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.resize_positions import fitting
-from kmodels.models.vit.weights import augreg, dinov2, huggingface, timm, towers
+from kmodels.models.vit.weights import augreg, clip_siglip, dinov2, huggingface, timm
 from kmodels.models.vit.weights.keras_hub_config import PEERS
 
 HEADS = ("logits/", "distillation_logits/")
@@ -60,7 +60,7 @@ FAMILY = Family(
     backbone=ViTBackbone,
     tasks=(ViTImageClassifier,),
     presets=PRESETS,
-    formats=(huggingface, dinov2, towers, timm, augreg),
+    formats=(huggingface, dinov2, clip_siglip, timm, augreg),
     # What a setting of the task decides, so that a changed one leaves these weights new.
     parts={
         "num_classes": HEADS,

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.image_format import check_channels_last
 from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.image_format import check_channels_last
 from kmodels.data.images.resizing import Resizing
 from kmodels.models.common.preprocessing import Preprocessor
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from kmodels.core.errors import InputError
-from kmodels.core.units import counted
+from kmodels.core.units import pluralize
 from kmodels.runs.recipe import BACKENDS
 from kmodels.tools.bench.options import AUTO, MODES, Options
 from kmodels.tools.children import installed
@@ -48,7 +48,7 @@ class Case:
     @property
     def label(self) -> str:
         """For messages."""
-        loader = [] if self.workers is None else [counted(self.workers, "worker")]
+        loader = [] if self.workers is None else [pluralize(self.workers, "worker")]
         return " · ".join([self.backend, self.precision, self.compile, self.ops, *loader])
 
     @property

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kmodels.core.files import atomic_write, local_path
-from kmodels.core.units import counted
+from kmodels.core.units import pluralize
 
 # Of the precisions, as far as there are rows of them; readable by colour-blind eyes.
 _COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#117733")
@@ -176,5 +176,5 @@ def draw(result: dict[str, Any]) -> Any:
 
 
 def _tick(row: dict[str, Any]) -> str:
-    loader = [] if row["workers"] is None else [counted(row["workers"], "worker")]
+    loader = [] if row["workers"] is None else [pluralize(row["workers"], "worker")]
     return " · ".join([row["backend"], row["compile"], row["ops"], *loader])

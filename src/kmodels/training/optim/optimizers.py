@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from kmodels.core.dispatch import backend_module
-from kmodels.training.optim.param_groups import ByWeight
+from kmodels.training.optim.param_groups import ParamGroupOptimizer
 
 _native: Any = backend_module("kmodels.training.optim.optimizers")
 if TYPE_CHECKING or _native is None:
@@ -45,7 +45,7 @@ class _InFloat32:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class AdamW(ByWeight, _InFloat32, _AdamW):
+class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
     """AdamW with decoupled decay (Loshchilov, Hutter 2019) of the matrices alone.
 
     Args:
@@ -56,7 +56,7 @@ class AdamW(ByWeight, _InFloat32, _AdamW):
         epsilon: added to the root of the second moment.
         name: first part of the variables' paths.
         **kwargs: `no_decay`, `layer_decay`, `clip_norm`, `accumulate`, `ema` and
-            `skip_non_finite`, see `ByWeight`; others as in `keras.optimizers.AdamW`.
+            `skip_non_finite`, see `ParamGroupOptimizer`; others as in `keras.optimizers.AdamW`.
 
     Raises:
         InputError: for values out of range.
@@ -84,7 +84,7 @@ class AdamW(ByWeight, _InFloat32, _AdamW):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class SGD(ByWeight, _SGD):
+class SGD(ParamGroupOptimizer, _SGD):
     """Gradient descent as in `keras.optimizers.SGD`, with decay of the matrices alone.
 
     Args:

@@ -39,7 +39,7 @@ def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
     return tuple(factors)
 
 
-class ByWeight(keras.optimizers.Optimizer):
+class ParamGroupOptimizer(keras.optimizers.Optimizer):
     """First base of an optimizer whose second is Keras' own, or a backend's body of it.
 
     Weights with one axis (biases, norms, layer scales) and those whose path matches `no_decay`

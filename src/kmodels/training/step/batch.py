@@ -15,7 +15,7 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.data.fit import arrays
 from kmodels.data.fit.batches import Calls, IndexedBatches, Stream, as_tuple, started
-from kmodels.data.fit.feed import Fed
+from kmodels.data.fit.feed import InstrumentedData
 
 
 def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
@@ -26,7 +26,9 @@ def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
         batch_size: of a Hugging Face dataset, which has no batches of its own; 32 by default.
         shuffle: of such a one.
     """
-    if isinstance(x, Fed | keras.utils.PyDataset | str | bytes) or arrays.is_arrays(x, None):
+    if isinstance(x, InstrumentedData | keras.utils.PyDataset | str | bytes) or arrays.is_arrays(
+        x, None
+    ):
         return x
     if arrays.is_tf_data(x):
         return x.map(lambda batch: (batch,)) if isinstance(x.element_spec, dict) else x

@@ -112,7 +112,7 @@ def _trimmed(function: Any) -> Any:
         logs = function(iterator)
         if not traced:
             traced = True
-            malloc.trim()
+            malloc.malloc_trim()
         return logs
 
     return call

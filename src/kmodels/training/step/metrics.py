@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.training.step.players import ONLY
+from kmodels.training.step.objectives import ONLY
 
 Results = dict[str, tuple[Any, dict[str, Any]]]
 
@@ -15,7 +15,7 @@ class Running:
     """The metrics of a step, made when its first batch is looked at.
 
     Args:
-        players: their names; where there are several, the average of each one's loss is kept.
+        objectives: their names; where there are several, the average of each one's loss is kept.
         given: metrics, or metrics by name.
 
     Attributes:
@@ -25,9 +25,9 @@ class Running:
         InputError: for things that are no metrics.
     """
 
-    def __init__(self, players: Iterable[str], given: Any = None):
+    def __init__(self, objectives: Iterable[str], given: Any = None):
         self.given = _by_name(given)
-        self.losses = {name: f"{name}_loss" for name in players if name != ONLY}
+        self.losses = {name: f"{name}_loss" for name in objectives if name != ONLY}
         self.means: dict[str, Any] = {}
         self.built = False
 
@@ -37,10 +37,10 @@ class Running:
         return [*self.means.values(), *self.given.values()]
 
     def update(self, results: Results, rows: Any) -> list[Any]:
-        """Takes in what the players returned.
+        """Takes in what the objectives returned.
 
         Args:
-            results: loss and logs by player.
+            results: loss and logs by objective.
             rows: examples of the batch, which is how much an average counts it.
 
         Returns:
@@ -50,15 +50,17 @@ class Running:
             InputError: for a log that does not fit.
         """
         fed = [
-            self._average(self.losses[player], loss, rows)
-            for player, (loss, _) in results.items()
-            if player in self.losses
+            self._average(self.losses[objective], loss, rows)
+            for objective, (loss, _) in results.items()
+            if objective in self.losses
         ]
-        for player, (_, logs) in results.items():
+        for objective, (_, logs) in results.items():
             for name, value in logs.items():
                 metric = self._feed(name, value, rows)
                 if any(metric is other for other in fed):
-                    raise InputError(f"{player} logs {name!r} as another player does; rename one")
+                    raise InputError(
+                        f"{objective} logs {name!r} as another objective does; rename one"
+                    )
                 fed.append(metric)
         return fed
 

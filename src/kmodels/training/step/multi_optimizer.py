@@ -1,4 +1,4 @@
-"""The optimizers of several players as the one that Keras' trainer asks for."""
+"""The optimizers of several objectives as the one that Keras' trainer asks for."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,12 +33,12 @@ class Optimizers(keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> Any:
-        """Updates of the first player."""
+        """Updates of the first objective."""
         return next(iter(self.by_player.values())).iterations
 
     @property
     def learning_rate(self) -> Any:
-        """That of the first player."""
+        """That of the first objective."""
         return next(iter(self.by_player.values())).learning_rate
 
     @learning_rate.setter

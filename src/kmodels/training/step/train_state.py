@@ -10,7 +10,7 @@ from kmodels.core import traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.training.step import batch as train_step_data
-from kmodels.training.step.players import ONLY, LossFunction, Players, Train
+from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train
 
 _native: Any = backend_module("kmodels.training.step.train_state")
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ def train_state(
     Args:
         model: a built model; or models, layers and seed generators by name, as in
             `kmodels.training.TrainStep`.
-        optimizer: of all that is trained; or one for each player, by name.
-        train: names of the models that are trained, or of those of each player; see `TrainStep`.
+        optimizer: of all that is trained; or one for each objective, by name.
+        train: names of the models that are trained, or of those of each objective; see `TrainStep`.
         auto_scale_loss: under "mixed_float16".
 
     Raises:
         InputError: for models without variables, and names that fit none.
     """
-    players = Players(model, optimizer if isinstance(optimizer, Mapping) else None, train)
-    players.equip(optimizer, auto_scale_loss)
-    players.settle()
-    return TrainState(players)
+    objectives = Objectives(model, optimizer if isinstance(optimizer, Mapping) else None, train)
+    objectives.set_optimizers(optimizer, auto_scale_loss)
+    objectives.build()
+    return TrainState(objectives)
 
 
 def train_step(
@@ -57,7 +57,7 @@ def train_step(
     """A training step for `train_state`: `state, logs = step(state, batch)`.
 
     Args:
-        loss: loss_fn(models, batch, training), or one per player by name, as in
+        loss: loss_fn(models, batch, training), or one per objective by name, as in
             `kmodels.training.TrainStep`.
         jit_compile: False runs eagerly; True has XLA compile the step on JAX and TensorFlow; "auto"
             does so on JAX, and makes a graph on TensorFlow. On torch nothing is compiled here:
@@ -73,13 +73,13 @@ class TrainState(_State):
     the models themselves have no values. Elsewhere the values stay in the variables.
 
     Args:
-        players: settled.
+        objectives: built.
     """
 
-    def __init__(self, players: Players):
+    def __init__(self, objectives: Objectives):
         super().__init__()
-        self.players = players
-        self.watch = traced.Watch(players.layers, players.check)
+        self.objectives = objectives
+        self.watch = traced.Watch(objectives.layers, objectives.check)
         self._running = self._asked = False
         self._former: Any = None
 
@@ -122,7 +122,7 @@ class StepFunction:
     """See `train_step`.
 
     Args:
-        loss: one function, or one per player by name.
+        loss: one function, or one per objective by name.
         jit_compile: see `train_step`.
     """
 
@@ -142,14 +142,14 @@ class StepFunction:
             batch: arrays, in any structure that the loss functions take.
 
         Returns:
-            The state, and logs on the device: "loss", with several players each one's
-            "<player>_loss", and what the loss functions logged.
+            The state, and logs on the device: "loss", with several objectives each one's
+            "<objective>_loss", and what the loss functions logged.
 
         Raises:
-            InputError: where losses and players do not fit, a loss is no scalar, or the models have
-                other variables than the state.
+            InputError: where losses and objectives do not fit, a loss is no scalar, or the models
+                have other variables than the state.
         """
-        names = state.players.names
+        names = state.objectives.names
         if sorted(names) != sorted(self.losses):
             raise InputError(
                 f"the step has a loss for {_listed(self.losses)}, the state optimizers for "
@@ -167,4 +167,4 @@ class StepFunction:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(name or "the only player" for name in names)
+    return ", ".join(name or "the only objective" for name in names)

@@ -9,7 +9,7 @@ import keras
 
 from kmodels.core.traced import Watch
 from kmodels.training.step.metrics import Results
-from kmodels.training.step.players import LossFunction, Players, WatchedScope
+from kmodels.training.step.objectives import LossFunction, Objectives, WatchedScope
 from kmodels.training.step.train_step_jax import Values, advance, by_id, outline, take
 
 Arrays = tuple[list[Any], ...]
@@ -18,7 +18,7 @@ Arrays = tuple[list[Any], ...]
 class State:
     """Arrays of variables and slots, or none where they lie in the variables."""
 
-    players: Players
+    objectives: Objectives
     watch: Watch
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class State:
     def arrays(self) -> Arrays:
         """Those of the models, then those of each optimizer."""
         if self._arrays is None:
-            return tuple([v.value for v in kind] for kind in _kinds(self.players))
+            return tuple([v.value for v in kind] for kind in _kinds(self.objectives))
         return self._arrays
 
     @arrays.setter
@@ -42,16 +42,16 @@ class State:
     def write_back(self) -> None:
         """See `TrainState`; nothing is copied, so that they are there once."""
         arrays, self._arrays = self._arrays, None
-        for variables, values in zip(_kinds(self.players), arrays or (), strict=False):
+        for variables, values in zip(_kinds(self.objectives), arrays or (), strict=False):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
 
-    def _flatten(self) -> tuple[Arrays, Players]:
-        return self.arrays, self.players
+    def _flatten(self) -> tuple[Arrays, Objectives]:
+        return self.arrays, self.objectives
 
     @classmethod
-    def _unflatten(cls, players: Players, arrays: Arrays) -> Self:
-        made = cls(players)  # type: ignore[call-arg]
+    def _unflatten(cls, objectives: Objectives, arrays: Arrays) -> Self:
+        made = cls(objectives)  # type: ignore[call-arg]
         made._arrays = tuple(arrays)
         return made
 
@@ -59,15 +59,15 @@ class State:
 def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
-    """From a state, which is moved, and a batch to what the players returned."""
+    """From a state, which is moved, and a batch to what the objectives returned."""
     functions: dict[Any, Callable[[Arrays, Any], tuple[Results, Arrays]]] = {}
 
     def run(state: State, batch: Any) -> Results:
-        key = players, _ = state.players, state.watch.state()
+        key = objectives, _ = state.objectives, state.watch.state()
         arrays, batch = state.arrays, _distributed(batch)
         if key not in functions:
-            _check(players, losses, batch)
-            functions[key] = _function(players, losses, arrays, jit_compile is not False)
+            _check(objectives, losses, batch)
+            functions[key] = _function(objectives, losses, arrays, jit_compile is not False)
         results, state.arrays = functions[key](arrays, batch)
         return results
 
@@ -75,9 +75,9 @@ def compiled(
 
 
 def _function(
-    players: Players, losses: Mapping[str, LossFunction], arrays: Arrays, jit: bool
+    objectives: Objectives, losses: Mapping[str, LossFunction], arrays: Arrays, jit: bool
 ) -> Callable[[Arrays, Any], tuple[Results, Arrays]]:
-    function = partial(_run, players, losses)
+    function = partial(_run, objectives, losses)
     if not jit:
         return function
     placed: dict[str, Any] = {}
@@ -87,29 +87,29 @@ def _function(
 
 
 def _run(
-    players: Players, losses: Mapping[str, LossFunction], arrays: Arrays, batch: Any
+    objectives: Objectives, losses: Mapping[str, LossFunction], arrays: Arrays, batch: Any
 ) -> tuple[Results, Arrays]:
-    kinds = _kinds(players)
+    kinds = _kinds(objectives)
     values: Values = {}
     for variables, held in zip(kinds, arrays, strict=True):
         values |= by_id(variables, held)
-    results, values = advance(players, losses, values, batch)
+    results, values = advance(objectives, losses, values, batch)
     return results, tuple(take(variables, values) for variables in kinds)
 
 
-def _check(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> None:
+def _check(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> None:
     """Raises `InputError` for what a jitted step would pass over."""
 
     def turns(batch: Any) -> list[Any]:
-        return [players.loss(p, losses[p.name], batch, True)[0] for p in players]
+        return [objectives.loss(p, losses[p.name], batch, True)[0] for p in objectives]
 
     scope = WatchedScope([], collect_losses=True)
-    outline(players, turns, scope, batch)
-    scope.check(players.variables)
+    outline(objectives, turns, scope, batch)
+    scope.check(objectives.variables)
 
 
-def _kinds(players: Players) -> list[list[Any]]:
-    return [players.settled, *(player.optimizer.variables for player in players)]
+def _kinds(objectives: Objectives) -> list[list[Any]]:
+    return [objectives.built_for, *(objective.optimizer.variables for objective in objectives)]
 
 
 def _distributed(batch: Any) -> Any:

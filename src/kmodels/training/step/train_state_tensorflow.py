@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from kmodels.training.step.metrics import Results
-from kmodels.training.step.players import LossFunction, Players
+from kmodels.training.step.objectives import LossFunction, Objectives
 from kmodels.training.step.train_step_tensorflow import advance
 
 
@@ -20,17 +20,17 @@ class State:
 def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
-    """From a state, which is moved, and a batch to what the players returned."""
+    """From a state, which is moved, and a batch to what the objectives returned."""
     graphs: dict[Any, Callable[[Any], Results]] = {}
 
     def run(state: Any, batch: Any) -> Results:
-        players: Players = state.players
-        key = players, state.watch.state()
+        objectives: Objectives = state.objectives
+        key = objectives, state.watch.state()
         if jit_compile is False:
-            return advance(players, losses, batch)
+            return advance(objectives, losses, batch)
         if key not in graphs:
             graphs[key] = tf.function(
-                lambda batch: advance(players, losses, batch),
+                lambda batch: advance(objectives, losses, batch),
                 autograph=False,
                 reduce_retracing=True,
                 jit_compile=jit_compile is True or None,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kmodels.training.step.metrics import Results
-from kmodels.training.step.players import LossFunction
+from kmodels.training.step.objectives import LossFunction
 from kmodels.training.step.train_step_torch import advance
 
 
@@ -18,11 +18,11 @@ class State:
 def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
-    """From a state, which is moved, and a batch to what the players returned."""
+    """From a state, which is moved, and a batch to what the objectives returned."""
     del jit_compile  # Blocks and models are compiled by themselves.
 
     def run(state: Any, batch: Any) -> Results:
         state.watch.state()
-        return advance(state.players, losses, batch)
+        return advance(state.objectives, losses, batch)
 
     return run

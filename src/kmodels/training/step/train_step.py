@@ -8,12 +8,12 @@ import keras
 from kmodels.core import traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.core.signatures import like
 from kmodels.layers import block_compile as compiling
+from kmodels.training.signatures import like
 from kmodels.training.step import batch as train_step_data
 from kmodels.training.step.metrics import Results, Running
 from kmodels.training.step.multi_optimizer import Optimizers
-from kmodels.training.step.players import ONLY, LossFunction, Players, Train, WatchedScope
+from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train, WatchedScope
 
 _native: Any = backend_module("kmodels.training.step.train_step")
 if TYPE_CHECKING:
@@ -43,20 +43,20 @@ class TrainStep(traced.Follows, _Step):
     callbacks, `keras.distribution`, and `kmodels.callbacks.Checkpoint` with its exact resume work,
     for all models and optimizers. The models are trained in place: save them themselves.
 
-    Several losses make several players, a GAN's two for instance. They take turns in the order
+    Several losses make several objectives, a GAN's two for instance. They take turns in the order
     given; each moves only the variables of its own models, and sees what those before it changed.
 
     Args:
         models: a Keras model; or models, layers and `keras.random.SeedGenerator`s by name. Loss
             functions may draw random numbers from these generators, and change no other state.
-        loss: loss_fn(models, batch, training), or one per player by name. It gets the models as
+        loss: loss_fn(models, batch, training), or one per objective by name. It gets the models as
             they were given here, and the batch as the data yields it: an array, a dictionary, or
             (x, y) or (x, y, sample_weight). It returns a scalar, or (scalar, logs) with logs by
             name: scalars, whose averages over the batches are shown, or tuples, which are given to
             the metric of that name. The same function is called in evaluation, training False;
             it may leave logs out there.
-        train: names of the models that are trained, or of those of each player. By default all
-            are; of several players each trains the model of its name.
+        train: names of the models that are trained, or of those of each objective. By default all
+            are; of several objectives each trains the model of its name.
         name: of this model.
 
     Raises:
@@ -77,12 +77,12 @@ class TrainStep(traced.Follows, _Step):
                 raise InputError(
                     f"a loss is {function!r}; give a function loss_fn(models, batch, training)"
                 )
-        players = Players(models, losses if several else None, train)
+        objectives = Objectives(models, losses if several else None, train)
         super().__init__(name=name)
         self.held = models
-        self._players, self._losses = players, losses
-        self._running = Running(players.names)
-        self.built = players.built
+        self._players, self._losses = objectives, losses
+        self._running = Running(objectives.names)
+        self.built = objectives.built
 
     def compile(
         self,
@@ -96,7 +96,7 @@ class TrainStep(traced.Follows, _Step):
         """Chooses what a loss cannot say.
 
         Args:
-            optimizer: as in Keras; with several players one for each, by name.
+            optimizer: as in Keras; with several objectives one for each, by name.
             metrics: `keras.metrics` objects, in a list or by name. Each is given what the loss
                 functions log under its name.
             run_eagerly: compiles nothing.
@@ -106,22 +106,22 @@ class TrainStep(traced.Follows, _Step):
             auto_scale_loss: under "mixed_float16".
 
         Raises:
-            InputError: for optimizers that do not fit the players; on torch for `jit_compile=True`
-                where there are no blocks.
+            InputError: for optimizers that do not fit the objectives; on torch for
+                `jit_compile=True` where there are no blocks.
         """
-        players = self._players
+        objectives = self._players
         by_block = backend_module("kmodels.layers.block_compile") is not None
         if jit_compile is True and by_block and not compiling.blocks(self):
             raise InputError(
                 "jit_compile=True compiles the blocks of kmodels' models on torch, and these have "
                 'none; leave "auto", or give torch.compile parts of your model'
             )
-        players.equip(optimizer, auto_scale_loss)
-        self._running = Running(players.names, metrics)
-        only = next(iter(players)).optimizer
-        several = {player.name: player.optimizer for player in players}
+        objectives.set_optimizers(optimizer, auto_scale_loss)
+        self._running = Running(objectives.names, metrics)
+        only = next(iter(objectives)).optimizer
+        several = {objective.name: objective.optimizer for objective in objectives}
         super().compile(
-            optimizer=only if len(players) == 1 else Optimizers(several, players.settle),
+            optimizer=only if len(objectives) == 1 else Optimizers(several, objectives.build),
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             jit_compile=compiling.choose(self, jit_compile, run_eagerly),
@@ -162,14 +162,14 @@ class TrainStep(traced.Follows, _Step):
         return feeding.run(self, super().evaluate, x, y, kwargs)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step, for what the models let their players move now."""
+        """Keras' step, for what the models let their objectives move now."""
         if self._running.built:
             self._players.follow()
         return super().make_train_function(force)
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """What the players move; other models of the step stay as they are."""
+        """What the objectives move; other models of the step stay as they are."""
         return self._players.trained
 
     @property
@@ -185,7 +185,7 @@ class TrainStep(traced.Follows, _Step):
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        """Weights that no player moves."""
+        """Weights that no objective moves."""
         moved = {id(variable) for variable in self.trainable_variables}
         return [variable for variable in self.weights if id(variable) not in moved]
 
@@ -224,7 +224,7 @@ class TrainStep(traced.Follows, _Step):
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Keras' hook in front of the first step: makes slots, averages, and lazy models."""
-        players, running = self._players, self._running
+        objectives, running = self._players, self._running
         if running.built:
             return
         if data_batch is None:
@@ -233,23 +233,25 @@ class TrainStep(traced.Follows, _Step):
         batch = self._batch(data_batch)
 
         def turns(batch: Any) -> list[Any]:
-            return [players.call(p, self._losses[p.name], batch, True)[0] for p in players]
+            return [objectives.call(p, self._losses[p.name], batch, True)[0] for p in objectives]
 
         def measured(batch: Any) -> list[Any]:
-            results = {p.name: players.loss(p, self._losses[p.name], batch, True) for p in players}
+            results = {
+                p.name: objectives.loss(p, self._losses[p.name], batch, True) for p in objectives
+            }
             running.check(running.update(results, 1))
             return [loss for loss, _ in results.values()]
 
-        if not players.built:
-            _native.outline(players, turns, keras.StatelessScope(), batch)
-        players.settle()
+        if not objectives.built:
+            _native.outline(objectives, turns, keras.StatelessScope(), batch)
+        objectives.build()
         if not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
         # A weight that lies in parts has its value only while its layer runs.
-        held = [(v, v.value) for v in players.trained if not hasattr(v, "gathered")]
+        held = [(v, v.value) for v in objectives.trained if not hasattr(v, "gathered")]
         scope = WatchedScope(held, collect_losses=True)
-        _native.outline(players, measured, scope, batch)
-        scope.check([*players.variables, *(v for m in running.metrics for v in m.variables)])
+        _native.outline(objectives, measured, scope, batch)
+        scope.check([*objectives.variables, *(v for m in running.metrics for v in m.variables)])
         self.built = running.built = True
 
     @property

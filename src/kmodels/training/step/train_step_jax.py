@@ -1,4 +1,4 @@
-"""One training step on JAX: values in, values out, each player by `jax.value_and_grad`."""
+"""One training step on JAX: values in, values out, each objective by `jax.value_and_grad`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from jax.numpy import floating, issubdtype
 from jax.typing import ArrayLike
 
 from kmodels.training.step.metrics import Results, logged, rows
-from kmodels.training.step.players import LossFunction, Player, Players, once, unseeded
+from kmodels.training.step.objectives import LossFunction, Objective, Objectives, once, unseeded
 
 # The value of each variable by its id.
 Values = dict[int, Any]
@@ -27,57 +27,57 @@ def take(variables: Iterable[Any], values: Values) -> list[Any]:
 
 
 def advance(
-    players: Players, losses: Mapping[str, LossFunction], values: Values, batch: Any
+    objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Any
 ) -> tuple[Results, Values]:
-    """Each player's turn; a pure function of values and batch."""
+    """Each objective's turn; a pure function of values and batch."""
     results: Results = {}
-    for player in players:
-        optimizer = player.optimizer
-        trained = take(player.variables, values)
+    for objective in objectives:
+        optimizer = objective.optimizer
+        trained = take(objective.variables, values)
         slots = take(optimizer.variables, values)
 
-        def scaled(trained: Any, player: Player = player, values: Values = values) -> Any:
-            values = {**values, **by_id(player.variables, trained)}
-            with _scope([*players.variables, *player.optimizer.variables], values) as scope:
-                loss, logs = players.loss(player, losses[player.name], batch, True)
-                scaled = player.optimizer.scale_loss(loss)
-            moved = {id(v): scope.get_current_value(v) for v in players.variables}
+        def scaled(trained: Any, objective: Objective = objective, values: Values = values) -> Any:
+            values = {**values, **by_id(objective.variables, trained)}
+            with _scope([*objectives.variables, *objective.optimizer.variables], values) as scope:
+                loss, logs = objectives.loss(objective, losses[objective.name], batch, True)
+                scaled = objective.optimizer.scale_loss(loss)
+            moved = {id(v): scope.get_current_value(v) for v in objectives.variables}
             return scaled, (loss, logs, moved)
 
         gradient = jax.value_and_grad(scaled, has_aux=True)
         (_, (loss, logs, moved)), gradients = gradient(trained)
         trained, slots = optimizer.stateless_apply(slots, gradients, trained)
-        values = {**values, **moved, **by_id(player.variables, trained)}
+        values = {**values, **moved, **by_id(objective.variables, trained)}
         values |= by_id(optimizer.variables, slots)
-        results[player.name] = loss, logs
+        results[objective.name] = loss, logs
     return results, values
 
 
 def evaluate(
-    players: Players, losses: Mapping[str, LossFunction], values: Values, batch: Any
+    objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Any
 ) -> tuple[Results, Values]:
-    """Each player's loss outside of training."""
-    with _scope(players.variables, values) as scope:
-        results = {p.name: players.loss(p, losses[p.name], batch, False) for p in players}
-    return results, values | {id(v): scope.get_current_value(v) for v in players.variables}
+    """Each objective's loss outside of training."""
+    with _scope(objectives.variables, values) as scope:
+        results = {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
+    return results, values | {id(v): scope.get_current_value(v) for v in objectives.variables}
 
 
 def outline(
-    players: Players, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+    objectives: Objectives, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
 ) -> None:
-    """Traces one turn of all players without computing anything, and looks where gradients go.
+    """Traces one turn of all objectives without computing anything, and looks where gradients go.
 
     Args:
-        players: of the step.
-        run: gives the players' losses for a batch; what it assigns stays within the scope.
+        objectives: of the step.
+        run: gives the objectives' losses for a batch; what it assigns stays within the scope.
         scope: to run it in.
         batch: of the data.
 
     Raises:
-        InputError: where a loss does not depend on what its player trains, or a random number has
-            no seed.
+        InputError: where a loss does not depend on what its objective trains, or a random number
+            has no seed.
     """
-    variables = once(v for player in players for v in player.variables)
+    variables = once(v for objective in objectives for v in objective.variables)
 
     def traced(values: Any, batch: Any) -> Any:
         with scope:
@@ -94,11 +94,11 @@ def outline(
         if "[JAX RNG]" in str(error):
             raise unseeded() from None
         raise
-    for player, loss in zip(players if variables else (), program.outvars, strict=False):
-        own = {id(v) for v in player.variables}
+    for objective, loss in zip(objectives if variables else (), program.outvars, strict=False):
+        own = {id(v) for v in objective.variables}
         first = [x for v, x in zip(variables, program.invars, strict=False) if id(v) in own]
         if not _reaches(program, first, loss):
-            raise players.unmoved(player)
+            raise objectives.unmoved(objective)
 
 
 def _reaches(program: Any, start: list[Any], end: Any) -> bool:
@@ -126,7 +126,7 @@ def _scope(variables: list[Any], values: Values) -> keras.StatelessScope:
 class Step(keras.Model):
     """Keras' model whose steps are those above."""
 
-    _players: Players
+    _players: Objectives
     _losses: Mapping[str, LossFunction]
 
     def train_step(self, state: Any, data: Any) -> Any:

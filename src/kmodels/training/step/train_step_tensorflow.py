@@ -1,4 +1,4 @@
-"""One training step on TensorFlow: each player's turn under a tape, the whole in one graph."""
+"""One training step on TensorFlow: each objective's turn under a tape, the whole in one graph."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,30 +9,30 @@ import tensorflow as tf
 from kmodels.core import replicas_tensorflow
 from kmodels.training.step.keras_model_tensorflow import check_replicated, part_of
 from kmodels.training.step.metrics import Results, logged, rows
-from kmodels.training.step.players import LossFunction, Players
+from kmodels.training.step.objectives import LossFunction, Objectives
 
 
-def advance(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
-    """Each player's turn."""
+def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each objective's turn."""
     # Replicas' gradients are summed, and each has the mean over its part of the batch.
     part: Any = None
     if replicas_tensorflow.inside() is not None:
         part = replicas_tensorflow.share(rows(batch)) / replicas_tensorflow.count()
     results: Results = {}
-    for player in players:
-        values = [variable.value for variable in player.variables]
+    for objective in objectives:
+        values = [variable.value for variable in objective.variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for value in values:
                 tape.watch(value)
-            loss, logs = players.loss(player, losses[player.name], batch, True)
-            scaled = player.optimizer.scale_loss(loss)
+            loss, logs = objectives.loss(objective, losses[objective.name], batch, True)
+            scaled = objective.optimizer.scale_loss(loss)
             if part is not None:
                 scaled = scaled * tf.cast(part, scaled.dtype)
         gradients = [_dense(gradient) for gradient in tape.gradient(scaled, values)]
         if all(gradient is None for gradient in gradients):
-            raise players.unmoved(player)
-        player.optimizer.apply_gradients(zip(gradients, player.variables, strict=True))
-        results[player.name] = loss, logs
+            raise objectives.unmoved(objective)
+        objective.optimizer.apply_gradients(zip(gradients, objective.variables, strict=True))
+        results[objective.name] = loss, logs
     return results
 
 
@@ -47,16 +47,16 @@ def _dense(gradient: Any) -> Any:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
 
 
-def evaluate(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
-    """Each player's loss outside of training."""
-    return {p.name: players.loss(p, losses[p.name], batch, False) for p in players}
+def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each objective's loss outside of training."""
+    return {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
 
 
 def outline(
-    players: Players, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+    objectives: Objectives, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
 ) -> None:
-    """One forward pass of all players, of which nothing stays but what was made in it."""
-    del players
+    """One forward pass of all objectives, of which nothing stays but what was made in it."""
+    del objectives
     with scope:
         run(batch)
 
@@ -64,13 +64,13 @@ def outline(
 class Step(keras.Model):
     """Keras' model whose steps are those above."""
 
-    _players: Players
+    _players: Objectives
     _losses: Mapping[str, LossFunction]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step."""
-        for player in self._players if self.train_function is None or force else ():
-            check_replicated(player.optimizer, self.distribute_strategy)
+        for objective in self._players if self.train_function is None or force else ():
+            check_replicated(objective.optimizer, self.distribute_strategy)
         return super().make_train_function(force)
 
     def train_step(self, data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One training step on torch: each player's turn changes the variables themselves."""
+"""One training step on torch: each objective's turn changes the variables themselves."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,48 +9,48 @@ import torch
 
 from kmodels.training.step.keras_model_torch import Parallel
 from kmodels.training.step.metrics import Results, logged, rows
-from kmodels.training.step.players import LossFunction, Player, Players
+from kmodels.training.step.objectives import LossFunction, Objective, Objectives
 
 
 def advance(
-    players: Players, losses: Mapping[str, LossFunction], batch: Any, parallel: Any = None
+    objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any, parallel: Any = None
 ) -> Results:
-    """Each player's turn.
+    """Each objective's turn.
 
     Args:
-        players: who learn.
-        losses: by player.
+        objectives: who learn.
+        losses: by objective.
         batch: of this process.
         parallel: see `kmodels.training.step.keras_model_torch.Parallel`.
     """
     results: Results = {}
-    for player in players:
-        variables = player.variables
-        with _alone(players, player):
-            loss, logs = players.loss(player, losses[player.name], batch, True)
-            scaled = player.optimizer.scale_loss(loss)
+    for objective in objectives:
+        variables = objective.variables
+        with _alone(objectives, objective):
+            loss, logs = objectives.loss(objective, losses[objective.name], batch, True)
+            scaled = objective.optimizer.scale_loss(loss)
             if not scaled.requires_grad:
-                raise players.unmoved(player)
+                raise objectives.unmoved(objective)
             if parallel is None:
                 values = [variable.value for variable in variables]
                 gradients = torch.autograd.grad(scaled, values, allow_unused=True)
             else:
-                gradients = parallel.gradients(scaled, variables, player.optimizer)
+                gradients = parallel.gradients(scaled, variables, objective.optimizer)
         with torch.no_grad():
-            player.optimizer.apply(list(gradients), variables)
+            objective.optimizer.apply(list(gradients), variables)
         # What is kept of them must not keep the activations.
-        results[player.name] = _detached((loss, logs))
+        results[objective.name] = _detached((loss, logs))
     return results
 
 
 @contextmanager
-def _alone(players: Players, player: Player) -> Iterator[None]:
-    """Nothing is kept for gradients of variables that are not this player's.
+def _alone(objectives: Objectives, objective: Objective) -> Iterator[None]:
+    """Nothing is kept for gradients of variables that are not this objective's.
 
     The backward pass belongs into the block too: what is rematerialised must see the same.
     """
-    own = {id(variable) for variable in player.variables}
-    others = [v.value for v in players.variables if id(v) not in own]
+    own = {id(variable) for variable in objective.variables}
+    others = [v.value for v in objectives.variables if id(v) not in own]
     others = [value for value in others if value.requires_grad]
     try:
         for value in others:
@@ -67,17 +67,17 @@ def _detached(tree: Any) -> Any:
     )
 
 
-def evaluate(players: Players, losses: Mapping[str, LossFunction], batch: Any) -> Results:
-    """Each player's loss outside of training."""
+def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+    """Each objective's loss outside of training."""
     with torch.no_grad():
-        return {p.name: players.loss(p, losses[p.name], batch, False) for p in players}
+        return {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
 
 
 def outline(
-    players: Players, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+    objectives: Objectives, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
 ) -> None:
-    """One forward pass of all players, of which nothing stays but what was made in it."""
-    del players
+    """One forward pass of all objectives, of which nothing stays but what was made in it."""
+    del objectives
     # Dropout draws from torch's own generators, which are to be as if this had not been.
     with torch.no_grad(), torch.random.fork_rng(), scope:
         run(batch)
@@ -86,7 +86,7 @@ def outline(
 class Step(Parallel, keras.Model):
     """Keras' model whose steps are those above."""
 
-    _players: Players
+    _players: Objectives
     _losses: Mapping[str, LossFunction]
 
     def train_step(self, data: Any) -> Any:

@@ -7,7 +7,7 @@ epsilon of 1e-6 whatever it is told; queries are always divided by the root of `
 
 from typing import Any
 
-from kmodels.models.common.keras_hub_mapping import Peer, Settings
+from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
@@ -95,25 +95,25 @@ def _gemma_3_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     return [name for name, there in found.items() if there]
 
 
-GEMMA = Peer(
+GEMMA = KerasHubMapping(
     backbone="GemmaBackbone",
     task="GemmaCausalLM",
     ours=GemmaBackbone,
     our_task=GemmaCausalLM,
     fields=_fields,
-    strange=_strange,
+    unsupported_in=_strange,
     arguments=lambda config: {**_arguments(config), "intermediate_dim": 2 * config.mlp_dim},
     table=keras_hub.rules,
     belongs=lambda config, settings: not config.use_query_key_norm,
-    lacks=_gemma_lacks,
+    unsupported_out=_gemma_lacks,
 )
-GEMMA3 = Peer(
+GEMMA3 = KerasHubMapping(
     backbone="Gemma3Backbone",
     task="Gemma3CausalLM",
     ours=Gemma3Backbone,
     our_task=Gemma3CausalLM,
     fields=_gemma_3_fields,
-    strange=_strange,
+    unsupported_in=_strange,
     arguments=lambda config: {
         **_arguments(config),
         **{name: getattr(config, name) for name in ROPE_SCALING},
@@ -123,7 +123,7 @@ GEMMA3 = Peer(
     },
     table=keras_hub.rules,
     belongs=lambda config, settings: config.use_query_key_norm,
-    lacks=_gemma_3_lacks,
-    aside="vision_encoder",
+    unsupported_out=_gemma_3_lacks,
+    ignored="vision_encoder",
 )
 PEERS = (GEMMA3, GEMMA)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.weights import dinov2, huggingface, towers
+from kmodels.models.vit.weights import clip_siglip, dinov2, huggingface
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
@@ -37,13 +37,15 @@ class Form:
     describe: Callable[[ViTConfig, Settings], dict[str, Any]]
     table: Callable[[ViTConfig, Settings], list[Rule]]
 
-    def lacks(self, config: ViTConfig, settings: Settings) -> list[str]:
+    def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
         """What a model has that this one cannot express."""
         return lacking(config, settings, self.needs | self.can, self.heads)
 
     def suits(self, config: ViTConfig, settings: Settings) -> bool:
         """Whether this is the model."""
-        return self.needs.issubset(_unusual(config, settings)) and not self.lacks(config, settings)
+        return self.needs.issubset(_unusual(config, settings)) and not self.unsupported_out(
+            config, settings
+        )
 
 
 def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
@@ -63,7 +65,7 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
     config, settings = backbone.config, getattr(model, "settings", {})
     form = next((form for form in FORMS if form.suits(config, settings)), None)
     if form is None:
-        problems = ", ".join(VIT.lacks(config, settings))
+        problems = ", ".join(VIT.unsupported_out(config, settings))
         raise InputError(f"transformers' ViT has no counterpart for {problems}")
     height, width, channels = config.image_shape
     described: dict[str, Any] = {
@@ -249,8 +251,8 @@ def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
 def _tower_table(flat: bool = False) -> Callable[[ViTConfig, Settings], list[Rule]]:
     def table(config: ViTConfig, settings: Settings) -> list[Rule]:
         head = _head(settings)
-        prefix = "" if head == NONE else towers.PREFIX
-        return towers.rules(config, prefix, head == PROJECTION, flat)
+        prefix = "" if head == NONE else clip_siglip.PREFIX
+        return clip_siglip.rules(config, prefix, head == PROJECTION, flat)
 
     return table
 

@@ -7,7 +7,7 @@ where both have them.
 from collections.abc import Callable
 from typing import Any
 
-from kmodels.models.common.keras_hub_mapping import Peer, Settings
+from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports.huggingface import BIAS, LOGITS, NONE, RATIOS, lacking
@@ -56,11 +56,11 @@ def _lacks(
 ) -> Callable[[ViTConfig, Settings], list[str]]:
     """What is named in `more`, beside what every other form of a ViT may lack too."""
 
-    def lacks(config: ViTConfig, settings: Settings) -> list[str]:
+    def unsupported_out(config: ViTConfig, settings: Settings) -> list[str]:
         own = [text for text, there in more(config, settings).items() if there]
         return [*lacking(config, settings, can, heads), *own]
 
-    return lacks
+    return unsupported_out
 
 
 def _gelu(config: ViTConfig) -> dict[str, bool]:
@@ -110,30 +110,30 @@ def _strange_gap(given: Settings, task: Settings) -> list[str]:
     ]
 
 
-VIT = Peer(
+VIT = KerasHubMapping(
     backbone="ViTBackbone",
     task="ViTImageClassifier",
     ours=ViTBackbone,
     our_task=ViTImageClassifier,
-    strange=_strange_gap,
+    unsupported_in=_strange_gap,
     fields=lambda given: _fields(given, *VIT_NAMES),
     arguments=lambda config: _arguments(config, "mlp_dim", *VIT_NAMES),
     settings=_settings,
     head=_head,
     table=weights.vit,
     belongs=lambda config, settings: True,
-    lacks=_lacks(
+    unsupported_out=_lacks(
         {BIAS, "use_class_token=False", "intermediate_dim", "a pooler", "an activation"},
         {("token", LOGITS), ("gap", LOGITS)},
         _vit_lacks,
     ),
 )
-DEIT = Peer(
+DEIT = KerasHubMapping(
     backbone="DeiTBackbone",
     task="DeiTImageClassifier",
     ours=ViTBackbone,
     our_task=ViTImageClassifier,
-    strange=_strange_gap,
+    unsupported_in=_strange_gap,
     fields=lambda given: _fields(
         given,
         *DEIT_NAMES,
@@ -148,7 +148,7 @@ DEIT = Peer(
     head=lambda settings: {k: v for k, v in _head(settings).items() if k != "intermediate_dim"},
     table=weights.deit,
     belongs=lambda config, settings: config.use_distillation_token,
-    lacks=_lacks(
+    unsupported_out=_lacks(
         {BIAS, "a distillation token", "an activation"},
         {("token", LOGITS)},
         lambda config, settings: {**_gelu(config), **_biases(config)},
@@ -188,12 +188,12 @@ def _dinov2_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
     }
 
 
-DINOV2 = Peer(
+DINOV2 = KerasHubMapping(
     backbone="DINOV2Backbone",
     task=None,
     ours=ViTBackbone,
     our_task=ViTImageClassifier,
-    strange=_strange,
+    unsupported_in=_strange,
     fields=_dinov2_fields,
     arguments=lambda config: {
         **_arguments(config, *DINOV2_NAMES),
@@ -204,7 +204,7 @@ DINOV2 = Peer(
     },
     table=weights.dinov2,
     belongs=lambda config, settings: config.layer_scale is not None,
-    lacks=_lacks(
+    unsupported_out=_lacks(
         {BIAS, "layer_scale", "register tokens", "a mask token", "SwiGLU"},
         {(None, NONE)},
         _dinov2_lacks,
@@ -212,7 +212,7 @@ DINOV2 = Peer(
     # The table that was trained, from which the one in use is made for the size of the pictures.
     copies={"embeddings/position_embeddings": "embeddings/interpolated_position_embeddings"},
 )
-SIGLIP = Peer(
+SIGLIP = KerasHubMapping(
     backbone="SigLIPVisionEncoder",
     task=None,
     ours=ViTBackbone,
@@ -224,7 +224,7 @@ SIGLIP = Peer(
         approximate_gelu=GELUS.get(given["intermediate_activation"], False),
         position_interpolation="bicubic",
     ),
-    strange=lambda given, task: [
+    unsupported_in=lambda given, task: [
         *_strange(given, task),
         *(
             [f"intermediate_activation={given['intermediate_activation']!r}"]
@@ -241,7 +241,7 @@ SIGLIP = Peer(
     },
     table=weights.siglip,
     belongs=lambda config, settings: settings.get("pooling") == "map",
-    lacks=_lacks(
+    unsupported_out=_lacks(
         {BIAS, "use_class_token=False", "positions of native aspect ratio"},
         {("map", NONE)},
         lambda config, settings: {

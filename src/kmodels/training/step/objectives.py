@@ -1,4 +1,4 @@
-"""Who learns in a step: the models, and for each player what it trains and with which optimizer."""
+"""The objectives of a step: one loss each, what it trains, and with which optimizer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,20 +10,20 @@ from kmodels.core.errors import InputError
 from kmodels.training.optim.averages import average_by_update
 from kmodels.training.optim.other_variables import follow_variables
 
-# The name of the only player.
+# The name of the only objective.
 ONLY = ""
 LossFunction = Callable[[Any, Any, bool], Any]
 Train = Sequence[str] | Mapping[str, Sequence[str]] | None
 
 
-class Player:
+class Objective:
     """One loss with the variables that it moves.
 
     Attributes:
         name: empty for the only one.
         layers: the models that it trains.
-        optimizer: built by `Players.settle`.
-        variables: what it moves, settled before the first step.
+        optimizer: built by `Objectives.build`.
+        variables: what it moves, known before the first step.
     """
 
     def __init__(self, name: str, layers: Sequence[Any]):
@@ -42,20 +42,20 @@ class Player:
         return once(v for layer in self.layers for v in layer.trainable_variables)
 
 
-class Players:
-    """All players of a step, in the order of their turns.
+class Objectives:
+    """All objectives of a step, in the order of their turns.
 
     Args:
         models: a model, or models, layers and seed generators by name.
-        names: of the players, or None where there is only one.
-        train: names of the models that the only player trains, or those of each player. By default
-            the only player trains all, and one of several the model of its name.
+        names: of the objectives, or None where there is only one.
+        train: names of the models that the only objective trains, or those of each objective. By
+            default the only objective trains all, and one of several the model of its name.
 
     Attributes:
         models: as given, which loss functions get.
         layers: models and layers.
         seeds: seed generators.
-        settled: all variables when the players were settled.
+        built_for: all variables when the objectives were built.
 
     Raises:
         InputError: for other things among the models, and names that are none of theirs.
@@ -74,22 +74,22 @@ class Players:
         self.seeds = [held for held in named.values() if isinstance(held, seeded)]
         layers = {k: held for k, held in named.items() if not isinstance(held, seeded)}
         self.layers = list(layers.values())
-        self.settled: list[Any] = []
-        self.players = [
-            Player(player, [_named(layers, name, player) for name in trained])
-            for player, trained in _shares(layers, names, train).items()
+        self.built_for: list[Any] = []
+        self.objectives = [
+            Objective(objective, [_named(layers, name, objective) for name in trained])
+            for objective, trained in _shares(layers, names, train).items()
         ]
 
     def __iter__(self) -> Any:
-        return iter(self.players)
+        return iter(self.objectives)
 
     def __len__(self) -> int:
-        return len(self.players)
+        return len(self.objectives)
 
     @property
     def names(self) -> list[str]:
-        """Of the players."""
-        return [player.name for player in self]
+        """Of the objectives."""
+        return [objective.name for objective in self]
 
     @property
     def variables(self) -> list[Any]:
@@ -99,130 +99,131 @@ class Players:
 
     @property
     def trained(self) -> list[Any]:
-        """What some player moves, each variable once."""
-        return once(v for player in self for v in player.variables or player.trainable())
+        """What some objective moves, each variable once."""
+        return once(v for objective in self for v in objective.variables or objective.trainable())
 
     @property
     def built(self) -> bool:
         """Whether all models have their variables."""
         return all(part.built for layer in self.layers for part in keras_internals.sublayers(layer))
 
-    def equip(self, optimizer: Any, auto_scale_loss: bool = True) -> None:
-        """Gives each player its optimizer.
+    def set_optimizers(self, optimizer: Any, auto_scale_loss: bool = True) -> None:
+        """Gives each objective its optimizer.
 
         Args:
-            optimizer: one for the only player, or one by name.
+            optimizer: one for the only objective, or one by name.
             auto_scale_loss: scales losses where a model is under "mixed_float16".
 
         Raises:
-            InputError: where there are more or fewer than players, or one is given twice.
+            InputError: where there are more or fewer than objectives, or one is given twice.
         """
         several = isinstance(optimizer, dict)
         if several and sorted(optimizer) != sorted(self.names):
             raise InputError(
-                f"there are optimizers for {', '.join(optimizer) or 'no player'}; give one for "
+                f"there are optimizers for {', '.join(optimizer) or 'no objective'}; give one for "
                 f"each of {', '.join(self.names)}"
             )
         if not several and len(self) > 1 and not isinstance(optimizer, str):
             raise InputError(
-                f"several players cannot share an optimizer; give one for each of "
+                f"several objectives cannot share an optimizer; give one for each of "
                 f"{', '.join(self.names)}, by name"
             )
         given: Any = optimizer
         chosen = [keras.optimizers.get(given[n] if several else given) for n in self.names]
         if len(set(map(id, chosen))) < len(chosen):
-            raise InputError("two players have the same optimizer; give each one of its own")
-        for player, found in zip(self, chosen, strict=True):
-            half = any(layer.dtype_policy.name == "mixed_float16" for layer in player.layers)
+            raise InputError("two objectives have the same optimizer; give each one of its own")
+        for objective, found in zip(self, chosen, strict=True):
+            half = any(layer.dtype_policy.name == "mixed_float16" for layer in objective.layers)
             scaled = keras.optimizers.LossScaleOptimizer
             if half and auto_scale_loss and not isinstance(found, scaled):
                 found = scaled(found, name="loss_scale_optimizer")
             average_by_update(found)
-            player.optimizer, player.variables = found, []
+            objective.optimizer, objective.variables = found, []
 
-    def settle(self) -> None:
-        """Decides what each player moves, and builds the optimizers.
+    def build(self) -> None:
+        """Decides what each objective moves, and builds the optimizers.
 
         Raises:
-            InputError: where a player has nothing to move, or a model has no variables yet.
+            InputError: where an objective has nothing to move, or a model has no variables yet.
         """
         if not self.built:
             raise InputError(
                 f"{', '.join(layer.name for layer in self.layers)}: not all of them have their "
                 "variables yet; call them on a batch first"
             )
-        for player in self:
-            if player.variables:
+        for objective in self:
+            if objective.variables:
                 continue
-            player.variables = player.trainable()
-            if not player.variables:
+            objective.variables = objective.trainable()
+            if not objective.variables:
                 raise InputError(
-                    f"{player.who} has nothing to train: all variables of "
-                    f"{', '.join(layer.name for layer in player.layers) or 'no model'} are frozen"
+                    f"{objective.who} has nothing to train: all variables of "
+                    f"{', '.join(layer.name for layer in objective.layers) or 'no model'} "
+                    "are frozen"
                 )
-            follow_variables(player.optimizer, player.variables)
-        self.settled = self.variables
+            follow_variables(objective.optimizer, objective.variables)
+        self.built_for = self.variables
 
     def check(self) -> None:
-        """Raises `InputError` where the models have other variables than when this was settled."""
-        if list(map(id, self.variables)) != list(map(id, self.settled)):
+        """Raises `InputError` where the models have other variables than when this was built."""
+        if list(map(id, self.variables)) != list(map(id, self.built_for)):
             raise InputError(
                 "the models have other variables than the state, as after enable_lora or quantize; "
                 "call write_back before, and train_state again after such a change"
             )
 
     def follow(self) -> None:
-        """Has settled players move what their models let them move now."""
-        for player in self:
-            if player.variables:
-                player.variables = []
-        self.settle()
+        """Has built objectives move what their models let them move now."""
+        for objective in self:
+            if objective.variables:
+                objective.variables = []
+        self.build()
 
     def loss(
-        self, player: Player, function: LossFunction, batch: Any, training: bool
+        self, objective: Objective, function: LossFunction, batch: Any, training: bool
     ) -> tuple[Any, dict[str, Any]]:
-        """What a player wants to make small, regularisers of its models included, and its logs.
+        """What an objective wants to make small, regularisers of its models included, and its logs.
 
         Raises:
             InputError: for a loss that is no floating point scalar, or logs without names.
         """
-        for layer in player.layers:
+        for layer in objective.layers:
             keras_internals.forget_losses(layer)
-        loss, logs = self.call(player, function, batch, training)
-        more = [keras.ops.sum(part) for layer in player.layers for part in layer.losses]
+        loss, logs = self.call(objective, function, batch, training)
+        more = [keras.ops.sum(part) for layer in objective.layers for part in layer.losses]
         for part in more:
             loss = loss + keras.ops.cast(part, loss.dtype)
         return loss, logs
 
     def call(
-        self, player: Player, function: LossFunction, batch: Any, training: bool
+        self, objective: Objective, function: LossFunction, batch: Any, training: bool
     ) -> tuple[Any, dict[str, Any]]:
         """What the user's function gives, checked; see `loss`."""
         found = function(self.models, batch, training)
         loss, logs = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
         if loss is None or isinstance(loss, dict | list | tuple | str):
             what = "nothing" if loss is None else f"a {type(loss).__name__}"
-            raise InputError(f"{player.who} returned {what}; return a scalar, or (scalar, logs)")
+            raise InputError(f"{objective.who} returned {what}; return a scalar, or (scalar, logs)")
         if not isinstance(logs, dict) or not all(isinstance(name, str) for name in logs):
             raise InputError(
-                f"{player.who} returned logs that are no dictionary of names; return "
+                f"{objective.who} returned logs that are no dictionary of names; return "
                 '(scalar, {"name": value})'
             )
         loss = keras.ops.convert_to_tensor(loss)
         if len(loss.shape):
             raise InputError(
-                f"{player.who} returned shape {tuple(loss.shape)}; return a scalar, such as its "
+                f"{objective.who} returned shape {tuple(loss.shape)}; return a scalar, such as its "
                 "keras.ops.mean"
             )
         if not keras.backend.is_float_dtype(kind := keras.backend.standardize_dtype(loss.dtype)):
-            raise InputError(f"{player.who} returned {kind}; return a floating point number")
+            raise InputError(f"{objective.who} returned {kind}; return a floating point number")
         return loss, logs
 
-    def unmoved(self, player: Player) -> InputError:
+    def unmoved(self, objective: Objective) -> InputError:
         """The error of a loss that has no gradient."""
         return InputError(
-            f"{player.who} does not depend on any of the {len(player.variables)} variables that it "
-            "trains; compute it from their models, without stop_gradient or NumPy"
+            f"{objective.who} does not depend on any of the {len(objective.variables)} variables "
+            "that it trains; compute it from their models, without stop_gradient or NumPy"
         )
 
 
@@ -265,18 +266,18 @@ def once(variables: Iterable[Any]) -> list[Any]:
 
 
 def _shares(layers: dict[str, Any], names: Any, train: Train) -> dict[str, Sequence[str]]:
-    """The models of each player."""
+    """The models of each objective."""
     if names is None:
         if isinstance(train, Mapping):
-            raise InputError("train is by player, and there is only one; give a list of models")
+            raise InputError("train is by objective, and there is only one; give a list of models")
         return {ONLY: tuple(layers) if train is None else _listed(train)}
     names = list(names)
     if not names:
-        raise InputError("there is no player; give at least one loss function")
+        raise InputError("there is no objective; give at least one loss function")
     if train is None:
         return {name: (name,) for name in names}
     if not isinstance(train, Mapping) or sorted(train) != sorted(names):
-        raise InputError(f"train must name the models of each of {', '.join(names)}, by player")
+        raise InputError(f"train must name the models of each of {', '.join(names)}, by objective")
     return {name: _listed(train[name]) for name in names}
 
 
@@ -284,10 +285,10 @@ def _listed(names: Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _named(layers: dict[str, Any], name: str, player: str) -> Any:
+def _named(layers: dict[str, Any], name: str, objective: str) -> Any:
     if name not in layers:
         raise InputError(
-            f"{f'player {player}' if player else 'the step'} is to train {name!r}; the models are "
-            f"{', '.join(layers)}"
+            f"{f'objective {objective}' if objective else 'the step'} is to train {name!r}; the "
+            f"models are {', '.join(layers)}"
         )
     return layers[name]

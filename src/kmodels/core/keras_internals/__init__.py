@@ -275,7 +275,7 @@ def global_seed() -> Any:
     return None if generator is None else generator.state
 
 
-def callbacks_beside(callback: Any) -> tuple[list[Any], CodeType | None]:
+def fit_callbacks(callback: Any) -> tuple[list[Any], CodeType | None]:
     """The callbacks that the running `fit` calls, and the code of that `fit`.
 
     Call it inside a hook of the callback. Keras tells a callback its model, never the list that it
@@ -298,7 +298,7 @@ def _frame_of_hook(callback: Any) -> FrameType | None:
     return None
 
 
-def keep_watching(callback: Any, attributes: Iterable[str]) -> None:
+def preserve_monitor(callback: Any, attributes: Iterable[str]) -> None:
     """Keeps what a callback that watches a number has found, when it first looks at that number.
 
     It settles then what "better" means, and starts its best anew or turns the sign of its
@@ -315,7 +315,7 @@ def keep_watching(callback: Any, attributes: Iterable[str]) -> None:
     callback._set_monitor_op = settle_and_keep
 
 
-def start_at(model: Any, epoch: int | None) -> None:
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Makes the `fit` that is beginning start at this epoch; None takes that back."""
     model._initial_epoch = epoch
 

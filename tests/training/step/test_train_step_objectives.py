@@ -1,4 +1,4 @@
-"""Several players in one step: the order of their turns, their optimizers, an exact resume."""
+"""Several objectives in one step: the order of their turns, their optimizers, an exact resume."""
 
 import keras
 import numpy as np

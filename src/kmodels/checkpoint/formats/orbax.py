@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.checkpoint import state
-from kmodels.checkpoint.consensus import in_all
+from kmodels.checkpoint.consensus import all_or_raise
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 
-_orbax: Any = backend_module("kmodels.checkpoint.orbax")
+_orbax: Any = backend_module("kmodels.checkpoint.formats.orbax")
 PARTS = ("model", "optimizer")
 
 
@@ -31,7 +31,7 @@ def save_orbax(model: Any, directory: str | Path) -> Path:
     """
     path = local_path(directory).resolve()
     module = _module()
-    in_all("Orbax begins", lambda: _check_new(path))
+    all_or_raise("Orbax begins", lambda: _check_new(path))
     held = state.parts(model, False)
     module.save(path, {part: held[part] for part in PARTS})
     return path

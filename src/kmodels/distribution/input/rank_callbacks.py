@@ -17,7 +17,7 @@ _WRITERS = (
 )
 
 
-class Together(keras.callbacks.Callback):
+class SyncStop(keras.callbacks.Callback):
     """Ends training in all processes where a callback ended it in one, at the end of an epoch.
 
     Keras' own callbacks decide by logs, which are the same in all processes; a user's may go by the
@@ -27,13 +27,15 @@ class Together(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Compares how long each process means to train."""
         facts = {"epochs": self.params.get("epochs"), "steps": self.params.get("steps")}
-        processes.same("fit", facts)
+        processes.check_equal("fit", facts)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """After the other callbacks."""
         rate = getattr(self.model.optimizer, "learning_rate", None)
         own = float(keras.ops.convert_to_numpy(rate)) if _is_set(rate) else None
-        told = processes.share("the end of an epoch", [bool(self.model.stop_training), own])
+        told = processes.all_gather_object(
+            "the end of an epoch", [bool(self.model.stop_training), own]
+        )
         if any(stop for stop, _ in told):
             self.model.stop_training = True
         if own is not None and told[0][1] not in (None, own):
@@ -62,7 +64,7 @@ def followers(callbacks: Any, plan: Any, use: str) -> Any:
     for callback in given:
         _check(callback, plan)
     kept = [c for c in given if plan.engine.main or not isinstance(c, _WRITERS)]
-    return [*kept, Together()] if use == "fit" else kept
+    return [*kept, SyncStop()] if use == "fit" else kept
 
 
 def _check(callback: Any, plan: Any) -> None:

@@ -111,7 +111,7 @@ def open_checkpoint(
     classes = huggingface_config.labels(description, weights, "ForImageClassification")
     head = tensors.get("classifier.weight")
     classes = classes if head is None else head.shape[0]
-    aside = [f"{prefix}{OLD}"]
+    ignored = [f"{prefix}{OLD}"]
     if kind in CLIP:
         backbone, task = _clip(path, vision, classes)
         projection = tensors.get("visual_projection.weight")
@@ -119,15 +119,15 @@ def open_checkpoint(
             task |= {"num_classes": projection.shape[0], "head_bias": False}
         if classes is not None:
             # The classifier reads tokens that no norm has seen.
-            aside.append(f"{prefix}post_layernorm.")
+            ignored.append(f"{prefix}post_layernorm.")
     else:
         projection = None
         backbone, task = _siglip(path, vision, classes, kind in SIGLIP2)
         if classes is not None:
             # It takes the mean over the tokens; the attention pooling is there all the same.
-            aside.append(f"{prefix}head.")
+            ignored.append(f"{prefix}head.")
     config = ViTConfig(**backbone)
-    left = (*OTHERS, *aside)
+    left = (*OTHERS, *ignored)
     return Checkpoint(
         path=path,
         kind="Hugging Face",

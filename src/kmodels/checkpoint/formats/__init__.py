@@ -1,0 +1,1 @@
+"""Checkpoints in the formats of Keras and Orbax."""
