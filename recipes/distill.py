@@ -4,8 +4,8 @@
 
 first trains the teacher on scikit-learn's digits, then a student of two blocks. Others:
 
-    python recipes/distill.py --teacher runs/mine/model --data folder:PATH --layers 4 \\
-        --temperature 3 --share 0.9 --precision mixed_bfloat16
+    python recipes/distill.py --teacher runs/mine/model --data folder:PATH \\
+        --layers 4 --temperature 3 --share 0.9 --precision mixed_bfloat16
 
 The loss is share * T^2 * KL(teacher, student) + (1 - share) * cross-entropy of the labels, with
 logits divided by the temperature T in the first part (Hinton et al. 2015); test_loss, and the

@@ -1,8 +1,9 @@
 """Fine-tune Gemma with LoRA on answers that people preferred (DPO, Rafailov et al. 2023).
 
-    python recipes/dpo.py                                   # a demonstration, offline, in minutes
-    python recipes/dpo.py --weights DIR_OR_GGUF --data FILE.jsonl --sequence-length 512 \\
-        --precision bfloat16 --learning-rate 5e-5 --beta 0.1
+    python recipes/dpo.py         # a demonstration, offline, in minutes
+    python recipes/dpo.py --weights DIR_OR_GGUF --data FILE.jsonl \\
+        --sequence-length 512 --precision bfloat16 --learning-rate 5e-5 \\
+        --beta 0.1
 
 A line of FILE.jsonl holds prompt, chosen and rejected, three texts. The reference is the model
 itself without its adapters, so it takes no memory. The run's directory gets result.json, the

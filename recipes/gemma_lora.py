@@ -1,10 +1,11 @@
 """Fine-tune Gemma with LoRA on your own instructions.
 
-    python recipes/gemma_lora.py                            # a demonstration, offline, in minutes
-    python recipes/gemma_lora.py --weights DIR_OR_GGUF --data FILE.jsonl --sequence-length 512 \\
-        --pack --precision bfloat16 --learning-rate 2e-4
-    python recipes/gemma_lora.py --weights DIR --data FILE.jsonl --template gemma \\
-        --loss-on responses --targets all-linear --rank 16 --alpha 32
+    python recipes/gemma_lora.py  # a demonstration, offline, in minutes
+    python recipes/gemma_lora.py --weights DIR_OR_GGUF --data FILE.jsonl \\
+        --sequence-length 512 --pack --precision bfloat16 --learning-rate 2e-4
+    python recipes/gemma_lora.py --weights DIR --data FILE.jsonl \\
+        --template gemma --loss-on responses --targets all-linear --rank 16 \\
+        --alpha 32
 
 A line of FILE.jsonl holds instruction, context and response (or input and output), prompts and
 responses, messages with role and content, or text. The run's directory gets result.json with losses

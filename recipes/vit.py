@@ -5,11 +5,14 @@
 trains on scikit-learn's digits (1,437 pictures of 8x8): on JAX, on two CPU cores, within a minute,
 to a validation accuracy of 0.99 (0.98 on the test part). Others:
 
-    python recipes/vit.py --preset vit_micro_patch7_28 --data idx:PATH/fashion-mnist --epochs 42 \\
-        --batch-size 128 --learning-rate 1.5e-3 --pad 2 --drop-path 0.1 --precision mixed_bfloat16
+    python recipes/vit.py --preset vit_micro_patch7_28 \\
+        --data idx:PATH/fashion-mnist --epochs 42 --batch-size 128 \\
+        --learning-rate 1.5e-3 --pad 2 --drop-path 0.1 \\
+        --precision mixed_bfloat16
             # 33 minutes on torch, two CPU cores: validation 0.914, test 0.913
-    python recipes/vit.py --preset vit_small_patch16_224 --data folder:PATH --weights PATH \\
-        --layer-decay 0.75 --mixup 0.2 --rand-augment 2,9 --precision mixed_bfloat16
+    python recipes/vit.py --preset vit_small_patch16_224 --data folder:PATH \\
+        --weights PATH --layer-decay 0.75 --mixup 0.2 --rand-augment 2,9 \\
+        --precision mixed_bfloat16
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """

@@ -1,6 +1,5 @@
 """The `kmodels` command."""
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
+from kmodels.runs.command_line import invoke
 
 app = typer.Typer(
     name="kmodels",
@@ -298,32 +298,12 @@ def _pair(what: str, text: str) -> tuple[str, str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; wrong settings and unknown flags give one line and exit code 2."""
-    command = typer.main.get_command(app)
     try:
-        code = command.main(args=arguments, prog_name="kmodels", standalone_mode=False)
+        code = invoke(app, arguments, "kmodels")
     except InputError as error:
         print(f"kmodels: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except Exception as error:
-        # Click's usage errors carry their message and code; anything else is a bug and stays one.
-        if not hasattr(error, "format_message"):
-            raise
-        message = getattr(error, "format_message")()  # noqa: B009
-        if message:
-            message += _given(error, sys.argv[1:] if arguments is None else arguments)
-            print(f"kmodels: {' '.join(message.split())}", file=sys.stderr)
-        raise SystemExit(getattr(error, "exit_code", 2)) from None
     raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def _given(error: Exception, arguments: list[str]) -> str:
-    """The value that an error is about, which Click's message may leave out."""
-    names = getattr(getattr(error, "param", None), "opts", ())
-    for argument, following in itertools.pairwise([*arguments, ""]):
-        name, equals, value = argument.partition("=")
-        if name in names:
-            return f"; given was {(value if equals else following)!r}"
-    return ""
 
 
 if __name__ == "__main__":

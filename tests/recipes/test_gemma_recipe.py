@@ -183,8 +183,8 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
     ("arguments", "message"),
     [
         (["--held-out", "1"], "--held-out is 1.0; give at least 0, below 1"),
-        (["--loss-on", "prompts"], "argument --loss-on: invalid choice: 'prompts'"),
-        (["--quantize", "int2"], "argument --quantize: invalid choice: 'int2'"),
+        (["--loss-on", "prompts"], "Invalid value for '--loss-on': 'prompts' is not one of"),
+        (["--quantize", "int2"], "Invalid value for '--quantize': 'int2' is not one of"),
         (["--data", "no.jsonl"], "no.jsonl cannot be read: No such file or directory"),
         (["--data", "bad.jsonl"], "bad.jsonl line 2: field 'response or output' is missing besi"),
         (["--data", "one.jsonl"], "the data has 1 record; give at least 2, to hold one out"),

@@ -179,9 +179,9 @@ def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch
     [
         (["--checkpoint-every", "5m"], "the distance of checkpoints is '5m'; give steps as in 500"),
         (["--lerning-rate", "1"], "unknown flag --lerning-rate; did you mean --learning-rate?"),
-        (["--epochs", "two"], "argument --epochs: invalid int value: 'two'"),
+        (["--epochs", "two"], "Invalid value for '--epochs': .* integer.*; given was 'two'"),
         (["--epochs", "0"], "--epochs is 0; give at least 1"),
-        (["--precision", "float8"], "argument --precision: invalid choice: 'float8'"),
+        (["--precision", "float8"], "Invalid value for '--precision': 'float8' is not one of"),
         (["--preset", "vit_tyni_patch16_224"], "did you mean vit_tiny_patch16_224"),
         (["--preset", "no/such/model"], "there is no file or directory no/such/model"),
         (["--data", "digit"], "data 'digit' is unknown"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.runs.recipe import BACKENDS
+from kmodels.runs.backend import BACKENDS
 
 # By name: dtype policy, and precision of float32 products.
 PRECISIONS = {

@@ -1,0 +1,180 @@
+"""A recipe's command line: one flag for each field of a dataclass, parsed by Typer."""
+
+import dataclasses
+import inspect
+import json
+import os
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+from kmodels.runs.command_line import invoke
+
+
+def flag(default: Any, text: str, *, choices: Sequence[Any] = (), small: Any = None) -> Any:
+    """Makes a field of a recipe's settings.
+
+    Args:
+        default: its value where the flag is not given; its annotation decides the type.
+        text: for --help.
+        choices: values that are allowed.
+        small: the default under KMODELS_SMALL=1.
+    """
+    return dataclasses.field(
+        default=default, metadata={"help": text, "choices": tuple(choices), "small": small}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """The flags that every recipe has."""
+
+    batch_size: int = flag(64, "examples per step, over all devices")
+    steps: int | None = flag(None, "batches in all, instead of epochs")
+    precision: str = flag("float32", "dtype policy", choices=("float32", "mixed_bfloat16"))
+    matmul_precision: str = flag("default", "of matmuls", choices=("highest", "high", "default"))
+    memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
+    mesh: str | None = flag(None, "devices, as in data=4, fsdp=8 or data=2,model=2")
+    workers: int = flag(0, "processes that prepare batches")
+    seed: int = flag(0, "of first weights, order, augmentation and dropout")
+    out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
+    resume: bool = flag(False, "go on from the newest checkpoint in --out, or of the newest run")
+    evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
+    checkpoint_every: str = flag("0", "steps between checkpoints, or 300s; 0 makes one per epoch")
+    keep: int = flag(2, "newest checkpoints to keep")
+    log_every: int = flag(10, "steps between fetching and writing losses")
+
+
+def parse(
+    settings: type, argv: Sequence[str] | None = None, description: str = "", recipe: str = ""
+) -> Any:
+    """Returns settings from the command line.
+
+    With --resume or --evaluate, flags that are not given are those of the run in --out. --resume
+    alone goes on with the newest run of the recipe.
+
+    Args:
+        settings: a dataclass whose fields are made by `flag`.
+        argv: arguments; the process's by default.
+        description: for --help.
+        recipe: its name.
+
+    Raises:
+        InputError: for an unknown flag or a value that does not fit, or where there is no run to
+            go on with.
+    """
+    defaults = _defaults(settings)
+    given = _given(settings, defaults, argv, description, recipe)
+    if recipe and given.get("resume") and not given.get("out"):
+        given["out"] = _newest_run(recipe)
+    if given.get("out") and (given.get("resume") or given.get("evaluate")):
+        defaults |= _former(local_path(given["out"]) / "config.json", defaults)
+    return settings(**{**defaults, **given})
+
+
+def _defaults(settings: type) -> dict[str, Any]:
+    small = os.environ.get("KMODELS_SMALL") == "1"
+    return {
+        field.name: field.metadata["small"]
+        if small and field.metadata["small"] is not None
+        else field.default
+        for field in dataclasses.fields(settings)
+    }
+
+
+def _given(
+    settings: type,
+    defaults: dict[str, Any],
+    argv: Sequence[str] | None,
+    description: str,
+    recipe: str,
+) -> dict[str, Any]:
+    """The flags that stand on the command line, and nothing of the others."""
+    import typer
+
+    def collect(context: typer.Context, **values: Any) -> dict[str, Any]:
+        def stands(name: str) -> bool:
+            source = context.get_parameter_source(name)
+            return source is not None and source.name == "COMMANDLINE"
+
+        return {name: value for name, value in values.items() if stands(name)}
+
+    # Typer reads a function's signature: this one is made of the fields.
+    function: Any = collect
+    function.__signature__ = inspect.Signature(
+        [
+            inspect.Parameter(
+                "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+            ),
+            *_options(settings, defaults, typer.Option),
+        ]
+    )
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    names = {"help_option_names": ["-h", "--help"]}
+    app.command(help=_examples_as_they_are(description), context_settings=names)(function)
+    given = invoke(app, argv, f"{recipe}.py" if recipe else "recipe")
+    if not isinstance(given, dict):  # --help ends it by an exit code
+        raise SystemExit(given)
+    return given
+
+
+def _options(
+    settings: type, defaults: dict[str, Any], option: Callable[..., Any]
+) -> list[inspect.Parameter]:
+    hints, found = typing.get_type_hints(settings), []
+    for field in dataclasses.fields(settings):
+        kind, default = hints[field.name], defaults[field.name]
+        if choices := field.metadata["choices"]:
+            kind = typing.Literal[choices]
+        shown = "" if default in (None, "", False) else f" (default: {default})"
+        found.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=typing.Annotated[
+                    kind, option(help=field.metadata["help"] + shown, show_default=False)
+                ],
+            )
+        )
+    return found
+
+
+def _examples_as_they_are(description: str) -> str:
+    r"""The text with \b before what is indented, whose lines would be filled up without."""
+    paragraphs = description.strip().split("\n\n")
+    return "\n\n".join("\b\n" + part if "\n " in f"\n{part}" else part for part in paragraphs)
+
+
+def _newest_run(recipe: str) -> str:
+    """The directory in runs/ where the recipe has saved a checkpoint last."""
+    found = [
+        (max(step.stat().st_mtime for step in steps), str(file.parent))
+        for file in Path("runs").glob("*/config.json")
+        if (steps := list(file.parent.glob("checkpoints/step_*")))
+        and _read(file).get("recipe") == recipe
+    ]
+    if not found:
+        raise InputError(
+            f"--resume finds no run of {recipe} with a checkpoint in {Path('runs').resolve()}; "
+            "give its directory by --out"
+        )
+    out = max(found)[1]
+    print(f"--resume goes on with {out}, the newest run of {recipe}", flush=True)
+    return out
+
+
+def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the run that is gone on with, less what belongs to one call."""
+    found = _read(file) if file.exists() else {}
+    return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error

@@ -1,0 +1,113 @@
+"""The directory of a recipe's run."""
+
+import dataclasses
+import fcntl
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_write, local_path
+from kmodels.runs import report
+
+
+class Folder:
+    """The directory of a run, held against a second run by a lock that dies with the process.
+
+    Of a run of several processes, the first one makes and holds it.
+
+    Args:
+        recipe: its name.
+        out: the directory; runs/<recipe>-<time> by default.
+        settings: of the run.
+        resume: whether an earlier run may be in it.
+
+    Raises:
+        InputError: where it cannot be written, holds a run, or another process uses it.
+    """
+
+    def __init__(self, recipe: str, out: str | None, settings: Any, resume: bool = False):
+        self.recipe, self.settings = recipe, settings
+        self._lock: Any = None
+        processes = joined_processes()
+        self.main = processes is None or processes.is_rank_zero()
+        if processes is None:
+            self._take(out, resume)
+        else:
+            path = processes.broadcast("the folder of the run", lambda: self._take(out, resume))
+            self.path = Path(path)
+
+    def _take(self, out: str | None, resume: bool) -> str:
+        name = out or f"runs/{self.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.path = local_path(name)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise InputError(
+                f"cannot write to --out {self.path}: {error.strerror}; give another directory"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise InputError(f"another run is using --out {self.path}; give another") from error
+        if not resume and self.has_checkpoints:
+            self.close()
+            raise InputError(
+                f"--out {self.path} holds checkpoints of a run; add --resume to go on with it, or "
+                "give another directory"
+            )
+        return str(self.path)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a run was saved in it."""
+        return any((self.path / "checkpoints").glob("step_*"))
+
+    def write_config(self) -> Path:
+        """Writes config.json, the settings in force."""
+        content = {"recipe": self.recipe, **dataclasses.asdict(self.settings)}
+        return self.write_json("config.json", content)
+
+    def write_json(self, name: str, content: dict[str, Any]) -> Path:
+        """Writes a file of the run, atomically; numbers that are not finite become null.
+
+        In a run of several processes the first one writes.
+        """
+        if not self.main:
+            return self.path / name
+        text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+        return atomic_write(self.path / name, lambda path: path.write_text(text))
+
+    def write_report(self) -> None:
+        """Writes report.html, one page that shows the run."""
+        if self.main:
+            report.write(self.path)
+
+    def close(self) -> None:
+        """Lets go of the directory; removes it where nothing was written."""
+        if self._lock is None:
+            return
+        self._lock.close()
+        if [path.name for path in self.path.iterdir()] == [".lock"]:
+            (self.path / ".lock").unlink()
+            self.path.rmdir()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not (abs(value) < float("inf")):
+        return None
+    return value
+
+
+def joined_processes() -> Any:
+    """Returns `kmodels.distribution.processes` in a run of several of them, else None."""
+    module = sys.modules.get("kmodels.distribution.processes")
+    return module if module is not None and module.count() > 1 else None
