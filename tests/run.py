@@ -40,6 +40,8 @@ ONE_THREAD = {
     "TF_NUM_INTEROP_THREADS": "1",
 }
 NO_TESTS_COLLECTED = 5
+# How many of the slowest tests are shown, of each suite's as many.
+SLOWEST = 10
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Outcome:
     name: str
     counts: Counter = field(default_factory=Counter)
     skips: list[str] = field(default_factory=list)
+    slowest: list[tuple[float, str]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -120,6 +123,12 @@ def read_counts(log: str, status: int) -> tuple[Counter, list[str]]:
     return counts, re.findall(r"^(?:SKIPPED|XFAIL) .*", log, re.MULTILINE)
 
 
+def read_slowest(log: str) -> list[tuple[float, str]]:
+    """Seconds and name of the slowest tests, setup and teardown included, from pytest's report."""
+    lines = re.findall(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$", log, re.MULTILINE)
+    return [(float(seconds), name) for seconds, name in lines]
+
+
 def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     """Run pytest in an environment under a backend and print what failed."""
     across = environment == "full"
@@ -127,6 +136,7 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     outcome, begun = Outcome(name), time.monotonic()
     log = LOGS / f"test-{name.replace(':', '-')}.log"
     command = [python_of(environment), "-m", "pytest", "-q", "--color=no", *arguments]
+    command.append(f"--durations={SLOWEST}")
     if across:
         command.append("--across")
     say(name, "tests begin")
@@ -135,6 +145,7 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     )
     text = log.read_text(errors="replace")
     outcome.counts, outcome.skips = read_counts(text, status)
+    outcome.slowest = read_slowest(text)
     outcome.seconds = time.monotonic() - begun
     running(environment).unlink(missing_ok=True)
     counted = ", ".join(f"{number} {word}" for word, number in sorted(outcome.counts.items()))
@@ -189,12 +200,15 @@ def run_all(backends: list[str], arguments: list[str], nightly: bool) -> list[Ou
 
 
 def report(outcomes: list[Outcome]) -> int:
-    """Print skips, a line per run and the sum; 0 only if tests ran and none failed."""
+    """Print skips, the slowest tests, a line per run and the sum; 0 if tests ran and all passed."""
     total: Counter = Counter()
     for outcome in outcomes:
         total.update(outcome.counts)
         for skip in outcome.skips:
             print(f"{outcome.name}: {skip}")
+    slowest = [(*test, outcome.name) for outcome in outcomes for test in outcome.slowest]
+    for seconds, test, name in sorted(slowest, reverse=True)[:SLOWEST]:
+        print(f"{seconds:6.1f} s  {name:<16} {test}")
     for outcome in outcomes:
         counts = outcome.counts
         print(
