@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.data.formats import protobuf
 from kmodels.data.formats.file_ranges import Files, expand
+from kmodels.data.formats.protobuf import Field, message_classes
 from kmodels.data.images.pictures import MAX_BYTES, PictureError, decode
 
 PICTURE_KEYS = ("image/encoded", "image", "image_raw", "encoded")
 LABEL_KEYS = ("image/class/label", "label")
 _HEADER = struct.Struct("<QI")
-_NEEDS = "TFRecord files need two small packages: pip install 'kmodels[tfrecord]'"
+_KINDS = ("bytes", "float", "int64")
+_NEEDS = "TFRecord files need a small package: pip install 'kmodels[tfrecord]'"
 
 
 class TFRecords:
@@ -140,13 +143,10 @@ def _crc32c() -> Any:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    message = _example_class()
-    try:
-        example = message.FromString(content)
-    except Exception as error:  # DecodeError, of whichever implementation is in use
-        raise ValueError(" ".join(str(error).split())) from error
+    entries = protobuf.parse(_example_class(), content).features.feature
     found: dict[str, Any] = {}
-    for name, feature in sorted(example.features.feature.items()):
+    # The entries of a map: of several with one key, the last one counts.
+    for name, feature in sorted({entry.key: entry.value for entry in entries}.items()):
         kind = feature.WhichOneof("kind")
         if kind is None:
             continue
@@ -159,37 +159,19 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return found
 
 
+# TensorFlow's core/example/example.proto; a map is a list of entries on the wire.
+_TABLE = {
+    **{f"{kind}_list": (Field("value", 1, kind, repeated=True),) for kind in _KINDS},
+    "Feature": tuple(
+        Field(f"{kind}_list", number, f"{kind}_list", oneof="kind")
+        for number, kind in enumerate(_KINDS, 1)
+    ),
+    "FeatureEntry": (Field("key", 1, "string"), Field("value", 2, "Feature")),
+    "Features": (Field("feature", 1, "FeatureEntry", repeated=True),),
+    "Example": (Field("features", 1, "Features"),),
+}
+
+
 @functools.cache
 def _example_class() -> Any:
-    """The message of TensorFlow's `core/example/example.proto`, in a pool of its own."""
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    except ImportError as error:
-        raise InputError(_NEEDS) from error
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="kmodels/example.proto", package="kmodels", syntax="proto3"
-    )
-
-    def field(message: Any, name: str, number: int, kind: Any, **more: Any) -> None:
-        label = kinds.LABEL_REPEATED if more.pop("repeated", False) else kinds.LABEL_OPTIONAL
-        named = {} if isinstance(kind, int) else {"type_name": f".kmodels.{kind}"}
-        code = kind if isinstance(kind, int) else kinds.TYPE_MESSAGE
-        message.field.add(name=name, number=number, type=code, label=label, **named, **more)
-
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    scalars = {"bytes": kinds.TYPE_BYTES, "float": kinds.TYPE_FLOAT, "int64": kinds.TYPE_INT64}
-    for number, (name, kind) in enumerate(scalars.items(), 1):
-        field(file.message_type.add(name=f"{name}_list"), "value", 1, kind, repeated=True)
-        field(feature, f"{name}_list", number, f"{name}_list", oneof_index=0)
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    field(entry, "key", 1, kinds.TYPE_STRING)
-    field(entry, "value", 2, "Feature")
-    field(features, "feature", 1, "Features.FeatureEntry", repeated=True)
-    field(file.message_type.add(name="Example"), "features", 1, "Features")
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("kmodels.Example"))
+    return message_classes("kmodels.example", _TABLE)["Example"]
