@@ -23,7 +23,7 @@ if keras.backend.backend() == "jax":
 
     def test_long_compilations_are_followed_by_a_trim(monkeypatch):
         trims, events = [], []
-        monkeypatch.setattr(malloc, "trim", lambda: trims.append(1))
+        monkeypatch.setattr(malloc, "malloc_trim", lambda: trims.append(1))
         monitoring.register_event_duration_secs_listener(
             lambda event, *_, **__: events.append(event)
         )
