@@ -210,8 +210,9 @@ def measure_fit(folder: Path, rounds: int) -> dict:
 
     import data  # this file, under a name that workers know it by
     from kmodels.data import ImageLoader, open_dataset
-    from kmodels.data.fit.adapters import run
     from kmodels.data.fit.feed import DatasetAdapter
+    from kmodels.data.fit.request import FitRequest, Method
+    from kmodels.data.fit.run import run
 
     model, steps = make_model(), 16
     size = (INTO, INTO)
@@ -229,7 +230,7 @@ def measure_fit(folder: Path, rounds: int) -> dict:
     def epoch(dataset) -> tuple[float, DatasetAdapter]:
         feed = DatasetAdapter(dataset)
         begun = time.perf_counter()
-        run(model.fit, feed, shuffle=False, verbose=0)
+        run(model, model.fit, FitRequest.of(Method.FIT, x=feed, shuffle=False, verbose=0))
         return time.perf_counter() - begun, feed
 
     epoch(Arrays())

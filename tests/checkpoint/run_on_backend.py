@@ -13,7 +13,9 @@ import numpy as np
 
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import state
-from kmodels.data.fit.adapters import fit_arguments
+from kmodels.data.fit.adapters import prepare
+from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.fit.run import follow
 from kmodels.training import SGD, AdamW, StepCallbacks, WarmupSchedule, track_step_loss
 
 SAVED, LAST, STEPS, EPOCHS = 12, 32, 8, 4
@@ -58,10 +60,11 @@ def make_model(optimizer):
 def fit(model, folder):
     """The losses of the steps that were made; all four epochs are gone through."""
     losses = Losses()
-    arguments = fit_arguments(X, Y, batch_size=8, shuffle=True, epochs=EPOCHS, verbose=0)
-    made = [losses, Checkpoint(folder, every=SAVED, keep=9), *arguments.pop("callbacks")]
+    request = FitRequest.of(Method.FIT, x=X, y=Y, batch_size=8, epochs=EPOCHS, verbose=0)
+    told = follow(prepare(request)).keywords()
+    made = [losses, Checkpoint(folder, every=SAVED, keep=9), *told.pop("callbacks")]
     callbacks = StepCallbacks(made, model, epochs=EPOCHS, steps=STEPS)
-    model.fit(**arguments, callbacks=callbacks)
+    model.fit(**told, callbacks=callbacks)
     return losses.found
 
 

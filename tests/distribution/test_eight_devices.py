@@ -263,3 +263,25 @@ def test_a_short_last_batch_and_predictions(backend):
     np.testing.assert_allclose(
         model.predict(images, batch_size=BATCH, verbose=0), logits, rtol=0, atol=tolerance("logits")
     )
+
+
+def test_a_dataset_of_ones_own_is_preprocessed_once(backend):
+    if backend != "jax":
+        return
+    seen = []
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return np.ones((BATCH, 16, 16, 3), "float32"), LABELS[:BATCH]
+
+    def halved(x, y=None, sample_weight=None):
+        seen.append(x.max())
+        return (x / 2, y)
+
+    model, _, _ = compiled(make_vit, "data=8")
+    model.preprocessor = halved
+    model.fit(Batches(), validation_data=Batches(), verbose=0)
+    assert len(seen) >= 4 and set(seen) == {1.0}

@@ -100,6 +100,7 @@ class ParallelPlan:
         """
         # Not before it is asked for: families import this package to tell their layout.
         from kmodels.data.fit.adapters import as_dataset
+        from kmodels.data.fit.request import Method
         from kmodels.distribution.input import fit
 
         size = batch_size or 32
@@ -110,7 +111,7 @@ class ParallelPlan:
         data = as_dataset(x, y, sample_weight, size, shuffle=shuffle)
         if seed is not None and hasattr(data, "seed"):
             data.seed = seed
-        return fit.shard(data, fit.rule(self, own), "fit" if training else "evaluate")
+        return fit.shard(data, fit.rule(self, own), Method.FIT if training else Method.EVALUATE)
 
     def callbacks(self, directory: str | Path, **settings: Any) -> list[Any]:
         """What makes a run go on from where it was, whatever ends it.

@@ -13,11 +13,11 @@ from kmodels.checkpoint import manager
 from kmodels.checkpoint.callback import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.core.out_of_memory import is_out_of_memory, out_of_memory
-from kmodels.data.fit.adapters import run
 from kmodels.data.fit.feed import DatasetAdapter
+from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.fit.run import run
 from kmodels.distribution import current, processes
 from kmodels.distribution.input import fit
-from kmodels.distribution.input.sharding_rule import EVALUATE, FIT
 from kmodels.runs.history import History
 from kmodels.runs.progress import Progress
 from kmodels.training.evaluation import Resumed
@@ -81,9 +81,9 @@ class Runner(keras.callbacks.Callback):
         if (plan := current()) is not None:
             plan.check(model)
             # Each process trains on its rows of every batch.
-            loader = fit.shard(loader, fit.rule(plan), FIT)
+            loader = fit.shard(loader, fit.rule(plan), Method.FIT)
             if validation is not None:
-                validation = fit.shard(validation, fit.rule(plan), EVALUATE)
+                validation = fit.shard(validation, fit.rule(plan), Method.EVALUATE)
         self.trained, self.loader, self.validation = model, loader, validation
         total_steps = schedule.total_steps
         self.batch_size, self.total_steps = batch_size, total_steps
@@ -141,15 +141,16 @@ class Runner(keras.callbacks.Callback):
             if self._unfinished:
                 self.progress.start()
                 with self.checkpoint.stop.listen():
-                    run(
-                        model.fit,
-                        self.feed,
+                    request = FitRequest.of(
+                        Method.FIT,
+                        x=self.feed,
                         validation_data=self.validation,
                         epochs=self.epochs,
                         callbacks=StepCallbacks(callbacks, model, epochs=self.epochs, steps=steps),
                         shuffle=False,
                         verbose=0,
                     )
+                    run(model, model.fit, request)
         except Exception as error:
             if is_out_of_memory(error):
                 raise out_of_memory(model, self.batch_size) from None

@@ -5,10 +5,11 @@ from typing import Any
 
 import keras
 
+from kmodels.data.fit.request import Method
 from kmodels.distribution import current
 from kmodels.distribution.input import fit
 from kmodels.distribution.input.indexed import ShardedDataset
-from kmodels.distribution.input.sharding_rule import EVALUATE, BatchSharding
+from kmodels.distribution.input.sharding_rule import BatchSharding
 
 
 class WholeBatches(ShardedDataset):
@@ -25,7 +26,9 @@ class WholeBatches(ShardedDataset):
 
     def __init__(self, loader: Any):
         plan = current()
-        super().__init__(loader, BatchSharding() if plan is None else fit.rule(plan), EVALUATE)
+        super().__init__(
+            loader, BatchSharding() if plan is None else fit.rule(plan), Method.EVALUATE
+        )
         self.loader = loader
 
 

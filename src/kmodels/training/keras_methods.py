@@ -1,14 +1,76 @@
 """`fit` and its like on any data, with the parameters of Keras' own."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import keras
 
 from kmodels.core import keras_internals, traced
 from kmodels.core.files import local_path
+from kmodels.data.fit.request import FitRequest, Method
+from kmodels.distribution import current
 from kmodels.distribution.rank_zero import without_distribution
-from kmodels.training.signatures import like
 from kmodels.weights import deferred, gather
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Gives a method the parameters of the one that it overrides, by place and by name.
+
+    So `fit(x, y, 32, 5)` means what it does in Keras, and what a later Keras adds is taken too.
+
+    Args:
+        original: the method of `keras.Model`.
+
+    Returns:
+        A decorator. The method under it gets by name what was given, and no defaults.
+    """
+    parameters = inspect.signature(original)
+    rest = [p.name for p in parameters.parameters.values() if p.kind is p.VAR_KEYWORD]
+
+    def decorate(method: Callable[..., R]) -> Callable[P, R]:
+        @wraps(method)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = dict(parameters.bind(*args, **kwargs).arguments)
+            more: dict[str, Any] = given.pop(rest[0], {}) if rest else {}
+            return method(given.pop("self"), **given, **more)
+
+        vars(bound)["__signature__"] = parameters
+        return bound
+
+    return decorate
+
+
+def run_request(
+    model: Any, call: Callable[..., Any], request: FitRequest, preprocess: Any = None
+) -> Any:
+    """Calls Keras' `fit`, `evaluate` or `predict`; over a mesh, in each process on its rows.
+
+    Args:
+        model: whose method it is.
+        call: the method of Keras, bound to the model.
+        request: what it is asked for.
+        preprocess: see `kmodels.data.as_dataset`.
+
+    Returns:
+        What the method returns.
+
+    Raises:
+        InputError: for data that the method cannot take.
+    """
+    from kmodels.data.fit.run import RequestData, run
+
+    if isinstance(request.x, RequestData):
+        return call(**request.keywords())  # of a method that Keras called in another one
+    if (plan := current()) is None:
+        return run(model, call, request, preprocess)
+    from kmodels.distribution.input import fit
+
+    return fit.run(plan, model, call, request, preprocess)
 
 
 class Predicts:
@@ -46,16 +108,12 @@ class KerasMethods(traced.Follows):
             **kwargs: as in `keras.Model.fit`, by place or by name; `validation_data` may be any of
                 the above too.
         """
-        # Keras' default; evaluate and predict have none, which is how the data knows fit.
-        kwargs.setdefault("shuffle", True)
-        if (held_out := kwargs.get("validation_data")) is not None:
-            kwargs["validation_data"] = self._held_out(held_out, kwargs)
-        return self._run(super().fit, x, y, kwargs)
+        return self._run(super().fit, FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `evaluate` on anything that `fit` takes."""
-        return self._run(super().evaluate, x, y, kwargs)
+        return self._run(super().evaluate, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
     @like(keras.Model.predict)
     def predict(self, x: Any, **kwargs: Any) -> Any:
@@ -64,7 +122,7 @@ class KerasMethods(traced.Follows):
 
         if arrays.is_empty(x, self.preprocessor):
             return self.predict_on_batch(x)
-        return self._run(super().predict, x, None, kwargs)
+        return self._run(super().predict, FitRequest.of(Method.PREDICT, x=x, **kwargs))
 
     @like(keras.Model.train_on_batch)
     def train_on_batch(
@@ -107,18 +165,7 @@ class KerasMethods(traced.Follows):
         deferred.check(self, method)
         return adapters.one_batch(parts, self.preprocessor)
 
-    def _run(self, method: Any, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
-        from kmodels.distribution.input import fit as feeding
-
-        deferred.check(self, method.__name__)
+    def _run(self, call: Callable[..., Any], request: FitRequest) -> Any:
+        deferred.check(self, request.method)
         with keras_internals.keeping_values(self):
-            return feeding.run(self, method, x, y, kwargs, self.preprocessor)
-
-    def _held_out(self, data: Any, kwargs: dict[str, Any]) -> Any:
-        from kmodels.data.fit import adapters
-
-        return adapters.validation_data(
-            data,
-            preprocess=self.preprocessor,
-            batch_size=kwargs.get("validation_batch_size") or kwargs.get("batch_size"),
-        )
+            return run_request(self, call, request, self.preprocessor)

@@ -4,10 +4,12 @@ import keras
 import numpy as np
 import pytest
 
+from any_data import arguments
 from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, ImageLoader, as_dataset, order
-from kmodels.data.fit.adapters import FollowEpoch, fit_arguments, validation_data
-from kmodels.data.fit.batches import OneShot, as_tuple, to_numpy
+from kmodels.data.fit.batches import as_tuple, to_numpy
+from kmodels.data.fit.run import FollowEpoch
+from kmodels.data.fit.stream import OneShot
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
 Y = np.arange(11, dtype="float32")[:, None]
@@ -98,29 +100,29 @@ GIVEN = {
 def test_each_epoch_sees_every_sample_once(model, kind, preprocess):
     x, y = GIVEN[kind]()
     held_out = (X, Y) if y is not None else GIVEN[kind]()[0]
-    arguments = fit_arguments(
-        x, y, preprocess=preprocess, epochs=2, batch_size=4, verbose=0, shuffle=True,
-        validation_data=validation_data(held_out, preprocess=preprocess, batch_size=4),
+    told = arguments(
+        "fit", x, y, preprocess=preprocess, epochs=2, batch_size=4, verbose=0, shuffle=True,
+        validation_data=held_out,
     )  # fmt: skip
-    history = model.fit(**arguments).history
+    history = model.fit(**told).history
     for name in ("total", "val_total"):
         assert history[name] == [55.0, 55.0], name
     for name in ("squares", "val_squares"):
         assert history[name] == [385.0, 385.0], name
-    logs = model.evaluate(**fit_arguments(x, y, verbose=0, return_dict=True))
+    logs = model.evaluate(**arguments("evaluate", x, y, verbose=0, return_dict=True))
     assert logs["total"] == 55.0
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_a_stream_of_unknown_length(model):
-    history = model.fit(**fit_arguments(Batches(sized=False), epochs=2, verbose=0, shuffle=True))
+    history = model.fit(**arguments("fit", Batches(sized=False), epochs=2, verbose=0, shuffle=True))
     assert history.history["total"] == [55.0, 55.0]
 
 
 def test_no_batch_of_a_generator_is_lost_or_repeated(model):
     endless = (Batches().batches[i % 3] for i in range(10**6))
-    arguments = fit_arguments(endless, epochs=2, steps_per_epoch=3, verbose=0, shuffle=True)
-    assert model.fit(**arguments).history["squares"] == [385.0, 385.0]
+    told = arguments("fit", endless, epochs=2, steps_per_epoch=3, verbose=0, shuffle=True)
+    assert model.fit(**told).history["squares"] == [385.0, 385.0]
 
 
 def test_a_used_up_generator_says_so():
@@ -135,10 +137,10 @@ def test_a_used_up_generator_says_so():
 def test_predict(model):
     want = model.predict(X, verbose=0)
     for given in (X, [(X[:6],), (X[6:],)], (X[i : i + 4] for i in (0, 4, 8))):
-        arguments = fit_arguments(given, preprocess=lambda x: x, batch_size=4, verbose=0)
+        told = arguments("predict", given, preprocess=lambda x: x, batch_size=4, verbose=0)
         if not isinstance(given, np.ndarray | list):
-            arguments["steps"] = 3
-        np.testing.assert_allclose(model.predict(**arguments), want, rtol=1e-6)
+            told["steps"] = 3
+        np.testing.assert_allclose(model.predict(**told), want, rtol=1e-6)
 
 
 def test_arrays_are_shuffled_alike_on_every_backend_and_anew_in_each_epoch(model):
@@ -149,8 +151,8 @@ def test_arrays_are_shuffled_alike_on_every_backend_and_anew_in_each_epoch(model
         seen.extend(y[:, 0].astype(int).tolist())
         return x, y
 
-    arguments = fit_arguments(X, Y, preprocess=note, epochs=2, batch_size=4, shuffle=True)
-    model.fit(**arguments, verbose=0)
+    told = arguments("fit", X, Y, preprocess=note, epochs=2, batch_size=4, shuffle=True, verbose=0)
+    model.fit(**told)
     want = [*order(11, 6, 0), *order(11, 6, 1)]
     assert seen[-22:] == want and want[:11] != want[11:]
 
@@ -158,7 +160,7 @@ def test_arrays_are_shuffled_alike_on_every_backend_and_anew_in_each_epoch(model
 def test_follow_epoch_starts_where_training_starts(model):
     source = ArraySource(np.zeros((4, 2), "uint8")[..., None, None], np.zeros(4))
     loader = ImageLoader(source, 2)
-    follow = fit_arguments(loader, epochs=9, shuffle=True)["callbacks"][-1]
+    follow = arguments("fit", loader, epochs=9, shuffle=True)["callbacks"][-1]
     assert isinstance(follow, FollowEpoch)
     follow.on_epoch_begin(7)
     assert loader.epoch == 7
@@ -167,20 +169,25 @@ def test_follow_epoch_starts_where_training_starts(model):
 
 
 def test_class_weight_reaches_a_stream(model):
-    arguments = fit_arguments(
-        Batches(), epochs=1, verbose=0, shuffle=True, class_weight=dict.fromkeys(range(11), 0.0)
+    told = arguments(
+        "fit",
+        Batches(),
+        epochs=1,
+        verbose=0,
+        shuffle=True,
+        class_weight=dict.fromkeys(range(11), 0.0),
     )
-    assert model.fit(**arguments).history["loss"] == [0.0]
+    assert model.fit(**told).history["loss"] == [0.0]
 
 
 def test_validation_split_takes_the_last_part(model):
-    arguments = fit_arguments(X, Y, validation_split=0.3, verbose=0, shuffle=True, batch_size=4)
-    history = model.fit(**arguments).history
+    told = arguments("fit", X, Y, validation_split=0.3, verbose=0, shuffle=True, batch_size=4)
+    history = model.fit(**told).history
     assert history["total"] == [21.0] and history["val_total"] == [34.0]
     with pytest.raises(InputError, match="validation_split needs arrays, not SizedBatches"):
-        fit_arguments(Batches(), validation_split=0.3, shuffle=True)
+        arguments("fit", Batches(), validation_split=0.3, shuffle=True)
     with pytest.raises(InputError, match="leaves a part empty"):
-        fit_arguments(X, Y, validation_split=0.99, shuffle=True)
+        arguments("fit", X, Y, validation_split=0.99, shuffle=True)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.data.fit.adapters import fit_arguments, validation_data
+from any_data import arguments
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
 Y = np.arange(11, dtype="float32")[:, None]
@@ -82,15 +82,16 @@ def test_fit_takes_loaders_of_every_framework(kind):
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
     for preprocess in (None, lambda x, y: (x * 2, y)):
-        arguments = fit_arguments(
+        told = arguments(
+            "fit",
             MADE[kind](),
             preprocess=preprocess,
             epochs=2,
             verbose=0,
             shuffle=True,
             batch_size=4,
-            validation_data=validation_data(MADE[kind](), preprocess=preprocess, batch_size=4),
+            validation_data=MADE[kind](),
         )
-        history = model.fit(**arguments).history
+        history = model.fit(**told).history
         # The mean of squared labels, 385 / 11.
         np.testing.assert_allclose(history["loss"] + history["val_loss"], 35.0, rtol=1e-5)

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 
+from any_data import run
 from kmodels.core.errors import InputError
 from kmodels.data import TarShards, TFRecords
-from kmodels.data.fit.adapters import run, validation_data
 from record_files import write_shard, write_tfrecords
 
 ROWS, BATCH = 11, 4
@@ -235,15 +235,15 @@ def check(model, folder, make, told):
     if not told:  # an endless one to validate on would have to be told too
         data, labels = given()
         data = data if labels is None else (data, labels)
-        told["validation_data"] = validation_data(data, batch_size=BATCH)
-    history = run(model.fit, x, y, epochs=2, shuffle=False, **settings, **told).history
+        told["validation_data"] = data
+    history = run(model, "fit", x, y, epochs=2, shuffle=False, **settings, **told).history
     assert history["seen"] == [WANTED, WANTED]
     assert history.get("val_seen", [WANTED, WANTED]) == [WANTED, WANTED]
     x, y = given()
-    logs = run(model.evaluate, x, y, return_dict=True, **settings, **steps)
+    logs = run(model, "evaluate", x, y, return_dict=True, **settings, **steps)
     assert logs["seen"] == WANTED
     x, _ = given()
-    np.testing.assert_array_equal(run(model.predict, x, **settings, **steps), SEEN)
+    np.testing.assert_array_equal(run(model, "predict", x, **settings, **steps), SEEN)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -263,13 +263,13 @@ def test_the_model_sees_every_value_of_other_packages_data_in_turn(model, tmp_pa
 def test_what_is_no_data_or_ends(model):
     once = (pair(rows) for rows in LOADED)
     with pytest.raises(InputError, match="the generator is used up; give steps_per_epoch"):
-        run(model.fit, once, epochs=2, shuffle=False, verbose=0)
+        run(model, "fit", once, epochs=2, shuffle=False, verbose=0)
     with pytest.raises(InputError, match="the data gives single samples; give batches"):
-        run(model.fit, iter([pair(0)]), shuffle=False, verbose=0)
+        run(model, "fit", iter([pair(0)]), shuffle=False, verbose=0)
     uneven = Samples()
     uneven.__class__ = type("Uneven", (Samples,), {"__getitem__": lambda self, i: (A[: 1 + i], i)})
     with pytest.raises(InputError, match="samples of one batch differ in size"):
-        run(model.fit, uneven, shuffle=False, verbose=0)
+        run(model, "fit", uneven, shuffle=False, verbose=0)
 
 
 @pytest.mark.across("jax")
@@ -281,7 +281,7 @@ def test_data_that_workers_cannot_be_given(model):
         pass
 
     with pytest.raises(InputError, match=r"cannot be sent to workers .* set num_workers to 0"):
-        run(model.fit, DataLoader(Local(), BATCH, num_workers=1), shuffle=False, verbose=0)
+        run(model, "fit", DataLoader(Local(), BATCH, num_workers=1), shuffle=False, verbose=0)
 
 
 @pytest.mark.across("torch")

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from any_data import run
 from kmodels.data.fit import data_wait
-from kmodels.data.fit.adapters import run
 from kmodels.data.fit.feed import workers_of
 
 
@@ -104,13 +104,13 @@ def test_slow_data_is_told_after_the_epoch(capsys):
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
-    run(model.fit, slow, epochs=2, shuffle=True, verbose=2)
+    run(model, "fit", slow, epochs=2, shuffle=True, verbose=2)
     said = capsys.readouterr().out.splitlines()
     waited = [line for line in said if line.startswith("waited for data ")]
     assert len(waited) == 2 and "worker" in waited[1]
     # Each stands below the line of its epoch.
     assert said.index(waited[0]) < said.index("Epoch 2/2")
-    run(model.fit, slow, shuffle=True, verbose=0)
+    run(model, "fit", slow, shuffle=True, verbose=0)
     assert not capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.data.fit.adapters import run
+from any_data import run
 from kmodels.models import ViTImageClassifier
 
 if keras.backend.backend() == "tensorflow":
@@ -41,7 +41,7 @@ if keras.backend.backend() == "tensorflow":
         data = tf.data.Dataset.from_generator(slow, output_signature=spec)
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        run(model.fit, data, epochs=2, shuffle=True, verbose=2)
+        run(model, "fit", data, epochs=2, shuffle=True, verbose=2)
         said = capsys.readouterr().out.splitlines()
         waited = [line for line in said if line.startswith("waited for data ")]
         assert len(waited) == 2 and "num_parallel_calls=tf.data.AUTOTUNE" in waited[1]
@@ -50,7 +50,7 @@ if keras.backend.backend() == "tensorflow":
     def test_every_batch_comes_once_an_epoch_and_in_order(steps_per_execution):
         model, seen = echo(), Seen()
         model.compile(model.optimizer, model.loss, steps_per_execution=steps_per_execution)
-        run(model.fit, numbers(), epochs=2, shuffle=True, verbose=0, callbacks=[seen])
+        run(model, "fit", numbers(), epochs=2, shuffle=True, verbose=0, callbacks=[seen])
         ends = {1: [0.5, 1.5, 2.5], 2: [1.5, 2.5]}[steps_per_execution]  # means so far
         assert seen.losses == pytest.approx(ends * 2)
 
@@ -58,7 +58,8 @@ if keras.backend.backend() == "tensorflow":
         seen = Seen()
         data = numbers(1, 3).repeat()
         run(
-            echo().fit,
+            echo(),
+            "fit",
             data,
             epochs=3,
             steps_per_epoch=2,
@@ -70,11 +71,11 @@ if keras.backend.backend() == "tensorflow":
 
     def test_a_smaller_last_batch_and_one_that_fails():
         model = echo()
-        assert run(model.evaluate, numbers(4), verbose=0) == pytest.approx(2.5)
-        assert run(model.predict, numbers(4), verbose=0).ravel().tolist() == [0, 1, 2, 3, 4, 5]
+        assert run(model, "evaluate", numbers(4), verbose=0) == pytest.approx(2.5)
+        assert run(model, "predict", numbers(4), verbose=0).ravel().tolist() == [0, 1, 2, 3, 4, 5]
         bad = numbers().map(lambda x, y: (tf.debugging.check_numerics(x / (x - 2), "bad"), y))
         with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
-            run(model.fit, bad, shuffle=True, verbose=0)
+            run(model, "fit", bad, shuffle=True, verbose=0)
 
     def test_a_task_takes_it():
         model = ViTImageClassifier.from_preset("vit_debug")

@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import pytest
 
+from any_data import run
 from kmodels.callbacks import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, ImageLoader
 from kmodels.data.fit import prefetch
-from kmodels.data.fit.adapters import as_dataset, run
+from kmodels.data.fit.adapters import as_dataset
 from kmodels.data.fit.feed import DatasetAdapter, batches_ahead
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
@@ -126,7 +127,7 @@ def test_an_error_of_the_data_arrives_as_it_was(model, ahead):
         held_out = arguments.get("validation_data")
         more = {} if held_out is None else {"validation_data": as_dataset(held_out)}
         with pytest.raises(OSError, match="cannot read picture 17"):
-            run(model.fit, arguments["x"], shuffle=False, verbose=0, **more)
+            run(model, "fit", arguments["x"], shuffle=False, verbose=0, **more)
         assert not threads()
 
 
@@ -145,7 +146,7 @@ def test_the_model_survives_a_first_batch_that_goes_wrong(model, ahead):
 
     for told in ({"x": Later(1)}, {"x": Batches(), "validation_data": as_dataset(Later(1))}):
         with pytest.raises(OSError, match="cannot read picture 17"):
-            run(model.fit, told.pop("x"), epochs=3, shuffle=False, verbose=0, **told)
+            run(model, "fit", told.pop("x"), epochs=3, shuffle=False, verbose=0, **told)
         assert np.isfinite(model.predict(X, verbose=0)).all()
 
 
@@ -155,7 +156,7 @@ def test_training_that_is_stopped_leaves_no_thread(model, ahead):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(model.fit, Batches(), shuffle=False, verbose=0, callbacks=[Stop()])
+        run(model, "fit", Batches(), shuffle=False, verbose=0, callbacks=[Stop()])
     assert not threads()
 
 
@@ -174,7 +175,7 @@ def test_random_numbers_of_the_data_are_the_same(model, monkeypatch):
         model.set_weights(first)
         np.random.seed(3)
         states = []
-        run(model.fit, Batches(), epochs=2, shuffle=False, verbose=0, callbacks=[Look()])
+        run(model, "fit", Batches(), epochs=2, shuffle=False, verbose=0, callbacks=[Look()])
         found.append((model.get_weights(), states))
     for weights, _ in found[1:]:
         for one, other in zip(weights, found[0][0], strict=True):
@@ -201,7 +202,7 @@ def test_a_run_cut_within_an_epoch_ends_with_the_same_bits(model, ahead, tmp_pat
             model.set_weights(first)
             told = {"callbacks": [Checkpoint(tmp_path / folder, every=1), *([cut] if cut else [])]}
             try:
-                run(model.fit, Batches(), epochs=3, shuffle=False, verbose=0, **told)
+                run(model, "fit", Batches(), epochs=3, shuffle=False, verbose=0, **told)
             except KeyboardInterrupt:
                 told["callbacks"][0].wait()
         found.append(model.get_weights())
@@ -236,7 +237,7 @@ def test_no_batch_of_a_generator_is_lost_to_building_the_model(model, ahead):
         return x, y
 
     once = ((X[i : i + 1], Y[i : i + 1]) for i in range(9))
-    run(model.fit, once, steps_per_epoch=3, epochs=3, shuffle=False, verbose=0, preprocess=note)
+    run(model, "fit", once, steps_per_epoch=3, epochs=3, shuffle=False, verbose=0, preprocess=note)
     assert seen[-9:] == list(range(9))
 
 

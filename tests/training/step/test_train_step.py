@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+from any_data import run
 from kmodels.checkpoint import state
 from kmodels.core.errors import InputError
-from kmodels.data.fit import adapters
 from kmodels.layers import block_compile as compiling
 from kmodels.models import ViTImageClassifier
 from kmodels.training import AdamW, TrainStep
@@ -71,7 +71,7 @@ def test_fit_is_what_keras_own_is(policy):
                 trained.compile(OPTIMIZERS[policy](), crossentropy, metrics=["accuracy"])
             data = {"validation_data": (X[:16], Y[:16]), "batch_size": 16, "verbose": 0}
             # Torch's loaders and Keras' dropout share a generator, so both see the same loaders.
-            fit = trained.fit if ours else functools.partial(adapters.run, trained.fit)
+            fit = trained.fit if ours else functools.partial(run, trained, "fit")
             history = fit(X, Y, epochs=2, shuffle=False, **data).history
             if ours:
                 assert history.pop("size") != history.pop("val_size")

@@ -1,14 +1,13 @@
 """What a user gives to `fit`, turned into what Keras' `fit` takes on the backend in use.
 
-Keras takes arrays and PyDatasets everywhere and most else on some backends. What kind of thing it
-was given is told from its methods and the name of its package: nothing is imported to find out.
+Keras takes arrays and PyDatasets everywhere and most else on some backends. `as_dataset` tells what
+kind of thing it was given from its methods and the name of its package, and imports nothing to find
+out; `prepare` does so for all the data of a request.
 """
 
 import functools
 import inspect
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -19,15 +18,16 @@ from kmodels.core.errors import InputError
 from kmodels.data.fit import arrays
 from kmodels.data.fit.batches import (
     LABEL_KEYS,
-    Calls,
     IndexedBatches,
+    Mapped,
     Preprocess,
-    Stream,
     as_tuple,
     prepared,
 )
-from kmodels.data.fit.epoch_callback import FollowEpoch
-from kmodels.data.fit.feed import DatasetAdapter, InstrumentedData, Native
+from kmodels.data.fit.feed import DatasetAdapter, InstrumentedData
+from kmodels.data.fit.native import Native
+from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.fit.stream import Calls, Chunks, Stream
 from kmodels.data.images.loader import ImageLoader
 
 _ACCEPTED = (
@@ -119,129 +119,94 @@ def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[An
     return prepared(tuple(arrays.plain(part, preprocess) for part in parts), preprocess)
 
 
-def run(
-    method: Callable[..., Any],
-    x: Any,
-    y: Any = None,
-    *,
-    preprocess: Preprocess | None = None,
-    **kwargs: Any,
-) -> Any:
-    """Calls Keras' `fit`, `evaluate` or `predict` on any data.
+def prepare(request: FitRequest, preprocess: Preprocess | None = None) -> FitRequest:
+    """Returns the request with data that Keras takes on the backend in use, in its order.
 
-    An error of the data arrives as it was raised, and whatever ends the call, no thread is left.
+    Arrays to evaluate or predict on stay as they are where nothing preprocesses them. All other
+    data becomes an `InstrumentedData`, which has its labels, weights, sizes and order in itself.
 
     Args:
-        method: of a model.
-        x: see `as_dataset`.
-        y: labels, where x is arrays.
+        request: as the caller made it.
         preprocess: see `as_dataset`.
-        **kwargs: see `fit_arguments`.
 
-    Returns:
-        What the method returns.
+    Raises:
+        InputError: for data that is empty or of no kind that `as_dataset` knows.
     """
-    arguments = fit_arguments(x, y, preprocess=preprocess, **kwargs)
-    given = (arguments["x"], arguments.get("validation_data"))
-    feeds = [feed for feed in given if isinstance(feed, InstrumentedData) and not feed.running]
-    for feed in feeds:
-        feed.running, feed.model = True, getattr(method, "__self__", None)
-    try:
-        with _unwarned(feeds, arguments):
-            return method(**arguments)
-    except Exception as error:
-        for feed in feeds:
-            # tf.data wraps it. What was made ahead may be wrong too, and not be the reason.
-            if feed.error is not None and str(feed.error) in str(error):
-                raise feed.error from None
-        raise
-    finally:
-        for feed in feeds:
-            feed.running = False
-            feed.close()
-
-
-@contextmanager
-def _unwarned(feeds: list[InstrumentedData], arguments: dict[str, Any]) -> Iterator[None]:
-    """Without Keras' warning that data ended, where nobody had said how much there is."""
-    told = arguments.get("steps_per_epoch") or arguments.get("steps")
-    if told or not any(isinstance(f, Stream | Native) and f.num_batches is None for f in feeds):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Your input ran out of data")
-        yield
-
-
-def fit_arguments(
-    x: Any, y: Any = None, *, preprocess: Preprocess | None = None, **kwargs: Any
-) -> dict[str, Any]:
-    """Arguments for Keras' `fit`, `evaluate` or `predict` with x as it takes it.
-
-    Args:
-        x: see `as_dataset`.
-        y: labels, where x is arrays.
-        preprocess: see `as_dataset`.
-        **kwargs: the method's others. For `fit`, `shuffle` must be among them.
-
-    Returns:
-        All arguments by name.
-    """
-    if isinstance(x, InstrumentedData) and x.running:
-        return {"x": x, **_given(y=y), **kwargs}  # a method that another one called
-    fits, shuffle = "shuffle" in kwargs, kwargs.get("shuffle", False)
-    size, weight = kwargs.get("batch_size"), kwargs.get("sample_weight")
-    if share := kwargs.pop("validation_split", 0.0):
-        x, y, weight, kwargs["validation_data"] = split(
-            x, y, weight, share, kwargs.get("validation_data"), preprocess, size
-        )
-        kwargs["sample_weight"] = weight
+    request = with_validation(request, preprocess)
+    x, y, weight = request.x, request.y, request.sample_weight
     if arrays.is_empty(x, preprocess):
         raise InputError("the data is empty; give at least one sample")
-    if (
-        preprocess is None
-        and arrays.is_arrays(x, None)
-        and (not shuffle or shuffle == "batch" or not arrays.all_numpy((x, y, weight)))
-    ):
-        if not fits:
-            return {"x": x, **_given(y=y), **kwargs}
-        names = ("sample_weight", "batch_size", "class_weight")
-        settings = {name: kwargs.pop(name) for name in names if name in kwargs}
-        steps = kwargs.get("steps_per_epoch")
+    shuffle = request.shuffle
+    # Samples are shuffled here, alike on every backend; tensors are left where they are.
+    keras_orders = not shuffle or shuffle == "batch" or not arrays.all_numpy((x, y, weight))
+    data: Any
+    if preprocess is None and keras_orders and arrays.is_arrays(x, None):
+        if request.method is not Method.FIT:
+            return request
         adapter = keras_internals.data_adapter(
-            x, y=y, shuffle=shuffle, steps_per_epoch=steps, **settings
+            x,
+            y=y,
+            sample_weight=weight,
+            batch_size=request.batch_size,
+            steps_per_epoch=request.steps,
+            shuffle=shuffle,
+            class_weight=request.class_weight,
         )
-        data: Any = Native(adapter)
+        data = Native(adapter)
     else:
-        kwargs.pop("sample_weight", None)
-        kwargs.pop("batch_size", None)
-        class_weight = kwargs.pop("class_weight", None)
         data = as_dataset(
             x,
             y,
             weight,
-            size,
+            request.batch_size,
             shuffle=bool(shuffle),
             preprocess=preprocess,
-            class_weight=class_weight,
+            class_weight=request.class_weight,
         )
         if isinstance(data, keras.utils.PyDataset):
-            data = DatasetAdapter(data, class_weight)
-    if fits:
-        kwargs["shuffle"] = False
-        if (held_out := kwargs.get("validation_data")) is not None:
-            # Keras would take the size of the batches from arguments that are gone.
-            kwargs.setdefault("validation_batch_size", size)
-            if isinstance(held_out, keras.utils.PyDataset):
-                kwargs["validation_data"] = DatasetAdapter(held_out)
-    say = functools.partial(print, flush=True) if kwargs.get("verbose", "auto") else None
-    follow = FollowEpoch(data, kwargs.get("validation_data"), kwargs.get("steps_per_epoch"), say)
-    callbacks = kwargs.get("callbacks") or []
-    if (held := getattr(callbacks, "callbacks", None)) is not None:
-        held.append(follow)  # Keras' CallbackList
-    else:
-        callbacks = [*(callbacks if isinstance(callbacks, list | tuple) else [callbacks]), follow]
-    return {"x": data, **kwargs, "callbacks": callbacks}
+            data = DatasetAdapter(data, request.class_weight)
+    held_out = request.validation_data
+    if isinstance(held_out, keras.utils.PyDataset):
+        held_out = DatasetAdapter(held_out)
+    return request.changed(
+        x=data,
+        y=None,
+        sample_weight=None,
+        batch_size=None,
+        shuffle=False,
+        class_weight=None,
+        validation_data=held_out,
+        # Keras would take it from the size of the batches, which is gone.
+        validation_batch_size=request.validation_batch_size or request.batch_size,
+    )
+
+
+def with_validation(request: FitRequest, preprocess: Preprocess | None = None) -> FitRequest:
+    """Returns the request with all that it validates on in `validation_data`, as Keras takes it.
+
+    Args:
+        request: as the caller made it.
+        preprocess: see `as_dataset`.
+
+    Raises:
+        InputError: for a `validation_split` of what is no arrays, or that leaves a part empty.
+    """
+    size = request.batch_size
+    if request.validation_data is not None:
+        held_out = validation_data(
+            request.validation_data,
+            preprocess=preprocess,
+            batch_size=request.validation_batch_size or size,
+        )
+        return request.changed(validation_data=held_out, validation_split=0.0)
+    if not request.validation_split:
+        return request
+    given = request.x, request.y, request.sample_weight
+    (x, y, weight), rest = _split(given, request.validation_split, preprocess)
+    held_out = validation_data(rest, preprocess=preprocess, batch_size=size)
+    return request.changed(
+        x=x, y=y, sample_weight=weight, validation_data=held_out, validation_split=0.0
+    )
 
 
 def validation_data(
@@ -261,74 +226,17 @@ def validation_data(
     return as_dataset(data, batch_size=batch_size, preprocess=preprocess)
 
 
-class Mapped(keras.utils.PyDataset):
-    """A PyDataset whose batches go through a function.
-
-    Args:
-        dataset: any; what Keras and `fit` tell about epochs is passed on to it.
-        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
-    """
-
-    def __init__(self, dataset: keras.utils.PyDataset, preprocess: Preprocess):
-        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
-        self._dataset = dataset
-        self._preprocess = preprocess
-
-    @property
-    def num_batches(self) -> int | None:
-        """Batches of an epoch."""
-        return self._dataset.num_batches
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> tuple:
-        return prepared(as_tuple(self._dataset[index]), self._preprocess)
-
-    def set_epoch(self, *which: int) -> None:
-        """See `ImageLoader.set_epoch`; for a dataset without one it does nothing."""
-        if (tell := getattr(self._dataset, "set_epoch", None)) is not None:
-            tell(*which)
-
-    def on_epoch_begin(self) -> None:
-        """Before an epoch."""
-        self._dataset.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """After an epoch."""
-        self._dataset.on_epoch_end()
-
-
-class _Rows:
-    """A Hugging Face IterableDataset in batches, from its start each time."""
-
-    def __init__(self, dataset: Any, batch_size: int):
-        self._dataset = dataset
-        self._batch_size = batch_size
-
-    def __iter__(self) -> Iterator[tuple]:
-        for batch in self._dataset.iter(self._batch_size):
-            yield as_tuple(batch)
-
-    def set_epoch(self, epoch: int) -> None:
-        self._dataset.set_epoch(epoch)
-
-
 def _hugging_face(x: Any, size: int, settings: dict[str, Any], class_weight: Any) -> Any:
     if isinstance(x, dict):
         raise InputError(f"the dataset has splits {', '.join(x)}; give one of them")
     if not hasattr(x, "num_rows"):
-        return Stream(_Rows(x, size), None, settings["preprocess"], class_weight)
+        return Stream(Chunks(x, size), None, settings["preprocess"], class_weight)
     return IndexedBatches(lambda rows: as_tuple(x[rows.tolist()]), len(x), size, **settings)
 
 
 def _seed() -> int:
     seed = keras_internals.random_seed()
     return 0 if seed is None else seed
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _no_labels(x: Any, y: Any, sample_weight: Any) -> None:
@@ -344,28 +252,20 @@ def _named_columns(spec: Any) -> bool:
     return isinstance(spec, dict) and any(k in spec for k in LABEL_KEYS)
 
 
-def split(
-    x: Any, y: Any, weight: Any, share: float, held_out: Any, preprocess: Any, size: Any
-) -> tuple[Any, Any, Any, Any]:
-    """The last share of arrays for validation, as Keras takes it.
-
-    Returns:
-        x, y and weights to train on, and what to validate on.
-    """
-    if held_out is not None:
-        return x, y, weight, held_out
+def _split(given: tuple, share: float, preprocess: Preprocess | None) -> tuple[tuple, tuple]:
+    """(x, y, sample_weight) to train on, and the last share of them without what is None."""
+    x = given[0]
     if not arrays.is_arrays(x, preprocess):
         raise InputError(
             f"validation_split needs arrays, not {type(x).__name__}; give validation_data"
         )
-    parts = tuple(arrays.plain(part, preprocess) for part in (x, y, weight))
+    parts = tuple(arrays.plain(part, preprocess) for part in given)
     count = arrays.length(tuple(part for part in parts if part is not None))
     at = int(count * (1 - share))
     if not 0 < at < count:
         raise InputError(f"validation_split {share} of {count} samples leaves a part empty")
     first, last = arrays.take(parts, slice(0, at)), arrays.take(parts, slice(at, None))
-    rest = tuple(part for part in last if part is not None)
-    return *first, validation_data(rest, preprocess=preprocess, batch_size=size)
+    return first, tuple(part for part in last if part is not None)
 
 
 def _collate(dataset: Any, rows: np.ndarray) -> tuple:

@@ -1,29 +1,21 @@
-"""Batches of things that Keras does not know, in two shapes that it does.
+"""One batch as Keras takes it, and batches that can be asked for by their number.
 
-`IndexedBatches` is for what can be asked for samples by number, `Stream` for what can only be gone
-through. Both reach every backend by the way of Keras' PyDataset.
+`as_tuple` and `prepared` make (x, y, sample_weight) of what any loader gave. `IndexedBatches` are
+numbered samples and `Mapped` any PyDataset in such batches; `Stream` has those without a number.
 """
 
 import copy
-import itertools
-import multiprocessing
-import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.data.fit.data_wait import DataWaitTimer
-from kmodels.data.fit.feed import DatasetAdapter, workers_of
 from kmodels.data.fit.rows import rows_within
 from kmodels.data.rng import order
 
 Preprocess = Callable[..., Any]
-
-_forks_safely = getattr(backend_module("kmodels.data.fit.device_put"), "FORKS", False)
 
 # Names that data sets of pictures give their columns, the first found of each.
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
@@ -139,7 +131,7 @@ class IndexedBatches(keras.utils.PyDataset):
         self.shuffle = shuffle
         self.seed = seed
         self.preprocess = preprocess
-        self._rows = 0, batch_size
+        self._rows: tuple[int, int] | None = None
         self._orders: tuple[int, np.ndarray] | None = None
         self.handed_out = 0
         self.epoch = 0
@@ -171,158 +163,45 @@ class IndexedBatches(keras.utils.PyDataset):
                 self._orders = self.epoch, order(self.samples, self.seed, self.epoch)
             samples = self._orders[1]
         samples = samples[index * self.batch_size : (index + 1) * self.batch_size]
-        samples = samples[rows_within(*self._rows, len(samples))]
+        if self._rows is not None:
+            samples = samples[rows_within(*self._rows, len(samples))]
         self.handed_out = max(self.handed_out, index + 1)
         return prepared(self.take(samples), self.preprocess)
 
 
-class Stream(DatasetAdapter):
-    """Anything that can be gone through, batch by batch, handed to Keras as a data adapter.
+class Mapped(keras.utils.PyDataset):
+    """A PyDataset whose batches go through a function.
 
     Args:
-        batches: gives one batch after another; gone through once an epoch.
-        count: number of batches in an epoch, None where that is not known.
-        preprocess: applied to each batch.
-        class_weight: as in `keras.Model.fit`.
-        faster: what to do where steps wait for it, if workers are not the way.
+        dataset: any; what Keras and `fit` tell about epochs is passed on to it.
+        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
     """
 
-    def __init__(
-        self,
-        batches: Iterable[Any],
-        count: int | None,
-        preprocess: Preprocess | None = None,
-        class_weight: dict[int, float] | None = None,
-        faster: str | None = None,
-    ):
-        if isinstance(batches, Iterator):
-            batches = OneShot(batches)
-        self.batches = batches
-        self.preprocess = preprocess
-        clock = DataWaitTimer(*workers_of(batches), faster)
-        super().__init__(_Sample(self._batches, count), class_weight, clock)
-
-    def tuples(self) -> Iterator[tuple]:
-        """One pass over the batches as they come, less their preprocessing."""
-        return map(as_tuple, started(self.batches))
-
-    def _batches(self) -> Iterator[tuple]:
-        for batch in self.tuples():
-            yield prepared(batch, self.preprocess)
-
-    def raw(self) -> Iterator[tuple]:
-        """One pass over the batches."""
-        return (self._standardize_batch(batch) for batch in self._batches())
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tells the data, or the sampler it has, which epoch comes next."""
-        for thing in (self.batches, getattr(self.batches, "sampler", None)):
-            if callable(tell := getattr(thing, "set_epoch", None)):
-                tell(epoch)
-                return
-
-    def begin(self) -> None:
-        """Training begins: batches read until now, to build the model, are given again."""
-        super().begin()
-        if isinstance(self.batches, OneShot):
-            self.batches.begin()
-
-
-def started(batches: Iterable[Any]) -> Iterator[Any]:
-    """`iter`, with workers that are not forked where the backend runs threads.
-
-    Raises:
-        InputError: where the data cannot be sent to such workers.
-    """
-    # A WebLoader of the package webdataset holds a DataLoader.
-    loaders = [x for x in getattr(batches, "pipeline", [batches]) if getattr(x, "num_workers", 0)]
-    loader = next((x for x in loaders if hasattr(x, "multiprocessing_context")), None)
-    chosen = getattr(loader, "multiprocessing_context", None)
-    if loader is None or chosen is not None or _forks_safely or not _forks():
-        return iter(batches)
-    loader.multiprocessing_context = "forkserver"
-    try:
-        return iter(batches)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"the data cannot be sent to workers ({error}); put what it uses in a module, or set "
-            "num_workers to 0"
-        ) from error
-    finally:
-        loader.multiprocessing_context = None
-
-
-def _forks() -> bool:
-    default = multiprocessing.get_all_start_methods()[0]
-    return (multiprocessing.get_start_method(allow_none=True) or default) == "fork"
-
-
-class _Sample(keras.utils.PyDataset):
-    """What Keras' adapter asks for to learn shapes: the first batches and how many there are."""
-
-    def __init__(self, batches: Callable[[], Iterator[tuple]], count: int | None):
-        super().__init__()
-        self._batches = batches
-        self._count = count
-        self._first: list[tuple] | None = None
+    def __init__(self, dataset: keras.utils.PyDataset, preprocess: Preprocess):
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self._dataset = dataset
+        self._preprocess = preprocess
 
     @property
     def num_batches(self) -> int | None:
-        """As known."""
-        return self._count
+        """Batches of an epoch."""
+        return self._dataset.num_batches
+
+    def __len__(self) -> int:
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> tuple:
-        if self._first is None:
-            self._first = list(itertools.islice(self._batches(), 2))
-            if not self._first:
-                raise InputError("the data gave no batch; give at least one")
-        # A stream of a single batch: its shape stands for the second one too.
-        return self._first[min(index, len(self._first) - 1)]
+        return prepared(as_tuple(self._dataset[index]), self._preprocess)
 
+    def set_epoch(self, *which: int) -> None:
+        """See `ImageLoader.set_epoch`; for a dataset without one it does nothing."""
+        if (tell := getattr(self._dataset, "set_epoch", None)) is not None:
+            tell(*which)
 
-class OneShot:
-    """An iterator or generator, of which no batch is lost to building the model.
+    def on_epoch_begin(self) -> None:
+        """Before an epoch."""
+        self._dataset.on_epoch_begin()
 
-    Keras reads a batch or two before training and throws them away. They are kept until `begin`.
-    """
-
-    def __init__(self, iterator: Iterator[Any]):
-        self._iterator = iterator
-        self._kept: list[Any] | None = []
-        self._again: list[Any] = []
-        self._empty = False
-
-    def begin(self) -> None:
-        """From here on each batch is given once."""
-        if self._kept is not None:
-            self._again, self._kept = self._kept, None
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._kept is not None:
-            yield from list(self._kept)
-        if self._empty and not self._again and self._kept is None:
-            raise InputError(
-                "the generator is used up; give steps_per_epoch, or data that can be gone through "
-                "again in each epoch"
-            )
-        while self._again:
-            yield self._again.pop(0)
-        for batch in self._iterator:
-            if self._kept is not None:
-                self._kept.append(batch)
-            yield batch
-        self._empty = True
-
-
-class Calls:
-    """A function that gives the batches of an epoch, called anew for each.
-
-    Args:
-        function: takes nothing and gives an iterable, as a generator function does.
-    """
-
-    def __init__(self, function: Callable[[], Iterable[Any]]):
-        self._function = function
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._function())
+    def on_epoch_end(self) -> None:
+        """After an epoch."""
+        self._dataset.on_epoch_end()

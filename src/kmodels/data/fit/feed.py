@@ -1,4 +1,7 @@
-"""What Keras is handed as data: batches made ahead where that pays, and how long steps wait."""
+"""Batches on their way into steps: made ahead where that pays, their waits counted.
+
+`InstrumentedData` is what any data in `fit` does for that, `DatasetAdapter` a PyDataset that does.
+"""
 
 import itertools
 import os
@@ -19,7 +22,12 @@ ENVIRONMENT = "KMODELS_PREFETCH"
 
 _placing: Any = backend_module("kmodels.data.fit.device_put")
 # Where the backend has a pipeline of its own, tf.data, which makes and sends batches ahead.
-_keeps_pipeline = getattr(_placing, "keeps_pipeline", lambda model: False)
+keeps_pipeline = getattr(_placing, "keeps_pipeline", lambda model: False)
+
+
+def passes(begin: Callable[[], Iterator[Any]]) -> Any:
+    """Returns what TensorFlow's steps take for a data set: `begin` is called once an epoch."""
+    return _placing.Passes(begin)
 
 
 def batches_ahead() -> int:
@@ -42,15 +50,13 @@ class InstrumentedData:
     Attributes:
         clock: how long steps waited.
         error: what the data raised, which some backends wrap in errors of their own.
-        running: whether a `fit`, `evaluate` or `predict` is at it.
-        model: whose method that is, if it is known.
+        model: whose `fit`, `evaluate` or `predict` it was handed to last, if that is known.
         taken: batches of this pass that were handed out; None where only the backend knows.
     """
 
     def __init__(self, clock: DataWaitTimer):
         self.clock = clock
         self.error: Exception | None = None
-        self.running = False
         self.model: Any = None
         self.taken: int | None = None
         self._ahead: Ahead | None = None
@@ -74,7 +80,7 @@ class InstrumentedData:
 
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Batches as the step, or the pipeline in front of it, asks for them."""
-        piped = _keeps_pipeline(self.model)
+        piped = keeps_pipeline(self.model)
         made = self._made(batches, piped)
         if piped:
             return made
@@ -176,9 +182,9 @@ class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetAdapter):
 
     def get_tf_dataset(self) -> Any:
         """As in Keras' adapter, or batches without tf.data."""
-        if _keeps_pipeline(self.model):
+        if keeps_pipeline(self.model):
             return super().get_tf_dataset()
-        return _placing.Passes(self._get_iterator)
+        return passes(self._get_iterator)
 
     def on_epoch_end(self) -> None:
         """As in Keras' adapter."""
@@ -193,72 +199,59 @@ class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetAdapter):
             self.py_dataset.set_epoch(epoch)
 
 
-class Native(InstrumentedData, keras_internals.DataAdapter):
-    """Data that Keras has an adapter for.
+class DelegatingAdapter(keras_internals.DataAdapter):
+    """A data adapter that stands in front of another one.
 
     Args:
-        adapter: Keras'.
-        faster: what to say where steps wait for it.
+        adapter: of Keras or ours, whose answers it gives.
     """
 
-    def __init__(self, adapter: Any, faster: str | None = None):
-        super().__init__(DataWaitTimer(faster=faster))
-        self._adapter = adapter
+    def __init__(self, adapter: Any):
+        self.adapter = adapter
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """As in Keras' adapter."""
-        return self._adapter.get_numpy_iterator()
+        return self.adapter.get_numpy_iterator()
 
-    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """As in Keras' adapter, which has batches side by side for several steps since 3.16."""
-        batches = self.feed(self._adapter.get_jax_iterator())
-        return keras_internals.side_by_side(batches, super_batch) if super_batch else batches
+    def get_jax_iterator(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """As in Keras' adapter, which takes a number of batches since 3.16."""
+        return self.adapter.get_jax_iterator(*args, **kwargs)
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """As in Keras' adapter."""
-        return self.feed(self._adapter.get_torch_dataloader())
+        return self.adapter.get_torch_dataloader()
 
     def get_tf_dataset(self) -> Any:
-        """As in Keras' adapter, or gone through here, where waits are seen.
-
-        A clock in the graph would need a thread of TensorFlow's beside the step's.
-        """
-        dataset = self._adapter.get_tf_dataset()
-        if _keeps_pipeline(self.model):
-            return dataset
-        return _placing.Passes(lambda: self.feed(dataset))
+        """As in Keras' adapter."""
+        return self.adapter.get_tf_dataset()
 
     @property
     def num_batches(self) -> int | None:
         """As in Keras' adapter."""
-        return self._adapter.num_batches
+        return self.adapter.num_batches
 
     @property
     def batch_size(self) -> int | None:
         """As in Keras' adapter."""
-        return self._adapter.batch_size
+        return self.adapter.batch_size
 
     @property
     def has_partial_batch(self) -> bool | None:
         """As in Keras' adapter."""
-        return self._adapter.has_partial_batch
+        return self.adapter.has_partial_batch
 
     @property
     def partial_batch_size(self) -> int | None:
         """As in Keras' adapter."""
-        return self._adapter.partial_batch_size
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tells the data which epoch comes next."""
-        keras_internals.set_epoch(self._adapter, epoch)
+        return self.adapter.partial_batch_size
 
     def on_epoch_begin(self) -> None:
         """As in Keras' adapter."""
-        self._adapter.on_epoch_begin()
+        self.adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
         """As in Keras' adapter."""
-        self._adapter.on_epoch_end()
+        self.adapter.on_epoch_end()
 
 
 def workers_of(data: Any) -> tuple[int, str | None]:

@@ -1,6 +1,7 @@
 """What `fit`, `evaluate` and `predict` do with their arguments over a mesh."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,14 +9,16 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.data.fit import adapters
-from kmodels.data.fit.batches import Stream
-from kmodels.data.fit.feed import InstrumentedData, Native
+from kmodels.data.fit.adapters import as_dataset, with_validation
+from kmodels.data.fit.batches import Preprocess
+from kmodels.data.fit.native import Native
+from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.fit.run import run as run_here
+from kmodels.data.fit.stream import Stream
 from kmodels.distribution import processes
-from kmodels.distribution.current_plan import current
 from kmodels.distribution.input.indexed import Given, ShardedDataset
 from kmodels.distribution.input.rank_callbacks import followers
-from kmodels.distribution.input.sharding_rule import EVALUATE, FIT, PREDICT, BatchSharding, digest
+from kmodels.distribution.input.sharding_rule import BatchSharding, digest
 from kmodels.distribution.input.stream import ShardedStream
 
 _predictions: Any = backend_module("kmodels.distribution.engines.predictions")
@@ -23,14 +26,14 @@ _made: Counter[str] = Counter()
 
 
 def shard(
-    data: Any, rule: BatchSharding, use: str, steps: int | None = None
+    data: Any, rule: BatchSharding, use: Method, steps: int | None = None
 ) -> ShardedDataset | ShardedStream | Native:
     """This process's rows of data, after all processes have compared theirs.
 
     Args:
         data: of `kmodels.data.as_dataset`.
         rule: what to take.
-        use: "fit", "evaluate" or "predict".
+        use: what it is for.
         steps: batches to end after, in evaluate and predict.
 
     Returns:
@@ -66,16 +69,19 @@ def rule(plan: Any, own: bool = False) -> BatchSharding:
 
 
 def run(
-    model: Any, method: Any, x: Any, y: Any, kwargs: dict[str, Any], preprocess: Any = None
+    plan: Any,
+    model: Any,
+    call: Callable[..., Any],
+    request: FitRequest,
+    preprocess: Preprocess | None = None,
 ) -> Any:
-    """Calls Keras' `fit`, `evaluate` or `predict`; over a mesh, in each process on its rows.
+    """Calls Keras' `fit`, `evaluate` or `predict` over a mesh, in each process on its rows.
 
     Args:
+        plan: in force.
         model: whose method it is.
-        method: of Keras.
-        x: see `Task.fit`.
-        y: labels, where x is arrays.
-        kwargs: the method's others.
+        call: the method of Keras, bound to the model.
+        request: what it is asked for.
         preprocess: see `kmodels.data.as_dataset`.
 
     Returns:
@@ -85,60 +91,51 @@ def run(
         InputError: where the mesh does not divide the batches, processes were given other data, or
             a callback or a metric cannot work so.
     """
-    plan = current()
-    if plan is None or (isinstance(x, InstrumentedData) and x.running):
-        return adapters.run(method, x, y, preprocess=preprocess, **kwargs)
+    method = request.method
     # Again, as the mesh may be gone since plan.prepare, and on JAX nobody would notice.
     plan.engine.check(model)
-    if (use := method.__name__) == FIT:
+    if method is Method.FIT:
         plan.check(model)
-    data = _data(plan, use, x, y, kwargs, preprocess)
-    if use == FIT and (held_out := kwargs.get("validation_data")) is not None:
-        kwargs["validation_data"] = _held_out(plan, held_out, kwargs)
-    _check_weights(model, data if use == EVALUATE else kwargs.get("validation_data"))
-    if not plan.engine.main:
-        kwargs["verbose"] = 0
-    kwargs["callbacks"] = followers(kwargs.get("callbacks"), plan, use)
-    if use != PREDICT or isinstance(data, Native):
-        return adapters.run(method, data, preprocess=preprocess, **kwargs)
+    request = _sharded(plan, with_validation(request, preprocess), preprocess)
+    data = request.x
+    _check_weights(model, data if method is Method.EVALUATE else request.validation_data)
+    request = request.changed(
+        verbose=request.verbose if plan.engine.main else 0,
+        callbacks=followers(request.callbacks, plan, method),
+    )
+    if method is not Method.PREDICT or isinstance(data, Native):
+        return run_here(model, call, request)
     if _predictions is not None:
         _predictions.begin(model)
-    outputs = adapters.run(method, data, preprocess=preprocess, **kwargs)
+    outputs = run_here(model, call, request)
     if _predictions is not None:
         outputs = _predictions.of_all(outputs, data.rows, plan.engine.shards)
     return keras.tree.map_structure(lambda leaf: leaf[: data.samples], outputs)
 
 
-def _data(plan: Any, use: str, x: Any, y: Any, kwargs: dict[str, Any], preprocess: Any) -> Any:
-    """This process's part; the arguments that went into it are taken out of the others."""
-    weight, size = kwargs.pop("sample_weight", None), kwargs.get("batch_size")
-    if share := kwargs.pop("validation_split", 0.0):
-        held_out = kwargs.get("validation_data")
-        x, y, weight, kwargs["validation_data"] = adapters.split(
-            x, y, weight, share, held_out, preprocess, size
+def _sharded(plan: Any, request: FitRequest, preprocess: Preprocess | None) -> FitRequest:
+    """The request with this process's part of the data, preprocessed."""
+    data, method = request.x, request.method
+    if isinstance(data, ShardedDataset | ShardedStream):
+        data = data.prepared_by(preprocess)
+    else:
+        whole = as_dataset(
+            data,
+            request.y,
+            request.sample_weight,
+            request.batch_size,
+            shuffle=bool(request.shuffle),
+            preprocess=preprocess,
+            class_weight=request.class_weight,
         )
-    if isinstance(x, ShardedDataset | ShardedStream):
-        return x.prepared_by(preprocess)
-    data = adapters.as_dataset(
-        x,
-        y,
-        weight,
-        size,
-        shuffle=bool(kwargs.get("shuffle", False)),
-        preprocess=preprocess,
-        class_weight=kwargs.get("class_weight"),
-    )
-    steps = None if use == FIT else kwargs.get("steps")
-    return shard(data, rule(plan), use, steps)
-
-
-def _held_out(plan: Any, held_out: Any, kwargs: dict[str, Any]) -> Any:
-    if isinstance(held_out, ShardedDataset | ShardedStream):
-        return held_out
-    size = kwargs.get("validation_batch_size") or kwargs.get("batch_size")
-    given = held_out if isinstance(held_out, tuple) else (held_out,)
-    data = adapters.as_dataset(*given, batch_size=size)
-    return shard(data, rule(plan), EVALUATE, kwargs.get("validation_steps"))
+        data = shard(whole, rule(plan), method, None if method is Method.FIT else request.steps)
+    held_out = request.validation_data
+    if held_out is not None and not isinstance(held_out, ShardedDataset | ShardedStream):
+        size = request.validation_batch_size or request.batch_size
+        given = held_out if isinstance(held_out, tuple) else (held_out,)
+        whole = as_dataset(*given, batch_size=size)
+        held_out = shard(whole, rule(plan), Method.EVALUATE, request.validation_steps)
+    return request.changed(x=data, y=None, sample_weight=None, validation_data=held_out)
 
 
 def _check_weights(model: Any, data: Any) -> None:

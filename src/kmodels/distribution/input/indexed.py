@@ -7,10 +7,9 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.data.fit.batches import as_tuple, prepared
+from kmodels.data.fit.request import Method
 from kmodels.data.fit.rows import rows_within
 from kmodels.distribution.input.sharding_rule import (
-    EVALUATE,
-    FIT,
     BatchSharding,
     filled,
     length,
@@ -24,7 +23,7 @@ class ShardedDataset(keras.utils.PyDataset):
     Args:
         source: has `batch_size`, `samples`, `num_batches` and `part(start, stop)`.
         rule: what to take.
-        use: "fit", "evaluate" or "predict".
+        use: what it is for.
         steps: batches to end after, in evaluate and predict.
 
     Attributes:
@@ -36,7 +35,7 @@ class ShardedDataset(keras.utils.PyDataset):
         InputError: where the mesh does not divide a batch, or there is no full one to train on.
     """
 
-    def __init__(self, source: Any, rule: BatchSharding, use: str, steps: int | None = None):
+    def __init__(self, source: Any, rule: BatchSharding, use: Method, steps: int | None = None):
         super().__init__(source.workers, source.use_multiprocessing, source.max_queue_size)
         self._size, self._there = source.batch_size, source.samples
         self._start, stop = rule.rows(self._size)
@@ -44,7 +43,7 @@ class ShardedDataset(keras.utils.PyDataset):
         self.source, self.use = source.part(self._start, stop), use
         self._weight: float | None = None
         self._left_out = self.handed_out = 0
-        if use == FIT:
+        if use is Method.FIT:
             self._left_out = int(self._there % self._size > 0)
             self.samples = self._there - self._there % self._size
             if not self.samples:
@@ -56,7 +55,7 @@ class ShardedDataset(keras.utils.PyDataset):
             batches = min(source.num_batches, steps or source.num_batches)
             self._there = min(self._there, batches * self._size)
             self._batches, self.samples, weight = rule.extent(batches, self._there, self._size)
-            self._weight = weight if use == EVALUATE else None
+            self._weight = weight if use is Method.EVALUATE else None
         self.fills = self._weight not in (None, 1.0)
 
     def prepared_by(self, preprocess: Any) -> "ShardedDataset":
@@ -71,10 +70,10 @@ class ShardedDataset(keras.utils.PyDataset):
         return len(self)
 
     def __len__(self) -> int:
-        return self.source.num_batches - self._left_out if self.use == FIT else self._batches
+        return self.source.num_batches - self._left_out if self.use is Method.FIT else self._batches
 
     def __getitem__(self, index: int) -> tuple:
-        if self.use == FIT:
+        if self.use is Method.FIT:
             self.handed_out = max(self.handed_out, index + 1)
             return self.source[index]
         # Of data of its own, a process may have fewer batches than others.

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.data.fit.request import Method
 from kmodels.distribution import processes
 
 # What they write is the same in each process.
@@ -42,7 +43,7 @@ class SyncStop(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = told[0][1]
 
 
-def followers(callbacks: Any, plan: Any, use: str) -> Any:
+def followers(callbacks: Any, plan: Any, use: Method) -> Any:
     """The callbacks that this process calls.
 
     Args:
@@ -57,14 +58,14 @@ def followers(callbacks: Any, plan: Any, use: str) -> Any:
     Raises:
         InputError: for a callback that cannot work in several processes.
     """
-    if processes.count() == 1 or hasattr(callbacks, "callbacks"):
+    if processes.count() == 1 or isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     given = [callback for callback in given if callback is not None]
     for callback in given:
         _check(callback, plan)
     kept = [c for c in given if plan.engine.main or not isinstance(c, _WRITERS)]
-    return [*kept, SyncStop()] if use == "fit" else kept
+    return [*kept, SyncStop()] if use is Method.FIT else kept
 
 
 def _check(callback: Any, plan: Any) -> None:

@@ -19,8 +19,6 @@ from kmodels.data.fit.batches import to_numpy
 from kmodels.distribution import processes
 from kmodels.distribution.mesh import Mesh, check_batch
 
-FIT, EVALUATE, PREDICT = "fit", "evaluate", "predict"
-
 
 @dataclass(frozen=True)
 class BatchSharding:

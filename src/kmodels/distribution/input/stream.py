@@ -6,12 +6,12 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.data.fit import arrays
-from kmodels.data.fit.batches import OneShot, Stream, as_tuple, prepared
+from kmodels.data.fit.batches import as_tuple, prepared
+from kmodels.data.fit.request import Method
 from kmodels.data.fit.rows import rows_within
+from kmodels.data.fit.stream import OneShot, Stream
 from kmodels.distribution import processes
 from kmodels.distribution.input.sharding_rule import (
-    EVALUATE,
-    FIT,
     BatchSharding,
     digest,
     filled,
@@ -29,8 +29,8 @@ class ShardedStream(Stream):
     Args:
         stream: of all rows, or of this process's own.
         rule: what to take.
-        use: "fit", "evaluate" or "predict". To evaluate, the stream is gone through once to count
-            its samples, where they are not known.
+        use: what it is for. To evaluate, the stream is gone through once to count its samples,
+            where they are not known.
         name: what processes call it.
         steps: batches to end after, in evaluate and predict.
 
@@ -45,20 +45,20 @@ class ShardedStream(Stream):
     """
 
     def __init__(
-        self, stream: Stream, rule: BatchSharding, use: str, name: str, steps: int | None = None
+        self, stream: Stream, rule: BatchSharding, use: Method, name: str, steps: int | None = None
     ):
         self._rule, self._use, self._name, self._steps = rule, use, name, steps
         self.tuples = stream.tuples
         self._weight: float | None = None
         self._size = self.samples = self.rows = 0
         count = stream.num_batches
-        if use == FIT:
+        if use is Method.FIT:
             count = None if count is None else _full(stream.batches, count)
-        elif use == EVALUATE or rule.own:
+        elif use is Method.EVALUATE or rule.own:
             count, there, self._size = _counted(stream, steps)
             rule.rows(self._size)
             count, self.samples, weight = rule.extent(count, there, self._size)
-            self._weight = weight if use == EVALUATE else None
+            self._weight = weight if use is Method.EVALUATE else None
         self.fills = self._weight not in (None, 1.0)
         settings = stream.preprocess, stream.class_weight, stream.clock.faster
         super().__init__(stream.batches, count, *settings)
@@ -69,7 +69,7 @@ class ShardedStream(Stream):
         return self
 
     def _batches(self) -> Iterator[tuple]:
-        return self._trained() if self._use == FIT else self._filled()
+        return self._trained() if self._use is Method.FIT else self._filled()
 
     def _trained(self) -> Iterator[tuple]:
         count, own, many = 0, self._rule.own, processes.count() > 1

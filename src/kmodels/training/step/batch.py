@@ -14,21 +14,20 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.data.fit import arrays
-from kmodels.data.fit.batches import Calls, IndexedBatches, Stream, as_tuple, started
-from kmodels.data.fit.feed import InstrumentedData
+from kmodels.data.fit.batches import IndexedBatches, as_tuple
+from kmodels.data.fit.stream import Calls, Stream, started
 
 
 def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
     """Data like the given, whose dictionaries arrive in one piece.
 
     Args:
-        x: anything that `fit` takes.
+        x: anything that `fit` takes, or None.
         batch_size: of a Hugging Face dataset, which has no batches of its own; 32 by default.
         shuffle: of such a one.
     """
-    if isinstance(x, InstrumentedData | keras.utils.PyDataset | str | bytes) or arrays.is_arrays(
-        x, None
-    ):
+    known = keras_internals.DataAdapter | keras.utils.PyDataset | str | bytes | None
+    if isinstance(x, known) or arrays.is_arrays(x, None):
         return x
     if arrays.is_tf_data(x):
         return x.map(lambda batch: (batch,)) if isinstance(x.element_spec, dict) else x

@@ -8,8 +8,9 @@ import keras
 from kmodels.core import traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.data.fit.request import FitRequest, Method
 from kmodels.layers import block_compile as compiling
-from kmodels.training.signatures import like
+from kmodels.training.keras_methods import like, run_request
 from kmodels.training.step import batch as train_step_data
 from kmodels.training.step.metrics import Results, Running
 from kmodels.training.step.multi_optimizer import Optimizers
@@ -141,25 +142,20 @@ class TrainStep(traced.Follows, _Step):
     @like(keras.Model.fit)
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Keras' `fit` on anything that yields batches, see `kmodels.task.Task.fit`."""
-        from kmodels.data.fit import adapters
-        from kmodels.distribution.input import fit as feeding
-
-        size = kwargs.get("batch_size")
-        kwargs.setdefault("shuffle", True)
-        x = train_step_data.whole(x, size, bool(kwargs["shuffle"]))
-        if (held_out := kwargs.get("validation_data")) is not None:
-            size = kwargs.get("validation_batch_size") or size
-            held_out = train_step_data.whole(held_out, size)
-            kwargs["validation_data"] = adapters.validation_data(held_out, batch_size=size)
-        return feeding.run(self, super().fit, x, y, kwargs)
+        request = FitRequest.of(Method.FIT, x=x, y=y, **kwargs)
+        size = request.validation_batch_size or request.batch_size
+        request = request.changed(
+            x=train_step_data.whole(x, request.batch_size, bool(request.shuffle)),
+            validation_data=train_step_data.whole(request.validation_data, size),
+        )
+        return run_request(self, super().fit, request)
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """The loss and what is logged, with training False, on anything that `fit` takes."""
-        from kmodels.distribution.input import fit as feeding
-
-        x = train_step_data.whole(x, kwargs.get("batch_size"))
-        return feeding.run(self, super().evaluate, x, y, kwargs)
+        request = FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs)
+        request = request.changed(x=train_step_data.whole(x, request.batch_size))
+        return run_request(self, super().evaluate, request)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step, for what the models let their objectives move now."""

@@ -1,0 +1,44 @@
+"""Native: data that Keras has an adapter for, with its waits counted."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from kmodels.core import keras_internals
+from kmodels.data.fit.data_wait import DataWaitTimer
+from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData, keeps_pipeline, passes
+
+
+class Native(InstrumentedData, DelegatingAdapter):
+    """Data that Keras has an adapter for.
+
+    Args:
+        adapter: Keras'.
+        faster: what to say where steps wait for it.
+    """
+
+    def __init__(self, adapter: Any, faster: str | None = None):
+        InstrumentedData.__init__(self, DataWaitTimer(faster=faster))
+        DelegatingAdapter.__init__(self, adapter)
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """As in Keras' adapter, which has batches side by side for several steps since 3.16."""
+        batches = self.feed(self.adapter.get_jax_iterator())
+        return keras_internals.side_by_side(batches, super_batch) if super_batch else batches
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """As in Keras' adapter."""
+        return self.feed(self.adapter.get_torch_dataloader())
+
+    def get_tf_dataset(self) -> Any:
+        """As in Keras' adapter, or gone through here, where waits are seen.
+
+        A clock in the graph would need a thread of TensorFlow's beside the step's.
+        """
+        dataset = self.adapter.get_tf_dataset()
+        if keeps_pipeline(self.model):
+            return dataset
+        return passes(lambda: self.feed(dataset))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the data which epoch comes next."""
+        keras_internals.set_epoch(self.adapter, epoch)

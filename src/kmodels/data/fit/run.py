@@ -1,0 +1,185 @@
+"""One call of Keras' `fit`, `evaluate` or `predict` on any data, from its beginning to its end.
+
+`run` hands Keras the data and lets go of it afterwards; `FollowEpoch` is what happens in between.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from kmodels.data.fit.adapters import prepare
+from kmodels.data.fit.batches import Preprocess
+from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData
+from kmodels.data.fit.native import Native
+from kmodels.data.fit.request import FitRequest
+from kmodels.data.fit.stream import Stream
+
+
+class RequestData(DelegatingAdapter):
+    """Data as Keras is handed it for one call.
+
+    Keras' `fit` gives it to `evaluate`, which so sees that nothing is left to prepare.
+
+    Args:
+        adapter: an `InstrumentedData`.
+    """
+
+
+def run(
+    model: Any,
+    call: Callable[..., Any],
+    request: FitRequest,
+    preprocess: Preprocess | None = None,
+) -> Any:
+    """Calls Keras' `fit`, `evaluate` or `predict` on any data.
+
+    An error of the data arrives as it was raised, and whatever ends the call, no thread is left.
+
+    Args:
+        model: compiled.
+        call: the model's method, which takes Keras' keywords.
+        request: what it is asked for.
+        preprocess: see `kmodels.data.as_dataset`.
+
+    Returns:
+        What the method returns.
+    """
+    request = follow(prepare(request, preprocess))
+    feeds = [
+        data for data in (request.x, request.validation_data) if isinstance(data, InstrumentedData)
+    ]
+    for feed in feeds:
+        feed.model = model
+    handed = request.changed(x=_handed(request.x), validation_data=_handed(request.validation_data))
+    try:
+        with _unwarned(feeds, request.steps):
+            return call(**handed.keywords())
+    except Exception as error:
+        for feed in feeds:
+            # tf.data wraps it. What was made ahead may be wrong too, and not be the reason.
+            if feed.error is not None and str(feed.error) in str(error):
+                raise feed.error from None
+        raise
+    finally:
+        for feed in feeds:
+            feed.close()
+
+
+def follow(request: FitRequest) -> FitRequest:
+    """Returns a prepared request whose callbacks tell its data what Keras is at."""
+    if not isinstance(request.x, InstrumentedData):
+        return request
+    say = functools.partial(print, flush=True) if request.verbose else None
+    last = FollowEpoch(request.x, request.validation_data, request.steps, say)
+    given: Any = request.callbacks or []
+    if isinstance(given, keras.callbacks.CallbackList):
+        given.callbacks.append(last)
+        return request
+    several = isinstance(given, list | tuple)
+    return request.changed(callbacks=[*(given if several else [given]), last])
+
+
+def _handed(data: Any) -> Any:
+    return RequestData(data) if isinstance(data, InstrumentedData) else data
+
+
+@contextmanager
+def _unwarned(feeds: Sequence[InstrumentedData], steps: int | None) -> Iterator[None]:
+    """Without Keras' warning that data ended, where nobody had said how much there is."""
+    if steps or not any(
+        isinstance(feed, Native | Stream) and feed.num_batches is None for feed in feeds
+    ):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        yield
+
+
+class FollowEpoch(keras.callbacks.Callback):
+    """Tells data which epoch it is in, also where training starts at a later one.
+
+    Args:
+        data: what is trained, evaluated or predicted on.
+        held_out: what `fit` evaluates on.
+        steps_per_epoch: where given, an epoch of `fit` is not one of the data, which then counts
+            for itself.
+        say: called with a line after an epoch in which steps waited for data.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        held_out: Any = None,
+        steps_per_epoch: int | None = None,
+        say: Callable[[str], object] | None = None,
+    ):
+        super().__init__()
+        self._data = data
+        self._held_out = held_out
+        self._tells = steps_per_epoch is None
+        self._say = say
+        self._clock = data.clock if isinstance(data, InstrumentedData) else None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Before the first batch is asked for."""
+        self._speak()
+        if self._tells and hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(epoch)
+        if self._clock is not None:
+            self._clock.begin_epoch()
+
+    # Keras calls hooks at the end of a batch beside the training, as long as none has to be waited
+    # for; this one it calls in time, and hands it no logs that would have to be fetched.
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a step."""
+        if self._clock is not None:
+            self._clock.steps(batch)
+            if batch == 0:
+                self._data.look()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a step of evaluate."""
+        data = self._data if self._held_out is None else self._held_out
+        if batch == 0 and isinstance(data, InstrumentedData):
+            data.look()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """After validation."""
+        if self._clock is not None:
+            self._clock.end_epoch()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """After Keras has read batches to build the model."""
+        if self._clock is not None:
+            self._clock.model = self.model
+        _begin(self._data)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """After the last epoch."""
+        self._speak()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Before evaluate, inside of fit or not."""
+        if self._clock is not None:
+            self._clock.end_epoch()
+        _begin(self._data if self._held_out is None else self._held_out)
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Before predict."""
+        _begin(self._data)
+
+    def _speak(self) -> None:
+        # After Keras' own line, which stands when the epoch is over.
+        line = None if self._clock is None or self._say is None else self._clock.line()
+        if line is not None:
+            self._say(line)  # type: ignore[misc]
+
+
+def _begin(data: Any) -> None:
+    if isinstance(data, InstrumentedData):
+        data.begin()
