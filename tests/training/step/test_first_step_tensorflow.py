@@ -27,7 +27,7 @@ if keras.backend.backend() == "tensorflow":
         model = ViTImageClassifier.from_preset("vit_debug")
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         trims, seen = [], []
-        monkeypatch.setattr(malloc, "trim", lambda: trims.append(0))
+        monkeypatch.setattr(malloc, "malloc_trim", lambda: trims.append(0))
         images = np.zeros((6, *model.backbone.config.image_shape), "float32")
         count = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: seen.append(len(trims))
