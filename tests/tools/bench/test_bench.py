@@ -76,8 +76,8 @@ def test_ctrl_c_leaves_no_child(tmp_path):
                 continue
         return found
 
-    # A suite that a shell put into the background ignores the signal, and its children would. Not by
-    # preexec_fn, which forks: JAX warns of that where it has threads.
+    # A suite that a shell put into the background ignores the signal, and its children would.
+    # preexec_fn would fork, of which JAX warns where it has threads.
     script = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
