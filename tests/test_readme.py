@@ -22,7 +22,10 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 # Pages about packages that one environment alone has.
-NEEDS = {"interop.md": pytest.mark.needs("keras_hub", "keras_cv")}
+NEEDS = {
+    "interop.md": pytest.mark.needs("keras_hub", "keras_cv"),
+    "remote.md": pytest.mark.needs("fsspec"),
+}
 
 
 def test_the_readme_has_code():

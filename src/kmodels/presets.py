@@ -19,6 +19,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory, local_path
 from kmodels.core.precision import check_policy
+from kmodels.core.remote import local_copy, staged
 from kmodels.distribution import processes
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.lora import changes
@@ -64,7 +65,7 @@ def family_of(preset: str | Path) -> Family:
     """
     name, problems = str(preset), []
     if not name.startswith(tuple(REMOTE)):
-        local_path(name)
+        preset = local_copy(preset)
     found = registry.families()
     if named := [family for family in found if name in family.presets]:
         return named[0]
@@ -75,7 +76,7 @@ def family_of(preset: str | Path) -> Family:
             problems.append(error)
         else:
             return family
-    if Path(preset).expanduser().exists():
+    if Path(preset).exists():
         raise problems[0]
     raise _unknown(name, list_presets())
 
@@ -276,12 +277,22 @@ def _open(preset: str | Path, family: Family, given: dict[str, Any], weights: bo
 
 
 def locate(preset: str | Path) -> Path:
-    """Where a path lies, or what an explicit "hf://" or "kaggle://" name was downloaded to."""
+    """Returns where a path lies, or where what is at an address was copied to.
+
+    An explicit "hf://" or "kaggle://" name is downloaded by that package, and any other address,
+    such as "gs://bucket/model", is read through fsspec.
+
+    Args:
+        preset: a path, a name or an address.
+
+    Raises:
+        InputError: where a package is missing, or nothing is at the address.
+    """
     name = str(preset)
     for scheme in REMOTE:
         if name.startswith(scheme):
             preset = _download(scheme, name.removeprefix(scheme))
-    return local_path(preset)
+    return local_copy(preset)
 
 
 def _open_own(path: Path, description: dict[str, Any], family: Family, weights: bool) -> Checkpoint:
@@ -346,7 +357,12 @@ def save(model: Any, directory: str | Path) -> Path:
     """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     more = None if tokenizer is None else tokenizer.save
-    return native.save(model, local_path(directory), _describe(model), more, write_on_rank_zero)
+    with staged(directory) as (folder, finish):
+
+        def write_by(tensors: Any, write: Callable[[Any], Path]) -> Path:
+            return write_on_rank_zero(tensors, lambda held: finish(write(held)))
+
+        return native.save(model, folder, _describe(model), more, write_by)
 
 
 def export_to_transformers(model: Any, directory: str | Path, text_only: bool = False) -> Path:

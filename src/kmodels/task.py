@@ -62,8 +62,9 @@ class Presets(keras.Model if TYPE_CHECKING else object):
 
         Args:
             preset: a registered name (an architecture with new weights), a directory written by
-                `save_to_preset`, a checkpoint file or directory of another package, or an explicit
-                "hf://" or "kaggle://" name. The network is used for the last two alone.
+                `save_to_preset`, a checkpoint file or directory of another package, one of these at
+                an address such as "gs://bucket/model", or an explicit "hf://" or "kaggle://" name.
+                The network is used for the last three alone.
             dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
             load_weights: False gives the architecture with new weights.
             **overrides: fields of the config and arguments of the task to change.
@@ -77,7 +78,17 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         return presets.load(cls, preset, dtype=dtype, load_weights=load_weights, **overrides)
 
     def save_to_preset(self, directory: str | Path) -> Path:
-        """Writes config and weights, atomically, to a directory that `from_preset` reads."""
+        """Writes config and weights, atomically, to a directory that `from_preset` reads.
+
+        Args:
+            directory: to make or replace; local, or an address such as "gs://bucket/model".
+
+        Returns:
+            The directory.
+
+        Raises:
+            InputError: where it holds other files, or cannot be written; what was there stays.
+        """
         from kmodels import presets
 
         return presets.save(self, directory)

@@ -15,23 +15,28 @@ from kmodels.core.errors import InputError
 _LOCKS: dict[Path, int] = {}
 # "gs://bucket", and "gs:/bucket" as pathlib makes of it; one letter is a drive.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# "file:///path", and "file:/path" as pathlib makes of it.
+_LOCAL = re.compile(r"file:(//(?=/)|(?=/[^/]))", re.IGNORECASE)
 
 
 def local_path(path: str | Path) -> Path:
-    """The path with the user's home filled in; all that a user gives comes through here.
+    """Returns the path with the user's home filled in; all that a user gives comes through here.
 
     Args:
-        path: of a file or directory on a disk of this machine.
+        path: of a file or directory on a disk of this machine, or that as "file:///path".
 
     Raises:
         InputError: for an address such as "gs://bucket/run": it would become a folder called "gs:".
     """
-    if _SCHEME.match(os.fspath(path)):
+    text = os.fspath(path)
+    if local := _LOCAL.match(text):
+        text = text[local.end() :]
+    elif _SCHEME.match(text):
         raise InputError(
-            f"{os.fspath(path)} is an address, and kmodels reads and writes local paths alone; "
+            f"{text} is an address, and kmodels reads and writes local paths alone in this place; "
             "copy it to or from a local directory with the storage's own tool, and give that one"
         )
-    return Path(path).expanduser()
+    return Path(text).expanduser()
 
 
 def sync(path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory, local_path
+from kmodels.core.remote import local_copy
 from kmodels.layers import Dense
 from kmodels.lora import peft, peft_vocabulary, seal
 from kmodels.lora.adapter import LoraSettings
@@ -131,7 +132,7 @@ def load_adapter(model: Any, directory: str | Path) -> None:
         InputError: lists all that does not fit; or the directory is damaged, or the model has
             merged adapters.
     """
-    directory = local_path(directory)
+    directory = local_copy(directory)
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
             raise InputError(

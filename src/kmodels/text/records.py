@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
+from kmodels.core.remote import local_copy
 
 Record = dict[str, Any]
 MAX_LINE_BYTES = 4 * 2**20
@@ -45,9 +45,10 @@ def read_records(
     """Reads a file of one JSON object a line.
 
     Args:
-        path: UTF-8. The fields of a line are instruction, context and response (as in Dolly;
-            input and output as in Alpaca), prompts and responses, messages with role and content,
-            or text. More fields are ignored, blank lines too.
+        path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
+            instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
+            and responses, messages with role and content, or text. More fields are ignored, blank
+            lines too.
         skip_bad: leave out bad lines and list them, where they would raise.
         max_line_bytes: a longer line is bad.
 
@@ -59,7 +60,7 @@ def read_records(
     """
     records = Records()
     try:
-        with local_path(path).open("rb") as lines:
+        with local_copy(path).open("rb") as lines:
             for number, line in _numbered(lines, max_line_bytes):
                 try:
                     records.rows.append(_parse(line, max_line_bytes))

@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
+from kmodels.core.remote import local_copy
 from kmodels.data.formats import protobuf
 from kmodels.text import pieces as build
 from kmodels.text.sentencepiece_proto import model_class
@@ -27,7 +27,7 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
         InputError: for a file that is not such a model, or of kind character.
     """
     try:
-        return parse(local_path(path).read_bytes(), path, special)
+        return parse(local_copy(path).read_bytes(), path, special)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -11,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
+from kmodels.core.remote import local_copy
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 from kmodels.text import settings as described
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
@@ -94,9 +95,10 @@ class Tokenizer:
 
         Args:
             path: a tokenizer.json, a SentencePiece .model or .spm, a .gguf file, a directory that
-                holds tokenizer.json or tokenizer.model, or a preset of keras-hub. What lies beside
-                it is read too: the settings and chat templates, and the ids that config.json and
-                generation_config.json name as the end of a text.
+                holds tokenizer.json or tokenizer.model, or a preset of keras-hub; local, or an
+                address such as "gs://bucket/model". What lies beside it is read too: the settings
+                and chat templates, and the ids that config.json and generation_config.json name as
+                the end of a text.
 
         Returns:
             A tokenizer with the ids of that model.
@@ -104,7 +106,7 @@ class Tokenizer:
         Raises:
             InputError: if there is no such file or it is none of these.
         """
-        path = local_path(path)
+        path = local_copy(path)
         if path.is_dir():
             found = next((path / name for name in FILES if (path / name).is_file()), None)
             if found is None:

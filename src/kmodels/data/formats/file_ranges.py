@@ -11,6 +11,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
+from kmodels.core.remote import is_remote, list_matching, local_copy
 
 _MOST_OPEN = 64
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -20,15 +21,19 @@ def expand(pattern: str) -> list[Path]:
     """Files that a pattern names, in order.
 
     Args:
-        pattern: a path, with "{0000..0003}" or "{a,b}" for each of several, "*", "?" or "[...]".
+        pattern: a path or an address, with "{0000..0003}" or "{a,b}" for each of several, "*", "?"
+            or "[...]".
 
     Raises:
         InputError: where a file is missing, or none fits.
     """
     found: list[Path] = []
-    for name in dict.fromkeys(_braced(str(local_path(pattern)))):
-        hits = sorted(glob.glob(name)) if any(mark in name for mark in "*?[") else [name]
-        found += [Path(hit) for hit in hits]
+    remote = is_remote(pattern)
+    for name in dict.fromkeys(_braced(str(pattern if remote else local_path(pattern)))):
+        hits = [name]
+        if any(mark in name for mark in "*?["):
+            hits = list_matching(name) if remote else sorted(glob.glob(name))
+        found += [local_copy(hit) for hit in hits]
     if not found:
         raise InputError(f"no file fits {pattern}; give the path of one or more files")
     if missing := [path for path in found if not path.is_file()]:

@@ -4,7 +4,7 @@ import math
 import re
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
+from kmodels.core.remote import local_copy
 from kmodels.data.formats.readers import read_digits, read_idx, read_npz
 from kmodels.data.formats.tfrecord import TFRecords
 from kmodels.data.formats.webdataset import TarShards
@@ -37,7 +37,8 @@ def open_dataset(
             folder:DIR (a folder of pictures per class, perhaps below train, validation and test;
             or a zip of these) | npz:FILE (x_train, y_train, x_test, y_test, or x, y) |
             FILES.tar (WebDataset's shards, see `TarShards`) | FILES.tfrecord (see `TFRecords`),
-            where FILES may name several: "train-{0000..0003}.tar", "train-*.tfrecord".
+            where FILES may name several: "train-{0000..0003}.tar", "train-*.tfrecord". A path may
+            be an address such as "gs://bucket/train.tar"; files are copied to the local disk then.
         image_size: (height, width) that loaders resize to; the data's own by default. Pictures of
             a folder that differ in size need it.
         seed: of the split, and of synthetic pictures.
@@ -56,8 +57,6 @@ def open_dataset(
     if not 0.0 <= validation_split < 0.5:
         raise InputError(f"validation_split is {validation_split}; give at least 0 and below 0.5")
     kind, colon, argument = spec.partition(":")
-    if kind not in _KINDS:
-        local_path(spec)
     if kind not in _KINDS and (opened := _SAMPLES.search(spec)):
         samples = TarShards(spec) if opened["tar"] else TFRecords(spec)
         return read_samples(samples, spec, image_size, seed, validation_split, skip_bad)
@@ -68,11 +67,11 @@ def open_dataset(
     elif kind == "synthetic" and (not colon or argument):
         return _synthetic(argument or "1000", image_size, seed, validation_split)
     elif kind == "idx":
-        bundle = read_idx(local_path(argument), seed, validation_split)
+        bundle = read_idx(local_copy(argument), seed, validation_split)
     elif kind == "npz":
-        bundle = read_npz(local_path(argument), seed, validation_split)
+        bundle = read_npz(local_copy(argument), seed, validation_split)
     elif kind == "folder":
-        path = local_path(argument)
+        path = local_copy(argument)
         return read_folder(path, image_size, seed, validation_split, skip_bad)
     else:
         raise InputError(f"data {spec!r} is unknown; give one of {SPECS}")

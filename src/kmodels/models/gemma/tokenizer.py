@@ -11,7 +11,7 @@ import tokenizers
 
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.files import local_path
+from kmodels.core.remote import local_copy
 from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text.texts import as_text
 from kmodels.text.tokenizer import TURNS
@@ -242,6 +242,6 @@ def _content(proto: Any) -> tuple[bytes, object]:
         except binascii.Error:
             pass
     try:
-        return local_path(proto).read_bytes(), proto
+        return local_copy(proto).read_bytes(), proto
     except OSError as error:
         raise InputError(f"{str(proto)[:200]} cannot be read: {error.strerror}") from error

@@ -1,0 +1,166 @@
+"""Directories at addresses: whole or as they were, whatever happens to the connection."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fsspec")
+import fsspec
+
+from kmodels.core import remote
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+from kmodels.core.remote.address import open_address
+from remote_storage import FailingFileSystem, files
+
+pytestmark = [pytest.mark.once, pytest.mark.needs("fsspec")]
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    FailingFileSystem.reset(empty=True)
+
+
+def directory(path, **contents):
+    for name, text in contents.items():
+        file = path / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return path
+
+
+def read(path):
+    return {f.relative_to(path).as_posix(): f.read_text() for f in path.rglob("*") if f.is_file()}
+
+
+def test_which_are_addresses():
+    for address in ("gs://b/x", "s3://b", "memory://x", Path("gs://b")):
+        assert remote.is_remote(address)
+        if str(address).startswith("gs"):
+            with pytest.raises(InputError, match="is an address"):
+                local_path(address)
+    for path in ("x", "/x/y", "C:/x", "a:b", "run: 3/x", "file:///x", Path("file:///x")):
+        assert not remote.is_remote(path)
+    assert local_path("file:///x/y") == local_path(Path("file:///x/y")) == Path("/x/y")
+    assert open_address(Path("memory://a/b")).path == open_address("memory://a/b/").path == "/a/b"
+
+
+def test_a_directory_goes_there_and_back(tmp_path):
+    remote.publish(directory(tmp_path / "a", one="1", sub__two="2"), "memory://run/a")
+    assert read(remote.fetch("memory://run/a")) == {"one": "1", "sub/two": "2"}
+    assert remote.fetch("memory://run/a").name == "a"
+    assert remote.fetch_published("memory://run/a", tmp_path / "b")
+    assert read(tmp_path / "b") == {"one": "1", "sub/two": "2"}
+    # What was replaced is gone, and what is read is new.
+    first = remote.fetch("memory://run/a")
+    assert remote.fetch("memory://run/a") == first
+    remote.publish(directory(tmp_path / "c", one="3"), "memory://run/a")
+    assert read(remote.fetch("memory://run/a")) == {"one": "3"}
+    assert len(files("memory://run/a")) == 2
+    assert remote.list_published("memory://run") == ["a"]
+    remote.remove("memory://run/a")
+    assert files("memory://run") == remote.list_published("memory://run") == []
+    assert not remote.fetch_published("memory://run/a", tmp_path / "d")
+
+
+def test_what_others_put_there_is_read_as_it_is():
+    system = fsspec.filesystem("memory")
+    system.pipe({"/plain/x/a.txt": b"a", "/plain/x/y/b.txt": b"b", "/plain/xx": b"c"})
+    assert read(remote.local_copy("memory://plain/x")) == {"a.txt": "a", "y/b.txt": "b"}
+    copy = remote.local_copy("memory://plain/x/y/b.txt")
+    assert (copy.name, copy.read_text()) == ("b.txt", "b")
+    assert remote.local_copy("memory://plain/x/y/b.txt") == copy
+    system.pipe({"/plain/x/y/b.txt": b"new"})
+    assert remote.local_copy("memory://plain/x/y/b.txt").read_text() == "new"
+    assert remote.list_matching("memory://plain/x*") == ["memory:///plain/xx"]
+    with pytest.raises(InputError, match="there is no file or directory memory://plain/z"):
+        remote.local_copy("memory://plain/z")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("fail_at", [1, 2, 3])
+def test_a_write_that_fails_leaves_the_former_whole(tmp_path, fail_at, cut):
+    FailingFileSystem.reset()
+    remote.publish(directory(tmp_path / "a", one="1", two="2"), "failing://run/a")
+    held = files("failing://run")
+    new = directory(tmp_path / "b", one="3" * 99, two="4" * 99)
+    FailingFileSystem.reset(fail_at, cut and fail_at < 3)  # the last one is a single request
+    with pytest.raises(InputError) as caught:
+        remote.publish(new, "failing://run/a")
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith("cannot write failing://run/a: ConnectionResetError: ")
+    assert "Connection reset by peer; check the address, the permission and the connection" in line
+    assert FailingFileSystem.writes == fail_at
+    assert read(remote.fetch("failing://run/a")) == {"one": "1", "two": "2"}
+    assert files("failing://run") == held
+    FailingFileSystem.reset()
+    remote.publish(new, "failing://run/a")
+    assert read(remote.fetch("failing://run/a")) == {"one": "3" * 99, "two": "4" * 99}
+
+
+def test_a_first_write_that_fails_leaves_nothing(tmp_path):
+    FailingFileSystem.reset(fail_at=2)
+    with pytest.raises(InputError, match="cannot write"):
+        remote.publish(directory(tmp_path / "a", one="1", two="2"), "failing://run/a")
+    assert remote.list_published("failing://run") == files("failing://run") == []
+
+
+def test_what_a_storage_cuts_without_an_error_is_seen(tmp_path, monkeypatch):
+    def put_file(self, lpath, rpath, **kwargs):
+        self.pipe_file(rpath, Path(lpath).read_bytes()[:-1])
+
+    monkeypatch.setattr(FailingFileSystem, "put_file", put_file)
+    with pytest.raises(InputError, match="has 1 bytes after 2 were written"):
+        remote.publish(directory(tmp_path / "a", one="11"), "failing://run/a")
+    assert files("failing://run") == []
+
+
+def test_damage_is_found(tmp_path):
+    remote.publish(directory(tmp_path / "a", one="1"), "memory://run/a")
+    system = fsspec.filesystem("memory")
+    (one,) = [path for path in files("memory://run/a") if path.endswith("one")]
+    system.pipe_file(one, b"2")
+    with pytest.raises(InputError, match="one is not what was published"):
+        remote.fetch("memory://run/a")
+    assert not remote.fetch_published("memory://run/a", tmp_path / "b")
+    system.rm_file(one)
+    with pytest.raises(InputError, match="cannot read memory://run/a: FileNotFoundError"):
+        remote.fetch("memory://run/a")
+    assert not remote.fetch_published("memory://run/a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", ""])
+def test_no_file_is_written_outside(tmp_path, name):
+    remote.publish(directory(tmp_path / "a", one="1"), "memory://run/a")
+    system = fsspec.filesystem("memory")
+    held = json.loads(system.cat_file("/run/a/published.json"))
+    held["files"] = {name: held["files"]["one"]}
+    system.pipe_file("/run/a/published.json", json.dumps(held).encode())
+    assert not remote.fetch_published("memory://run/a", tmp_path / "b")
+    assert not list(tmp_path.rglob("out"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 2}', b"\xff", b"null"])
+def test_what_is_not_published_is_absent(tmp_path, content):
+    fsspec.filesystem("memory").pipe_file("/run/a/published.json", content)
+    assert remote.list_published("memory://run") == []
+    assert not remote.fetch_published("memory://run/a", tmp_path / "b")
+
+
+def test_errors_are_one_line(tmp_path, monkeypatch):
+    remote.publish(directory(tmp_path / "a", one="1"), "failing://run/a")
+    FailingFileSystem.reset(denied=True)
+    with pytest.raises(InputError, match="cannot read failing://run/a: PermissionError: 403") as e:
+        remote.fetch("failing://run/a")
+    assert "\n" not in str(e.value)
+    with pytest.raises(InputError, match=r"xyzzy://b/x cannot be opened: .*xyzzy"):
+        remote.fetch("xyzzy://b/x")
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(InputError, match=r"gs://b/x needs the package fsspec: pip install 'kmod"):
+        remote.fetch("gs://b/x")
