@@ -8,11 +8,11 @@ import keras
 
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.keras_internals import average_by_update
 from kmodels.layers import block_compile as compiling
 from kmodels.lora import changes
 from kmodels.lora.methods import Adapters
 from kmodels.training.keras_methods import KerasMethods, Predicts
-from kmodels.training.optim.averages import average_by_update
 from kmodels.training.optim.other_variables import follow_variables, noted_slots
 from kmodels.training.probability_loss import warn_of_logits
 

@@ -372,9 +372,7 @@ class Checkpoint(keras.callbacks.Callback):
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _sync(self) -> None:
-        # JAX keeps the state outside the variables during an epoch.
-        if (sync := getattr(self.model, "jax_state_sync", None)) is not None:
-            sync()
+        keras_internals.sync_values(self.model)
 
     def _read(self, logs: dict[str, float]) -> None:
         """Copies everything to the host; waits for the write before, so that there is one copy."""

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-# What an optimizer keeps beside its slots.
-_OTHER_LISTS = ("_variables", "_trainable_variables")
+from kmodels.core import keras_internals
 
 
 def slots(optimizer: Any) -> dict[str, Any]:
@@ -26,14 +25,12 @@ def slots(optimizer: Any) -> dict[str, Any]:
     inner = getattr(optimizer, "inner_optimizer", None)
     found = {} if inner is None else slots(inner)
     inside = {id(variable) for variable in found.values()}
-    weights = optimizer._trainable_variables
+    weights = keras_internals.built_for(optimizer)
     owners: dict[int, tuple[str, str]] = {}
-    for attribute, held in vars(optimizer).items():
-        aligned = isinstance(held, list | tuple) and len(held) == len(weights)
-        if aligned and attribute not in _OTHER_LISTS:
-            for weight, variable in zip(weights, held, strict=True):
-                path = getattr(weight, "path", weight.name)
-                owners.setdefault(id(variable), (path, attribute.strip("_")))
+    for attribute, held in keras_internals.slot_lists(optimizer):
+        for weight, variable in zip(weights, held, strict=True):
+            path = getattr(weight, "path", weight.name)
+            owners.setdefault(id(variable), (path, attribute.strip("_")))
     for variable in optimizer.variables:
         if id(variable) in inside:
             continue
@@ -54,8 +51,7 @@ def averages(optimizer: Any) -> list[tuple[Any, Any]]:
         return [pair for own in objectives.values() for pair in averages(own)]
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         return averages(inner)
-    found = getattr(optimizer, "_model_variables_moving_average", None)
-    return list(zip(optimizer._trainable_variables, found, strict=True)) if found else []
+    return keras_internals.moving_averages(optimizer)
 
 
 def unique(name: str, taken: Any) -> str:

@@ -90,7 +90,7 @@ class Watch:
         return self._state
 
 
-class Follows(keras.Model if TYPE_CHECKING else object):
+class Follows(keras.Model if TYPE_CHECKING else keras_internals.NoTrainableWarning):
     """First base of a model whose compiled steps follow what is changed in it."""
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -107,9 +107,6 @@ class Follows(keras.Model if TYPE_CHECKING else object):
         """As `make_train_function`."""
         _follow(self, "predict_function")
         return super().make_predict_function(force)
-
-    def _warn_if_trainable_state_changed(self) -> None:
-        """Nothing: Keras would say that the change waits for `compile`."""
 
 
 def _follow(model: Any, name: str) -> None:

@@ -155,7 +155,7 @@ def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, fl
     return batch, 0.0 if busy is not None and busy() else waited
 
 
-class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetAdapter):
+class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetBatches):
     """A PyDataset.
 
     Args:
@@ -171,20 +171,17 @@ class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetAdapter):
         clock: DataWaitTimer | None = None,
     ):
         InstrumentedData.__init__(self, clock or DataWaitTimer(*workers_of(dataset)))
-        keras_internals.PyDatasetAdapter.__init__(self, dataset, class_weight=class_weight)
+        keras_internals.PyDatasetBatches.__init__(self, dataset, class_weight=class_weight)
 
-    def raw(self) -> Iterable[Any]:
-        """One pass over the batches."""
-        return keras_internals.PyDatasetAdapter._get_iterator(self)
-
-    def _get_iterator(self) -> Iterator[Any]:
+    def handed(self) -> Iterator[Any]:
+        """One pass over the batches, as `feed` gives them."""
         return self.feed(self.raw())
 
     def get_tf_dataset(self) -> Any:
         """As in Keras' adapter, or batches without tf.data."""
         if keeps_pipeline(self.model):
             return super().get_tf_dataset()
-        return passes(self._get_iterator)
+        return passes(self.handed)
 
     def on_epoch_end(self) -> None:
         """As in Keras' adapter."""

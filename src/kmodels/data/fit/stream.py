@@ -57,7 +57,7 @@ class Stream(DatasetAdapter):
 
     def raw(self) -> Iterator[tuple]:
         """One pass over the batches."""
-        return (self._standardize_batch(batch) for batch in self._batches())
+        return (self.as_batch(batch) for batch in self._batches())
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the data, or the sampler it has, which epoch comes next."""

@@ -13,6 +13,7 @@ import keras
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 
@@ -146,7 +147,9 @@ class _Reducer:
     def joined(self, loss: Any) -> Any:
         inner = False
         if self._steps > 1:
-            inner = (int(self._optimizer._iterations.value) + 1) % self._steps != 0
+            inner = (
+                int(keras_internals.batches_seen(self._optimizer).value) + 1
+            ) % self._steps != 0
             if not inner:
                 self._take_accumulated()
         with self._reduce.no_sync() if inner else nullcontext():
@@ -155,8 +158,7 @@ class _Reducer:
     @torch.no_grad()
     def _take_accumulated(self) -> None:
         for variable in self._variables:
-            index = self._optimizer._get_variable_index(variable)
-            held = self._optimizer._accumulated_gradients[index].value
+            held = keras_internals.accumulated_gradient(self._optimizer, variable).value
             variable.value.grad = held.clone()
             held.zero_()
 

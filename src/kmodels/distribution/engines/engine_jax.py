@@ -112,11 +112,11 @@ class Sharded(keras.distribution.ModelParallel):
 
     def get_variable_layout(self, variable: Any) -> Any:
         """By the rules; a slot lies as its weight does, which Keras hands on."""
-        if getattr(variable, "_layout", None) is not None:
+        if keras_internals.layout_of(variable) is not None:
             return super().get_variable_layout(variable)
         axes = axes_of(variable, self._mesh)
         if "fsdp" in axes and type(variable) is keras.Variable:
-            variable.__class__ = Gathered
+            keras_internals.change_class(variable, Gathered)
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
 

@@ -84,7 +84,7 @@ def shard(model: Any, mesh: DeviceMesh) -> Any:
         )
     for layer in keras_internals.sublayers(model):
         # Keras holds the whole tensors here too; it makes the dictionary anew when it is asked.
-        vars(layer)["_modules"].pop("_torch_params", None)
+        keras_internals.forget_parameters(layer)
     groups = [_cut(layer, mesh) for layer in layers]
     _prefetch(layers, groups)
     root: Any = Root(groups)
@@ -148,7 +148,9 @@ def _precision(layer: Any) -> MixedPrecisionPolicy:
     """
     readers = [one for one in keras_internals.sublayers(layer) if one.weights]
     kinds = {one.compute_dtype for one in readers}
-    casts = all(one.autocast for one in readers) and all(v._autocast for v in layer.weights)
+    casts = all(one.autocast for one in readers) and all(
+        map(keras_internals.autocasts, layer.weights)
+    )
     kind = getattr(torch, kinds.pop()) if casts and len(kinds) == 1 else None
     return MixedPrecisionPolicy(kind, torch.float32, cast_forward_inputs=False)
 

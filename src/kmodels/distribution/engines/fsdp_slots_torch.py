@@ -50,6 +50,5 @@ def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
 
 def _pairs(optimizer: Any, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Each slot with its weight: an optimizer keeps lists of them in the order of the weights."""
-    for held in vars(optimizer).values():
-        if isinstance(held, list | tuple) and len(held) == len(weights):
-            yield from zip(held, weights, strict=True)
+    for _, held in keras_internals.slot_lists(optimizer):
+        yield from zip(held, weights, strict=True)

@@ -129,7 +129,7 @@ class FSDPTrainer(DDPTrainer):
         """
         if self._waits(variables, optimizer):
             steps = optimizer.gradient_accumulation_steps
-            inner = (int(optimizer._iterations.value) + 1) % steps != 0
+            inner = (int(keras_internals.batches_seen(optimizer).value) + 1) % steps != 0
             self._reduces(not inner)
             self._waiting = (variables, optimizer) if inner else None
             for variable in variables:
@@ -150,7 +150,7 @@ class FSDPTrainer(DDPTrainer):
         self.root(lambda x: x * 1, torch.zeros((), device=device, requires_grad=True)).backward()
         for variable in variables:
             if (gradient := variable.value.grad) is not None:
-                held = optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
+                held = keras_internals.accumulated_gradient(optimizer, variable)
                 held.assign(held.value + gradient)
 
     def _reduces(self, now: bool) -> None:

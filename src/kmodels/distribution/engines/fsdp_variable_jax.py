@@ -36,7 +36,7 @@ class Gathered(keras.Variable):
         used = in_use() or keras_internals.current_call_context() is not None
         if not used or not isinstance(found, Tracer):
             return found
-        parts = self._layout.backend_layout
+        parts = keras_internals.layout_of(self).backend_layout
         inner = (None if axis == "fsdp" else axis for axis in parts.spec)
         whole = NamedSharding(parts.mesh, PartitionSpec(*inner))
         return linear_call(

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-import keras
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from kmodels.core import keras_internals
 from kmodels.weights.host_torch import to_numpy
 
 
-class Placed(keras.Variable):
+class Placed(keras_internals.OwnAssign):
     """A variable whose value is a `DTensor`; whole values that are given to it are cut.
 
     All ranks have to give the same value. `gathered`, and with it whatever reads the variable on
@@ -20,7 +20,7 @@ class Placed(keras.Variable):
     @property
     def placed(self) -> DTensor:
         """This rank's part, in the dtype of the variable."""
-        return self._value
+        return self.held
 
     @property
     def index(self) -> tuple[slice, ...]:
@@ -40,15 +40,12 @@ class Placed(keras.Variable):
         """Copies what lies at `index`."""
         self.placed.to_local().copy_(value)
 
-    def _direct_assign(self, value: Any) -> None:
-        self.take(value)
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         found = to_numpy(self.gathered().cpu())
         return found if dtype is None else found.astype(dtype)
 
 
-class Sharded(Placed):
+class Sharded(keras_internals.ValueElsewhere, Placed):
     """A weight that is whole while its group runs, and else a part.
 
     FSDP2 exchanges the parameter of the group's module, so the variable looks there whenever it is
@@ -59,8 +56,8 @@ class Sharded(Placed):
     place: str
     waiting: bool
 
-    @property
-    def _value(self) -> Any:  # type: ignore[override]
+    def found(self) -> Any:
+        """The parameter of the group's module, None before a value was given to it."""
         return None if self.waiting else getattr(self.group, self.place)
 
     @property
@@ -71,21 +68,14 @@ class Sharded(Placed):
     def take_part(self, value: torch.Tensor) -> None:
         """See `Placed`; the variable has a value from now on."""
         super().take_part(value)
-        self.waiting, self._initializer = False, None
-
-    def _initialize(self, value: Any) -> None:
-        self.take(value)
-
-    def _initialize_with_initializer(self, initializer: Any) -> None:
-        # The whole is drawn on the host: a device may not have the room.
-        with keras.device("cpu"):
-            super()._initialize_with_initializer(initializer)
+        self.waiting = False
+        self.has_taken()
 
 
 def put_in(variable: Any, group: torch.nn.Module, place: str) -> None:
     """Makes a variable look for its value in a group's module; its own is let go."""
-    vars(variable).pop("_value", None)
-    variable.__class__ = Sharded
+    keras_internals.let_value_go(variable)
+    keras_internals.change_class(variable, Sharded)
     variable.group, variable.place, variable.waiting = group, place, True
 
 
@@ -96,14 +86,13 @@ def place_like(slot: Any, weight: Sharded) -> None:
     """
     like = weight.placed
     local = like.to_local()
-    first = slot._initializer(tuple(local.shape), dtype=slot.dtype)
+    first = keras_internals.first_value(slot, local.shape)
     value = DTensor.from_local(
         first.to(local.device), like.device_mesh, like.placements, run_check=False,
         shape=like.shape, stride=like.stride(),
     )  # fmt: skip
-    slot.__class__ = Placed
-    slot._value = torch.nn.Parameter(value, requires_grad=False)
-    slot._initializer = None
+    keras_internals.change_class(slot, Placed)
+    keras_internals.give_value(slot, torch.nn.Parameter(value, requires_grad=False))
 
 
 def region(placed: DTensor) -> tuple[slice, ...]:

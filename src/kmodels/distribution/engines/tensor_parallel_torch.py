@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from torch.distributed.tensor import DTensor
 
-from kmodels.core import dispatch, rng_offset_torch
+from kmodels.core import dispatch, keras_internals, rng_offset_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.engines.ddp_torch import DDPTrainer, results_of
@@ -50,7 +50,7 @@ class _Layers(keras.distribution.ModelParallel):
 
     def get_variable_layout(self, variable: Any) -> Any:
         """By the rules; a slot lies as its weight does, which Keras hands on."""
-        if getattr(variable, "_layout", None) is not None:
+        if keras_internals.layout_of(variable) is not None:
             return super().get_variable_layout(variable)
         return keras.distribution.TensorLayout(axes_of(variable, self._mesh), self.device_mesh)
 

@@ -28,7 +28,9 @@ REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaCausalLM(OptionalInputs, keras_internals.ClonedAs, Generates, Task):
+class GemmaCausalLM(
+    keras_internals.OwnCompile, OptionalInputs, keras_internals.ClonedAs, Generates, Task
+):
     """A Gemma that predicts the next token.
 
     Args:
@@ -78,12 +80,11 @@ class GemmaCausalLM(OptionalInputs, keras_internals.ClonedAs, Generates, Task):
         self.use_sampler("greedy")
         self._compiles_itself = compile
 
-    def _assert_compile_called(self, method_name: str | None = None) -> None:
+    def before_use(self) -> None:
         """Compiles with the defaults where nobody did; Keras asks it before it trains."""
         if not self.compiled and self._compiles_itself:
             # On an accelerator torch.compile takes the blocks only for who asks for it.
             self.compile(jit_compile="auto" if compiling.declines() else False)
-        super()._assert_compile_called(method_name)
 
     def use_sampler(self, sampler: Any, jit_compile: bool | str = "auto") -> None:
         """As in `Generates`; "generation_config" draws as the checkpoint's file of that name says.
@@ -236,17 +237,15 @@ class GemmaCausalLM(OptionalInputs, keras_internals.ClonedAs, Generates, Task):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         table = self.backbone.token_embedding
         loss = self.head.loss(y_pred, table, y, sample_weight)
-        for extra in self.losses:
-            loss = loss + keras.ops.cast(self._aggregate_additional_loss(extra), loss.dtype)
+        for extra in keras_internals.additional_losses(self):
+            loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """What `compute_loss` counted; the usual where it did not."""
         if not self.head.active:
             return super().compute_metrics(x, y, y_pred, sample_weight)
-        held = self._compile_metrics
-        if held is not None and not held.built:
-            held.build(y, y_pred)
+        keras_internals.build_metrics(self, y, y_pred)
         return self.get_metrics_result()
 
     def resize_token_embeddings(

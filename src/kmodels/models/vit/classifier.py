@@ -230,8 +230,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
                     f"no loss is known for the activation {self.settings['activation']!r}; give "
                     'compile a loss, or choose activation=None, "softmax" or "sigmoid"'
                 )
-        # Keras leaves the metrics of an earlier call where there are none now.
-        self._compile_metrics = None
+        keras_internals.forget_metrics(self)
         super().compile(
             optimizer,
             loss,

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint.state import host_values, named
-from kmodels.core import dispatch
+from kmodels.core import dispatch, keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.hardware import device_name
 from kmodels.tools.bench import setting
@@ -39,7 +39,7 @@ class KeepGradients(keras.optimizers.Optimizer):
         """Keeps the gradient, and moves the variable against it."""
         gradient = keras.ops.cast(gradient, variable.dtype)
         rate = keras.ops.cast(learning_rate, variable.dtype)
-        self.assign(self.gradients[self._get_variable_index(variable)], gradient)
+        self.assign(self.gradients[keras_internals.variable_index(self, variable)], gradient)
         self.assign_sub(variable, keras.ops.multiply(rate, gradient))
 
 

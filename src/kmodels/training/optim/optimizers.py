@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.training.optim.param_groups import ParamGroupOptimizer
 
@@ -23,7 +24,7 @@ class _InFloat32:
         if kind not in ("bfloat16", "float16"):
             super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
             return
-        ops, index = keras.ops, self._get_variable_index(variable)
+        ops = keras.ops
         count = ops.cast(self.iterations + 1, "float32")
         rate = ops.cast(learning_rate, "float32") * ops.sqrt(1 - self.beta_2**count)
         gradient = ops.cast(gradient, "float32")
@@ -34,10 +35,10 @@ class _InFloat32:
             self.assign(slot, ops.cast(new, kind))
             return new
 
-        first = moved(self._momentums[index], gradient, self.beta_1)
-        second = moved(self._velocities[index], ops.square(gradient), self.beta_2)
-        if self.amsgrad:
-            highest = self._velocity_hats[index]
+        momentum, velocity, highest = keras_internals.adam_slots(self, variable)
+        first = moved(momentum, gradient, self.beta_1)
+        second = moved(velocity, ops.square(gradient), self.beta_2)
+        if highest is not None:
             second = ops.maximum(ops.cast(highest, "float32"), second)
             self.assign(highest, ops.cast(second, kind))
         step = first * rate / (1 - self.beta_1**count) / (ops.sqrt(second) + self.epsilon)

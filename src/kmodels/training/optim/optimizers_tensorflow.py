@@ -5,10 +5,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kmodels.core import replicas_tensorflow
+from kmodels.core import keras_internals, replicas_tensorflow
 
 
-class _Replicated:
+class _Replicated(keras_internals.ReplicatedSteps):
     """An optimizer of one replica or several, which waits for others only where there are some.
 
     Keras sums the gradients of replicas last: it would clip those of each alone, and its branches
@@ -48,26 +48,29 @@ class _Replicated:
             or getattr(self, "skip_non_finite", False)
         )
 
-    def _backend_update_step(self: Any, grads: Any, trainable_variables: Any, rate: Any) -> None:
+    def move_replicas(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+        """Keras' step, or the one step of all replicas."""
         if not _together():
-            super()._backend_update_step(grads, trainable_variables, rate)  # type: ignore[misc]
+            super().move_replicas(grads, variables, learning_rate)
             return
-        native = [getattr(variable, "value", variable) for variable in trainable_variables]
-        strategy, pairs = self._distribution_strategy, zip(grads, native, strict=True)
-        self._distributed_tf_update_step(strategy, pairs, rate)
+        native = [getattr(variable, "value", variable) for variable in variables]
+        strategy = keras_internals.strategy_of(self)
+        self.move_once(strategy, zip(grads, native, strict=True), learning_rate)
 
-    def _backend_increment_gradient_accumulators(self: Any, grads: Any, acc_grads: Any) -> None:
+    def add_gradients(self, grads: Any, sums: Any) -> None:
+        """Keras' sums, or those of the one step of all replicas."""
         if not _together():
-            super()._backend_increment_gradient_accumulators(grads, acc_grads)  # type: ignore[misc]
+            super().add_gradients(grads, sums)
             return
-        for gradient, held in zip(grads, acc_grads, strict=True):
+        for gradient, held in zip(grads, sums, strict=True):
             held.assign_add(gradient)
 
-    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+    def sum_replicas(self, pairs: Any) -> Any:
+        """Keras' sums over replicas, where there are several."""
         # With one replica the sum is an IdentityN, behind which updates wait for all gradients.
-        if self._distribution_strategy.num_replicas_in_sync == 1:
-            return grads_and_vars
-        return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        if keras_internals.strategy_of(self).num_replicas_in_sync == 1:
+            return pairs
+        return super().sum_replicas(pairs)
 
 
 def _together() -> bool:
@@ -84,12 +87,13 @@ class AdamW(_Replicated, keras.optimizers.AdamW):
         if self.amsgrad or isinstance(gradient, tf.IndexedSlices) or narrow:
             super().update_step(gradient, variable, learning_rate)
             return
-        kind, index = variable.dtype, self._get_variable_index(variable)
+        kind = variable.dtype
+        first, second, _ = keras_internals.adam_slots(self, variable)
         step = tf.cast(self.iterations + 1, kind)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=first.value.handle,
+            v=second.value.handle,
             beta1_power=tf.cast(self.beta_1, kind) ** step,
             beta2_power=tf.cast(self.beta_2, kind) ** step,
             lr=tf.cast(learning_rate, kind),
@@ -108,14 +112,14 @@ class SGD(_Replicated, keras.optimizers.SGD):
         if isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)
             return
-        kind = variable.dtype
+        kind, index = variable.dtype, keras_internals.variable_index(self, variable)
         rate, gradient = tf.cast(learning_rate, kind), tf.cast(gradient, kind)
         if not self.momentum:
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
             return
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable.handle,
-            accum=self.momentums[self._get_variable_index(variable)].value.handle,
+            accum=self.momentums[index].value.handle,
             lr=rate,
             grad=gradient,
             momentum=tf.cast(self.momentum, kind),

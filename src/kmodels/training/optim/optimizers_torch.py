@@ -6,36 +6,41 @@ from typing import Any
 import keras
 import torch
 
+from kmodels.core import keras_internals
+
 # On torch Keras answers the constructor with a class of its own that has the parallel step; a
 # subclass of the public name would lose it.
 _KerasAdamW: Any = type(keras.optimizers.AdamW())
 _KerasSGD: Any = type(keras.optimizers.SGD())
 
 
-class _Groups:
+class _Groups(keras_internals.ParallelSteps):
     """Keras' parallel step with decay and learning rate by variable."""
 
-    def _backend_apply_gradients(self: Any, grads: Any, variables: Any) -> None:
+    def apply_all(self, grads: Any, variables: Any) -> None:
+        """Keras' step, with gradients that lie as the weights do."""
         both = zip(grads, variables, strict=True)
-        super()._backend_apply_gradients(  # type: ignore[misc]
+        super().apply_all(
             [_like(gradient, variable.value) for gradient, variable in both], variables
         )
 
     @torch.no_grad()
-    def _clip_gradients(self: Any, grads: Any) -> Any:
+    def clip_all(self: Any, grads: Any) -> Any:
+        """Keras' clipping, with one message to the other ranks for all gradients in parts."""
         if not self.global_clipnorm or not all(map(_is_part, grads)):
-            return super()._clip_gradients(grads)  # type: ignore[misc]
+            return super().clip_all(grads)
         # As Keras does, but with one message to the other ranks instead of one for each variable.
         norm, most = _norm(grads), self.global_clipnorm
         scale = most * torch.minimum(1.0 / norm, 1.0 / norm.new_tensor(most)) + (norm - norm)
         return [gradient * scale for gradient in grads]
 
     @torch.no_grad()
-    def _parallel_update_step(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
+    def move_all(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
+        """Keras' step for each group of variables of one learning rate and dtype."""
         # By dtype too, since kernels over many tensors take one.
         groups: dict[tuple[float, str], tuple[list[Any], list[Any], list[Any]]] = {}
         for gradient, variable in zip(grads, variables, strict=True):
-            index = self._get_variable_index(variable)
+            index = keras_internals.variable_index(self, variable)
             group = groups.setdefault((self._multipliers[index], variable.dtype), ([], [], []))
             group[0].append(gradient)
             group[1].append(variable)
@@ -45,33 +50,35 @@ class _Groups:
             rate = learning_rate * multiplier
             if self.weight_decay and decayed:
                 torch._foreach_mul_(decayed, 1 - self.weight_decay * rate)
-            super()._parallel_update_step(gradients, members, rate)  # type: ignore[misc]
+            super().move_all(gradients, members, rate)
 
     @torch.no_grad()
-    def _update_model_variables_moving_average(self: Any, trainable_variables: Any) -> None:
+    def average_all(self: Any, variables: Any) -> None:
+        """Keras' averages in few kernels."""
         if not self.use_ema:
             return
-        values = [_own(v.value) for v in trainable_variables]
-        averages = [_own(v.value) for v in self._model_variables_moving_average]
+        values = [_own(v.value) for v in variables]
+        averages = [_own(average.value) for _, average in keras_internals.moving_averages(self)]
         # The first update starts the average at the weights, as Keras' own does.
         momentum = (self.iterations != 0) * self.ema_momentum
         torch._foreach_mul_(averages, momentum)
         torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))
 
 
-class _Fused(_KerasAdamW):
+class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
     """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
 
-    def _parallel_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
-        indices = [self._get_variable_index(variable) for variable in variables]
+    def move_all(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
+        """Torch's fused kernel where it takes the tensors, else Keras' step."""
         weights = [_own(variable.value) for variable in variables]
-        first = [_own(self._momentums[index].value) for index in indices]
-        second = [_own(self._velocities[index].value) for index in indices]
-        highest = self._velocity_hats if self.amsgrad else []
-        highest = [_own(highest[index].value) for index in indices] if highest else []
+        slots = [keras_internals.adam_slots(self, variable) for variable in variables]
+        first, second, highest = (
+            [_own(slot.value) for slot in kind if slot is not None]
+            for kind in zip(*slots, strict=True)
+        )
         own = [_own(g).to(w.dtype).contiguous() for g, w in zip(grads, weights, strict=True)]
         if not _fusible([*weights, *first, *second, *highest, *own]):
-            super()._parallel_update_step(grads, variables, learning_rate)
+            super().move_all(grads, variables, learning_rate)
             return
         step = (self.iterations + 1).to(torch.float32)
         rate = learning_rate * (1 - self.beta_2**step).sqrt() / (1 - self.beta_1**step)

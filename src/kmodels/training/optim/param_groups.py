@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.training.optim.averages import average_by_update
 
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
 NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding|probe)$")
@@ -39,7 +39,7 @@ def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
     return tuple(factors)
 
 
-class ParamGroupOptimizer(keras.optimizers.Optimizer):
+class ParamGroupOptimizer(keras_internals.OwnDecay):
     """First base of an optimizer whose second is Keras' own, or a backend's body of it.
 
     Weights with one axis (biases, norms, layer scales) and those whose path matches `no_decay`
@@ -86,7 +86,7 @@ class ParamGroupOptimizer(keras.optimizers.Optimizer):
             **momentum,
             **kwargs,
         )
-        average_by_update(self)
+        keras_internals.average_by_update(self)
         self.no_decay = tuple(no_decay)
         self.layer_decay = layer_decay
         self.accumulate = accumulate
@@ -158,15 +158,12 @@ class ParamGroupOptimizer(keras.optimizers.Optimizer):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Decays, then moves one variable; torch has a step over all of them instead."""
         ops = keras.ops
-        index = self._get_variable_index(variable)
+        index = keras_internals.variable_index(self, variable)
         rate = ops.cast(learning_rate, "float32") * self._multipliers[index]
         if self.weight_decay and self._decays[index]:
             share = ops.cast(rate * self.weight_decay, variable.dtype)
             self.assign_sub(variable, ops.multiply(variable, share))
         super().update_step(gradient, variable, rate)
-
-    def _apply_weight_decay(self, variables: Any) -> None:
-        """Nothing: each step decays with the variable's own learning rate."""
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Nothing: a run that is interrupted and resumed calls `fit` more than once."""
@@ -190,9 +187,7 @@ class ParamGroupOptimizer(keras.optimizers.Optimizer):
     def _averages(self) -> list[tuple[Any, Any]]:
         if self.ema is None or not self.built:
             return []
-        return list(
-            zip(self._trainable_variables, self._model_variables_moving_average, strict=True)
-        )
+        return keras_internals.moving_averages(self)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, plain values."""

@@ -5,14 +5,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kmodels.core import malloc, replicas_tensorflow
+from kmodels.core import keras_internals, malloc, replicas_tensorflow
 from kmodels.core.errors import InputError
 
 _MEANS = ("sum_over_batch_size", "mean")
 _TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
-class Model(keras.Model):
+class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, keras.Model):
     """Keras' model; what tracing and optimizing the step's graph took is given back.
 
     Graphs are many small pieces, and the heap keeps their room: 55 MiB for a ViT-S/16, which the
@@ -29,13 +29,13 @@ class Model(keras.Model):
             self.train_function = _trimmed(self.train_function)
         return self.train_function
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras' hook, which would take the mean of the replicas' batches, masks and all."""
+    def build_where_needed(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras' part, which would take the mean of the replicas' batches, masks and all."""
         if self.distribute_strategy.num_replicas_in_sync > 1:
             iterator, data_batch = None, part_of(self.distribute_strategy, iterator, data_batch)
-        super()._maybe_symbolic_build(iterator, data_batch)
+        super().build_where_needed(iterator, data_batch)
 
-    def _compute_loss(
+    def loss_of_step(
         self,
         x: Any = None,
         y: Any = None,
@@ -44,7 +44,7 @@ class Model(keras.Model):
         training: bool = True,
     ) -> Any:
         """Keras' loss; of replicas that share a batch, each counts by its rows of it."""
-        loss = super()._compute_loss(x, y, y_pred, sample_weight, training)
+        loss = super().loss_of_step(x, y, y_pred, sample_weight, training)
         if not training or replicas_tensorflow.inside() is None or not _is_mean(self.loss):
             return loss
         rows = tf.shape(next(part for part in keras.tree.flatten(x) if part is not None))[0]
@@ -75,7 +75,7 @@ def check_replicated(optimizer: Any, strategy: Any, loss: Any = None) -> None:
     if strategy.num_replicas_in_sync == 1 or optimizer is None:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner._distribution_strategy is not strategy:
+    if keras_internals.strategy_of(inner) is not strategy:
         raise InputError(f"{inner.name} was made before distribute; make it after")
     named = [name for name in _TOGETHER if getattr(inner, name, None)]
     if named and not hasattr(inner, "looks_at_sums"):

@@ -4,8 +4,10 @@ from typing import Any
 
 import keras
 
+from kmodels.core import keras_internals
 
-class Parallel:
+
+class Parallel(keras_internals.NoKerasDDP):
     """First base of a model whose steps may be those of one process of several.
 
     Attributes:
@@ -33,11 +35,8 @@ class Parallel:
             return super().get_metrics_result()  # type: ignore[misc]
         return self.parallel.results(self.metrics)  # type: ignore[attr-defined]
 
-    def _initialize_ddp(self) -> None:
-        """Nothing: Keras 3.16 would reduce what is reduced already."""
 
-
-class Model(Parallel, keras.Model):
+class Model(keras_internals.OwnLoss, Parallel, keras.Model):
     """Keras' model; a step begins without the gradients of the one before.
 
     Keras' step lets go of them between forward and backward pass, so that they take memory just
@@ -49,9 +48,16 @@ class Model(Parallel, keras.Model):
         self.zero_grad()
         return super().train_step(data)
 
-    def _compute_loss(self, *args: Any, training: bool = True, **kwargs: Any) -> Any:
+    def loss_of_step(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
         """Keras' loss, whose backward pass is that of all processes."""
-        loss = super()._compute_loss(*args, training=training, **kwargs)
+        loss = super().loss_of_step(x, y, y_pred, sample_weight, training)
         if self.parallel is None or not training:
             return loss
         return self.parallel.joined(loss, self.trainable_variables, self.optimizer)

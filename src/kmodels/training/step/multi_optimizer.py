@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 
 
@@ -51,7 +52,7 @@ class Optimizers(keras.optimizers.Optimizer):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Puts moving averages into the models where an optimizer does so at the end of `fit`."""
         for optimizer in self.by_player.values():
-            optimizer.finalize_variable_values(optimizer._trainable_variables)
+            optimizer.finalize_variable_values(keras_internals.built_for(optimizer))
 
     def get_config(self) -> dict[str, Any]:
         """The optimizers' own."""

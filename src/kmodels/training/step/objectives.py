@@ -7,7 +7,7 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.training.optim.averages import average_by_update
+from kmodels.core.keras_internals import average_by_update
 from kmodels.training.optim.other_variables import follow_variables
 
 # The name of the only objective.

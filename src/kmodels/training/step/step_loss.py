@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from kmodels.core import keras_internals
+
 KEY = "step_loss"
 
 
@@ -56,9 +58,8 @@ def track_step_loss(model: keras.Model) -> None:
     Call it after `compile`. Regularisers are part of it; rounding is float32's. Steps that the
     optimizer skips, since they are not finite, do not count in the averages.
     """
-    # Around Keras' __setattr__, which refuses new state on a built model; `compile` does the same.
     skips = getattr(model.optimizer, "skip_non_finite", False)
-    object.__setattr__(model, "_loss_tracker", LossTracker(skips))
+    keras_internals.set_loss_tracker(model, LossTracker(skips))
     # What was traced before counts with the former one, which nobody resets any more.
     model.train_function = model.test_function = None
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from kmodels.core import traced
+from kmodels.core import keras_internals, traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.data.fit.request import FitRequest, Method
@@ -23,7 +23,7 @@ else:
     _Step = _native.Step
 
 
-class TrainStep(traced.Follows, _Step):
+class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
     """A model around models, whose loss is yours: one function for JAX, torch and TensorFlow.
 
         def loss_fn(models, batch, training):
@@ -215,10 +215,11 @@ class TrainStep(traced.Follows, _Step):
     def _update_metrics(self, results: Results, rows: Any) -> list[Any]:
         """The metrics that were fed."""
         total = sum(loss for loss, _ in results.values())
-        self._loss_tracker.update_state(total, sample_weight=rows)
-        return [self._loss_tracker, *self._running.update(results, rows)]
+        tracker = keras_internals.loss_tracker(self)
+        tracker.update_state(total, sample_weight=rows)
+        return [tracker, *self._running.update(results, rows)]
 
-    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build_step(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Keras' hook in front of the first step: makes slots, averages, and lazy models."""
         objectives, running = self._players, self._running
         if running.built:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kmodels.core import replicas_tensorflow
+from kmodels.core import keras_internals, replicas_tensorflow
 from kmodels.training.step.keras_model_tensorflow import check_replicated, part_of
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objectives
@@ -61,7 +61,7 @@ def outline(
         run(batch)
 
 
-class Step(keras.Model):
+class Step(keras_internals.OwnBuild, keras_internals.OwnFirstBatch, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives
@@ -85,10 +85,10 @@ class Step(keras.Model):
         results = evaluate(self._players, self._losses, batch)
         return logged(self._update_metrics(results, rows(batch)))
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras' hook; without a strategy it would leave all to the first trace."""
+    def build_where_needed(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Always; Keras would leave all to the first trace without a strategy."""
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync > 1:
             iterator, data_batch = None, part_of(strategy, iterator, data_batch)
         with strategy.scope():
-            self._symbolic_build(iterator, data_batch)
+            self.build_step(iterator, data_batch)

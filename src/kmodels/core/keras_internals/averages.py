@@ -5,6 +5,8 @@ from typing import Any
 
 import keras
 
+from kmodels.core.keras_internals.optimizer import moving_averages, updates_next
+
 
 def average_by_update(optimizer: Any) -> None:
     """Has an optimizer move its averages of the weights where it moves the weights.
@@ -27,15 +29,10 @@ def average_by_update(optimizer: Any) -> None:
         optimizer._backend_apply_gradients = MethodType(_apply_and_overwrite, optimizer)
 
 
-def _updates_now(optimizer: Any) -> Any:
-    """Whether this batch is the last one of its update."""
-    return (optimizer._iterations + 1) % optimizer.gradient_accumulation_steps == 0
-
-
 def _move_average(optimizer: Any, variables: Any) -> None:
     given = optimizer.ema_momentum
     # With 1 an average stays as it is.
-    optimizer.ema_momentum = keras.ops.where(_updates_now(optimizer), given, 1.0)
+    optimizer.ema_momentum = keras.ops.where(updates_next(optimizer), given, 1.0)
     try:
         type(optimizer)._update_model_variables_moving_average(optimizer, variables)
     finally:
@@ -49,10 +46,7 @@ def _apply_and_overwrite(optimizer: Any, gradients: Any, variables: Any) -> None
         type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)
     finally:
         optimizer.ema_overwrite_frequency = given
-    due = keras.ops.logical_and(_updates_now(optimizer), (optimizer.iterations + 1) % given == 0)
-    pairs = zip(
-        optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True
-    )
-    for variable, average in pairs:
+    due = keras.ops.logical_and(updates_next(optimizer), (optimizer.iterations + 1) % given == 0)
+    for variable, average in moving_averages(optimizer):
         if average is not None:
             variable.assign(keras.ops.where(due, average.value, variable.value))

@@ -1,0 +1,91 @@
+"""What a layer is made of, how it is called, and how a built one takes other variables."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from keras.src.backend.common import global_state
+
+
+def children(layer: Any) -> list[Any]:
+    """The layers that are parts of a layer, without theirs."""
+    return list(layer._layers)
+
+
+def made_trainable(layer: Any) -> list[Any]:
+    """A layer's own variables that were made to be trained, frozen or not."""
+    return list(layer._trainable_variables)
+
+
+def set_trainable(layer: Any, trainable: bool) -> None:
+    """Sets a layer's own flag; its variables, and the layers below it, stay as they are."""
+    layer._trainable = trainable
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """The layer itself and all below it, in no order to rely on."""
+    return list(layer._flatten_layers())
+
+
+@contextmanager
+def changing(layer: Any) -> Iterator[None]:
+    """Inside the block a built layer takes new variables and seeds."""
+    locked = layer._tracker.locked
+    layer._tracker.unlock()
+    try:
+        yield
+    finally:
+        if locked:
+            layer._tracker.lock()
+
+
+def attach(layer: Any, variables: Iterable[Any]) -> None:
+    """Makes variables that exist part of a layer."""
+    with changing(layer):
+        for variable in variables:
+            layer._track_variable(variable)
+
+
+def detach(layer: Any, variables: Iterable[Any]) -> None:
+    """Takes variables out of a layer; they keep their values."""
+    for variable in variables:
+        layer._untrack_variable(variable)
+
+
+_CONTEXT = "current_call_ctx"
+
+
+@contextmanager
+def call_context(context: Any) -> Iterator[None]:
+    """Inside the block layers see this context, and with it whether they are in training."""
+    before = global_state.get_global_attribute(_CONTEXT)
+    global_state.set_global_attribute(_CONTEXT, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_CONTEXT, before)
+
+
+def current_call_context() -> Any:
+    """The context of the call that is running, or None."""
+    return global_state.get_global_attribute(_CONTEXT)
+
+
+def set_rematerialized(layer: Any, active: bool) -> None:
+    """Whether Keras asks `rematerialized_call` how to call this layer."""
+    layer._remat_mode = active or None
+
+
+def is_rematerialized(layer: Any) -> bool:
+    """Whether `set_rematerialized`, or a scope of Keras' own, made this layer so."""
+    return bool(layer._remat_mode)
+
+
+def forget_parameters(model: Any) -> None:
+    """Has a model list its parameters anew on torch, so that it lets go of those it lost."""
+    vars(model).get("_modules", {}).pop("_torch_params", None)
+
+
+def forget_losses(layer: Any) -> None:
+    """Lets go of what `add_loss` took in former calls of a layer and those below it."""
+    layer._clear_losses()

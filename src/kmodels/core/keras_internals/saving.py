@@ -1,0 +1,34 @@
+"""What Keras writes of a model, without a file."""
+
+from typing import Any
+
+from keras.src.saving import saving_lib
+
+
+def saved_arrays(model: Any) -> dict[str, Any]:
+    """What Keras would write of a model to a .weights.h5 file, by path there; mostly variables."""
+    names = _Names()
+    saving_lib._save_state(model, names, None, "", set())
+    return names.found
+
+
+class _Names(saving_lib.H5IOStore):
+    """Keras' file of weights without a file: it notes what it is asked to write."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: Any = None) -> Any:
+        return _Entry(f"{path}/vars".lstrip("/"), self.found)
+
+
+class _Entry(dict):
+    def __init__(self, path: str, found: dict[str, Any]):
+        super().__init__()
+        self._path, self._found = path, found
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._found[f"{self._path}/{name}"] = value
