@@ -25,9 +25,15 @@ def forget_step(model: Any) -> None:
         model._jax_state = None
 
 
-def symbolic_build(model: Any, batch: Any) -> None:
-    """Makes the variables of metrics and losses, which TensorFlow does in the first step."""
-    model._symbolic_build(data_batch=batch)
+def symbolic_build(model: Any, batch: Any = None, iterator: Any = None) -> None:
+    """Makes the variables of metrics and losses, which Keras does in front of the first step.
+
+    Args:
+        model: compiled.
+        batch: (x, y, sample_weight), the one to build for.
+        iterator: Keras' own of an epoch, whose first batch is taken where none is given.
+    """
+    model._symbolic_build(iterator=iterator, data_batch=batch)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def outline(
         run(batch)
 
 
-class Step(keras_internals.OwnBuild, keras_internals.OwnFirstBatch, keras.Model):
+class Step(keras_internals.OwnFirstBatch, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives
@@ -91,4 +91,4 @@ class Step(keras_internals.OwnBuild, keras_internals.OwnFirstBatch, keras.Model)
         if strategy.num_replicas_in_sync > 1:
             iterator, data_batch = None, part_of(strategy, iterator, data_batch)
         with strategy.scope():
-            self.build_step(iterator, data_batch)
+            keras_internals.symbolic_build(self, data_batch, iterator)
