@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
 
-from kmodels.core.dispatch import backend_module
+from kmodels.core import malloc
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
 from kmodels.layers import block_compile as compiling
@@ -15,14 +15,9 @@ from kmodels.lora.methods import Adapters
 from kmodels.training.keras_methods import KerasMethods, Predicts
 from kmodels.training.optim.other_variables import follow_variables, noted_slots
 from kmodels.training.probability_loss import warn_of_logits
+from kmodels.training.step.keras_model import Model
 
-if (_heap := backend_module("kmodels.core.malloc")) is not None:
-    _heap.watch()
-_step = backend_module("kmodels.training.step.keras_model")
-if TYPE_CHECKING or _step is None:
-    Model = keras.Model
-else:
-    Model = _step.Model
+malloc.watch()
 
 
 class Named:

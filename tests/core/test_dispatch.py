@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import kmodels
 from kmodels import ops
 from kmodels.core import dispatch
 from kmodels.core.errors import InputError
+from kmodels.core.precision import PrecisionBackend
 
 BACKEND = keras.backend.backend()
 
@@ -145,11 +147,16 @@ def test_environment(doubled, monkeypatch) -> None:
 
 
 def test_backend_module() -> None:
-    assert (
-        dispatch.backend_module("kmodels.core.precision").__name__
-        == f"kmodels.core.precision_{BACKEND}"
-    )
-    assert dispatch.backend_module("kmodels.core.errors") is None
+    found: Any = dispatch.backend_module("kmodels.core.precision", PrecisionBackend)
+    assert found.__name__ == f"kmodels.core.precision_{BACKEND}"
+    assert dispatch.backend_module("kmodels.core.errors", PrecisionBackend, optional=True) is None
+
+
+def test_a_backend_that_keras_has_and_kmodels_has_not_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(dispatch, "backend", lambda: "numpy")
+    found = dispatch.backend_module("kmodels.core.precision", PrecisionBackend)
+    with pytest.raises(InputError, match=r"^Backend 'numpy' is not supported; use jax, torch or"):
+        found.matmul_precision()
 
 
 def test_unknown_name_in_the_environment_is_one_line_and_exit_code_2() -> None:

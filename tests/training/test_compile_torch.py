@@ -56,7 +56,7 @@ if keras.backend.backend() == "torch":
     def counter(monkeypatch):
         """The compiler's front end alone: it decides about graphs, and needs no C++ compiler."""
         backend = CompileCounter()
-        compile_torch = compiling.backend_module("kmodels.layers.block_compile")
+        compile_torch = compiling._engine
         monkeypatch.setattr(compile_torch, "check_compiler", lambda: None)
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
         torch._dynamo.reset()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -10,7 +11,20 @@ from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.data.fit import prefetch
 
-_native = backend_module("kmodels.checkpoint.rng")
+
+class RngBackend(Protocol):
+    """Random generators that a backend has beside those of Keras."""
+
+    def capture(self) -> Arrays:
+        """Returns their states by name."""
+        ...
+
+    def restore(self, states: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `capture` gave, where it is among these states."""
+        ...
+
+
+_native = backend_module("kmodels.checkpoint.rng", RngBackend, optional=True)
 
 
 def capture() -> Arrays:

@@ -15,19 +15,19 @@ Held = dict[Start, np.ndarray]
 
 
 def is_placed(variable: Any) -> bool:
-    """See `placed`."""
+    """See `ShardedBackend`."""
     return isinstance(variable.value, jax.Array) and not variable.value.is_fully_addressable
 
 
 def parts(variable: Any) -> Iterator[tuple[Start, np.ndarray]]:
-    """See `placed`: of devices with equal parts, the first one's."""
+    """See `ShardedBackend`: of devices with equal parts, the first one's."""
     for shard in variable.value.addressable_shards:
         if shard.replica_id == 0:
             yield _start(shard.index), np.array(shard.data)
 
 
 def read(variable: Any, array: LazyArray) -> Held:
-    """See `placed`: by where each part begins, since devices may hold equal ones."""
+    """See `ShardedBackend`: by where each part begins, since devices may hold equal ones."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     held: Held = {}
     indices: Any = variable.value.sharding.addressable_devices_indices_map(array.shape)
@@ -38,7 +38,7 @@ def read(variable: Any, array: LazyArray) -> Held:
 
 
 def put(variable: Any, held: Held) -> None:
-    """See `placed`."""
+    """See `ShardedBackend`."""
     sharding = variable.value.sharding
     shape = tuple(variable.shape)
     value = jax.make_array_from_callback(shape, sharding, lambda index: held[_start(index)])  # type: ignore[arg-type]

@@ -13,19 +13,19 @@ from kmodels.weights.tensors import LazyArray
 
 
 def is_placed(variable: Any) -> bool:
-    """See `placed`."""
+    """See `ShardedBackend`."""
     return isinstance(variable.value, DTensor)
 
 
 def parts(variable: Any) -> Iterator[tuple[Start, np.ndarray]]:
-    """See `placed`: of ranks with equal parts, the first one's."""
+    """See `ShardedBackend`: of ranks with equal parts, the first one's."""
     start, sizes, is_first = _place(variable.value)
     if is_first and 0 not in sizes:
         yield start, np.array(to_numpy(variable.value.to_local().detach().cpu()))
 
 
 def read(variable: Any, array: LazyArray) -> torch.Tensor:
-    """See `placed`."""
+    """See `ShardedBackend`."""
     start, sizes, _ = _place(variable.value)
     index = tuple(slice(a, a + size) for a, size in zip(start, sizes, strict=True))
     values = np.array(array.part(index), dtype=array.dtype)
@@ -35,7 +35,7 @@ def read(variable: Any, array: LazyArray) -> torch.Tensor:
 
 
 def put(variable: Any, held: torch.Tensor) -> None:
-    """See `placed`."""
+    """See `ShardedBackend`."""
     with torch.no_grad():
         variable.value.to_local().copy_(held)
 

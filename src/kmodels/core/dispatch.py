@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, overload
 
 import keras
 
@@ -29,6 +28,7 @@ from kmodels.core.errors import InputError
 Tensor: TypeAlias = Any
 P = ParamSpec("P")
 R = TypeVar("R")
+Seam = TypeVar("Seam")
 
 ENVIRONMENT = "KMODELS_GENERIC_OPS"
 OVERRIDE, GENERIC = "override", "generic"
@@ -47,18 +47,35 @@ def backend() -> str:
     return keras.backend.backend()
 
 
-def backend_module(stem: str) -> ModuleType | None:
+class _Unsupported:
+    """Stands for the file that a backend would need which Keras has and kmodels has not."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise InputError(f"Backend {backend()!r} is not supported; use jax, torch or tensorflow.")
+
+
+@overload
+def backend_module(stem: str, seam: type[Seam]) -> Seam: ...
+@overload
+def backend_module(stem: str, seam: type[Seam], optional: Literal[True]) -> Seam | None: ...
+def backend_module(stem: str, seam: type[Seam], optional: bool = False) -> Any:
     """Imports the part of a module that only the running backend has.
 
+        precision = backend_module("kmodels.core.precision", PrecisionBackend)
+
     Args:
-        stem: dotted name without the suffix, for example `"kmodels.training.step"`.
+        stem: dotted name without the suffix.
+        seam: the `typing.Protocol` of what such a file holds. The type checker compares each file
+            with it, see `tests/core/seam_bodies.py`; here nothing is compared.
+        optional: says that a backend may have no such file.
 
     Returns:
-        The module `<stem>_<backend>`, or `None` if there is no such file.
+        The module `<stem>_<backend>`. Without such a file `None` where that is `optional`, else an
+        object whose use raises `InputError`.
     """
     name = f"{stem}_{backend()}"
     if importlib.util.find_spec(name) is None:
-        return None
+        return None if optional else _Unsupported()
     return importlib.import_module(name)
 
 

@@ -4,10 +4,28 @@ import platform
 import resource
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
 
 from kmodels.core.dispatch import backend, backend_module
 
-_device = backend_module("kmodels.core.hardware")
+
+class HardwareBackend(Protocol):
+    """The device that one backend runs on."""
+
+    def name(self) -> str:
+        """Returns kind and number of devices, such as "cpu x1"."""
+        ...
+
+    def peak_bytes(self) -> int | None:
+        """Returns the most memory that an accelerator held, None on a CPU."""
+        ...
+
+    def keep_compiled(self) -> None:
+        """Keeps on disk what the backend compiles, unless the user said where or that it should."""
+        ...
+
+
+_device = backend_module("kmodels.core.hardware", HardwareBackend, optional=True)
 
 
 def device_name() -> str:
@@ -31,9 +49,8 @@ def keep_compiled() -> None:
     In `JAX_COMPILATION_CACHE_DIR` where that is set, else in the user's cache folder. torch keeps
     what it compiles by itself, TensorFlow compiles nothing unless it is asked to.
     """
-    keep = getattr(_device, "keep_compiled", None)
-    if keep is not None:
-        keep()
+    if _device is not None:
+        _device.keep_compiled()
 
 
 def versions() -> dict[str, str]:

@@ -18,3 +18,7 @@ def peak_bytes() -> int | None:
     if not tf.config.list_logical_devices("GPU"):
         return None
     return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+
+
+def keep_compiled() -> None:
+    """Does nothing: TensorFlow compiles nothing unless it is asked to."""

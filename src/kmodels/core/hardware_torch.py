@@ -13,3 +13,7 @@ def name() -> str:
 def peak_bytes() -> int | None:
     """Most memory an accelerator held, or None on a CPU."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+
+
+def keep_compiled() -> None:
+    """Does nothing: torch keeps it by itself."""

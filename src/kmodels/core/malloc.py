@@ -1,6 +1,24 @@
 """Memory that is free within the process goes back to the system."""
 
 import ctypes
+from typing import Protocol
+
+from kmodels.core.dispatch import backend_module
+
+
+class MallocBackend(Protocol):
+    """What a backend that compiles does with the memory that this took."""
+
+    def watch(self) -> None:
+        """Trims the heap after each long compilation from now on."""
+        ...
+
+
+def watch() -> None:
+    """Trims the heap after each long compilation from now on, where the backend tells of them."""
+    native = backend_module("kmodels.core.malloc", MallocBackend, optional=True)
+    if native is not None:
+        native.watch()
 
 
 def malloc_trim() -> None:

@@ -1,7 +1,6 @@
 """Dtypes that a backend holds, how exactly float32 products are computed, and GPU memory."""
 
-from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import keras
 
@@ -9,6 +8,29 @@ from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 
 MatmulPrecision = Literal["highest", "high", "default"]
+
+
+class PrecisionBackend(Protocol):
+    """The switches of one backend."""
+
+    def set_matmul_precision(self, precision: str) -> None:
+        """Sets how float32 products and convolutions are computed: one of `MatmulPrecision`."""
+        ...
+
+    def matmul_precision(self) -> str:
+        """Returns the setting in the backend's own words."""
+        ...
+
+    def lacks_float64(self) -> str | None:
+        """Returns why float64 becomes float32 (a clause that says what to do), or None."""
+        ...
+
+    def memory_fraction(self, fraction: float) -> bool:
+        """Limits the share of each GPU's memory; returns whether that is still possible."""
+        ...
+
+
+_native = backend_module("kmodels.core.precision", PrecisionBackend)
 
 
 def set_matmul_precision(precision: MatmulPrecision) -> None:
@@ -28,12 +50,12 @@ def set_matmul_precision(precision: MatmulPrecision) -> None:
     if precision not in get_args(MatmulPrecision):
         allowed = ", ".join(map(repr, get_args(MatmulPrecision)))
         raise InputError(f"set_matmul_precision got {precision!r}; allowed: {allowed}.")
-    _module().set_matmul_precision(precision)
+    _native.set_matmul_precision(precision)
 
 
 def matmul_precision() -> str:
     """Returns what the framework says its float32 matrix products are computed with."""
-    return _module().matmul_precision()
+    return _native.matmul_precision()
 
 
 def memory_fraction(fraction: float) -> None:
@@ -49,7 +71,7 @@ def memory_fraction(fraction: float) -> None:
     """
     if not 0.0 < fraction <= 1.0:
         raise InputError(f"memory_fraction got {fraction}; it must be in (0, 1].")
-    if not _module().memory_fraction(fraction):
+    if not _native.memory_fraction(fraction):
         raise InputError(
             f"memory_fraction({fraction}) comes too late: {backend()} has started its devices; "
             "call it before making a tensor or a model."
@@ -75,12 +97,5 @@ def check_policy(policy: Any) -> None:
         ) from None
     wanted = {"dtype": found.compute_dtype, "floatx": keras.config.floatx()}
     for name, dtype in wanted.items():
-        if dtype == "float64" and (reason := _module().lacks_float64()):
+        if dtype == "float64" and (reason := _native.lacks_float64()):
             raise InputError(f"{name} is float64, and {reason}; or choose {name} float32")
-
-
-def _module() -> ModuleType:
-    module = backend_module("kmodels.core.precision")
-    if module is None:
-        raise InputError(f"Backend {backend()!r} is not supported; use jax, torch or tensorflow.")
-    return module

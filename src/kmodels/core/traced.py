@@ -7,7 +7,7 @@ compiled code keeps the `State` that it was traced in beside it, and compares be
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import keras
@@ -16,8 +16,17 @@ from kmodels.core import dispatch, keras_internals
 
 log = logging.getLogger("kmodels")
 
+
+class TracedBackend(Protocol):
+    """A backend that runs a step without Python once it is traced."""
+
+    def tracing(self) -> bool:
+        """Returns whether a function is being traced just now."""
+        ...
+
+
 # None where Python runs each step, as on torch: `torch.compile` looks at attributes itself.
-_steps: Any = dispatch.backend_module("kmodels.core.traced")
+_steps = dispatch.backend_module("kmodels.core.traced", TracedBackend, optional=True)
 _changes = 0
 # By model: the state in which each of Keras' functions was made.
 _made: WeakKeyDictionary[Any, dict[str, "State"]] = WeakKeyDictionary()

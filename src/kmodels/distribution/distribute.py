@@ -6,6 +6,7 @@ from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.current_plan import current, set_current
+from kmodels.distribution.engines.engine import EngineBackend
 from kmodels.distribution.mesh import check_batch, fill, parse_mesh
 from kmodels.distribution.plan import ParallelPlan
 
@@ -45,7 +46,7 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
     mesh = parse_mesh(spec)
     if batch_size is not None:
         check_batch(mesh, batch_size)
-    module = backend_module("kmodels.distribution.engines.engine")
+    module = backend_module("kmodels.distribution.engines.engine", EngineBackend, optional=True)
     if module is None:
         raise InputError(
             f"a mesh ({spec}) is not there on {backend()} yet; set KERAS_BACKEND=jax or leave the "

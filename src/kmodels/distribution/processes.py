@@ -1,11 +1,4 @@
-"""The processes of one run: which one this is, and what all of them agree on.
-
-`processes_<backend>.py` has four things. `join(seconds)` makes this process one of the run where
-its launcher started several. `index()` and `count()` are 0 and 1 before that. `exchange(key, text,
-seconds)` gives the texts of all processes in the order of their index, raises `TimeoutError` where
-one does not come, and may be called from any thread. `give_up(code)` ends the process at once,
-without waiting for others.
-"""
+"""The processes of one run: which one this is, and what all of them agree on."""
 
 import json
 import os
@@ -13,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
@@ -25,7 +18,36 @@ ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
 _SECONDS = 600.0
 _FAILED = "\0failed"
 
-_engine: Any = backend_module("kmodels.distribution.processes")
+
+class ProcessesBackend(Protocol):
+    """Several processes on one backend."""
+
+    def join(self, seconds: float) -> None:
+        """Makes this process one of the run, where its launcher started several."""
+        ...
+
+    def index(self) -> int:
+        """Returns which process this is, 0 before `join`."""
+        ...
+
+    def count(self) -> int:
+        """Returns how many there are, 1 before `join`."""
+        ...
+
+    def exchange(self, key: str, text: str, seconds: float) -> list[str]:
+        """Returns the texts of all processes in the order of their index, from any thread.
+
+        Raises:
+            TimeoutError: where one does not come in that time.
+        """
+        ...
+
+    def give_up(self, code: int) -> None:
+        """Ends the process at once, without waiting for others."""
+        ...
+
+
+_engine = backend_module("kmodels.distribution.processes", ProcessesBackend, optional=True)
 _meetings: Counter[str] = Counter()
 _lock = threading.Lock()
 
@@ -90,7 +112,7 @@ def all_gather_object(what: str, value: Any) -> list[Any]:
     Raises:
         InputError: where a process does not come in time.
     """
-    if count() == 1:
+    if _engine is None or count() == 1:
         return [value]
     with _lock:
         number = _meetings[what]
@@ -150,7 +172,7 @@ def check_equal(what: str, facts: Mapping[str, Any]) -> None:
 
 def give_up(code: int) -> None:
     """Ends a process of several that has failed, so that the others do not wait for it."""
-    if count() > 1:
+    if _engine is not None and count() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         _engine.give_up(code)

@@ -1,19 +1,57 @@
 """The loop over tokens, the same on every backend."""
 
 from collections.abc import Callable, Collection, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import keras
 import numpy as np
 
 from kmodels.core import traced
-from kmodels.core.dispatch import backend_module
+from kmodels.core.dispatch import Tensor, backend_module
 from kmodels.core.errors import InputError
 from kmodels.generation.sampler import Sampler
 
 # Compiled shapes that a model keeps; on TensorFlow each holds its own cache.
 KEPT = 4
 SMALLEST, STRIDE = 16, 256
+# Token ids on the device, (B,) int, as one step gives them to the next.
+Tokens: TypeAlias = Tensor
+
+
+class Loop(Protocol):
+    """The steps of one batch shape on one backend."""
+
+    def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Tokens:
+        """Takes in prompts (B, P) int32, their lengths (B,), draws (B,); returns first tokens."""
+        ...
+
+    def step(self, index: int, tokens: Tokens, draws: np.ndarray) -> Tokens:
+        """Takes in token `index` of each row; returns the next ones."""
+        ...
+
+    def reorder(self, order: np.ndarray) -> None:
+        """Lets row i go on from what row `order[i]` holds."""
+        ...
+
+    def finish(self) -> None:
+        """Frees the cache where that is not kept for the next prompts."""
+        ...
+
+
+class LoopBackend(Protocol):
+    """Generation on one backend."""
+
+    def Loop(
+        self,
+        backbone: keras.Model,
+        sampler: Sampler,
+        batch: int,
+        prompt: int,
+        slots: int,
+        jit_compile: bool | str = "auto",
+    ) -> Loop:
+        """Makes the steps for `batch` prompts padded to `prompt` and texts of up to `slots`."""
+        ...
 
 
 def bucket(length: int) -> int:
@@ -97,7 +135,7 @@ def opened(
     sampler: Sampler,
     jit_compile: bool | str,
     loops: MutableMapping[Any, Any] | None,
-) -> tuple[Any, np.ndarray, np.ndarray]:
+) -> tuple[Loop, np.ndarray, np.ndarray]:
     """The loop for these prompts, and what its `start` takes of them: token ids and lengths."""
     lengths = np.array([len(row) for row in rows], "int32")
     prompt = bucket(int(lengths.max()))
@@ -113,10 +151,8 @@ def _draws(stream: np.random.Generator, rows: int) -> np.ndarray:
     return stream.random(rows, "float32")
 
 
-def _loop(backbone: Any, settings: tuple[Any, ...], loops: MutableMapping[Any, Any] | None) -> Any:
-    engine = backend_module("kmodels.generation.loop")
-    if engine is None:
-        raise InputError("this backend has no generation; use jax, torch or tensorflow")
+def _loop(backbone: Any, settings: tuple[Any, ...], loops: MutableMapping[Any, Any] | None) -> Loop:
+    engine = backend_module("kmodels.generation.loop", LoopBackend)
     if loops is None:
         return engine.Loop(backbone, *settings)
     key = (*settings, traced.State(backbone))

@@ -33,7 +33,13 @@ class Loop:
     """The compiled steps of one batch shape."""
 
     def __init__(
-        self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int, *_: Any
+        self,
+        backbone: Any,
+        sampler: Sampler,
+        batch: int,
+        prompt: int,
+        slots: int,
+        jit_compile: bool | str = "auto",
     ):
         self.variables = backbone.variables
 

@@ -31,7 +31,13 @@ class Loop:
     """The graphs of one batch shape; XLA off, since it copies the cache in every step."""
 
     def __init__(
-        self, backbone: Any, sampler: Sampler, batch: int, prompt: int, slots: int, *_: Any
+        self,
+        backbone: Any,
+        sampler: Sampler,
+        batch: int,
+        prompt: int,
+        slots: int,
+        jit_compile: bool | str = "auto",
     ):
         dtype = backbone.dtype_policy.compute_dtype
         contents = [tf.zeros(shape, dtype) for shape in ring_shapes(backbone, batch, slots)]

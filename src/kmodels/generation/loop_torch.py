@@ -50,7 +50,7 @@ class Loop:
         self,
         backbone: Any,
         sampler: Sampler,
-        _batch: int,
+        batch: int,
         prompt: int,
         slots: int,
         jit_compile: bool | str = "auto",

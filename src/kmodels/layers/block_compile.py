@@ -1,10 +1,36 @@
 """`jit_compile`: on torch each block is compiled, elsewhere Keras has XLA compile the step."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+
+
+class BlockCompileBackend(Protocol):
+    """Compiling the blocks of a model one by one, on a backend that does so."""
+
+    def declines(self) -> str | None:
+        """Returns why `jit_compile="auto"` compiles no blocks on this machine; None if it does."""
+        ...
+
+    def put(self, blocks: Iterable[keras.layers.Layer]) -> None:
+        """Compiles these blocks at their next calls; raises `InputError` where it cannot."""
+        ...
+
+    def remove(self, blocks: Iterable[keras.layers.Layer]) -> None:
+        """Leaves these blocks to Python again."""
+        ...
+
+    def is_compiled(self, block: keras.layers.Layer) -> bool:
+        """Returns whether `put` took this block."""
+        ...
+
+
+_engine = backend_module("kmodels.layers.block_compile", BlockCompileBackend, optional=True)
 
 
 def choose(model: Any, jit_compile: bool | str, run_eagerly: bool = False) -> bool | str:
@@ -21,20 +47,24 @@ def choose(model: Any, jit_compile: bool | str, run_eagerly: bool = False) -> bo
     Raises:
         InputError: on torch, for another value, or for True where it cannot work.
     """
-    engine: Any = backend_module("kmodels.layers.block_compile")
-    if engine is None:
+    if _engine is None:
         return jit_compile
     if not isinstance(jit_compile, bool) and jit_compile != "auto":
         raise InputError(f'jit_compile is {jit_compile!r}; give True, False or "auto"')
     found = blocks(model)
     chosen = declines() is None if jit_compile == "auto" else jit_compile
     if not chosen or run_eagerly:
-        engine.remove(found)
+        _engine.remove(found)
         # True beside run_eagerly goes on to Keras, which warns of it.
         return jit_compile if run_eagerly else False
     check(model)
-    engine.put(found)
+    _engine.put(found)
     return False
+
+
+def is_possible() -> bool:
+    """Returns whether the running backend compiles blocks one by one."""
+    return _engine is not None
 
 
 def blocks(model: Any) -> list[Any]:
@@ -44,8 +74,7 @@ def blocks(model: Any) -> list[Any]:
 
 def compiled(model: Any) -> bool:
     """Whether `choose` compiled the blocks of a model."""
-    engine: Any = backend_module("kmodels.layers.block_compile")
-    return engine is not None and any(engine.is_compiled(block) for block in blocks(model))
+    return _engine is not None and any(_engine.is_compiled(block) for block in blocks(model))
 
 
 def declines() -> str | None:
@@ -53,10 +82,9 @@ def declines() -> str | None:
 
     On the other backends Keras decides about the whole step, and this says so.
     """
-    engine: Any = backend_module("kmodels.layers.block_compile")
-    if engine is None:
+    if _engine is None:
         return "Keras compiles the whole step"
-    return engine.declines()
+    return _engine.declines()
 
 
 def check(model: Any) -> None:

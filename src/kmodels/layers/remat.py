@@ -1,7 +1,9 @@
 """Rematerialisation: activations inside a block are computed again in backward, not kept."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
@@ -10,6 +12,25 @@ from kmodels.core.errors import InputError
 # Besides blocks as a whole, the layers of a block that can be computed again.
 PARTS = ("attention", "mlp")
 MODES = ("none", "block", *PARTS)
+
+
+class RematBackend(Protocol):
+    """Rematerialisation on one backend."""
+
+    def call(
+        self,
+        layer: keras.layers.Layer,
+        fn: Callable[..., Any],
+        seeds: list[keras.Variable],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Returns `fn(*args, **kwargs)`, which the backward pass computes again.
+
+        The second time it draws the random numbers of the first; `seeds` are the states of the
+        layer's random streams.
+        """
+        ...
 
 
 def rematerialize(model: Any, mode: str) -> None:
@@ -34,7 +55,7 @@ def rematerialize(model: Any, mode: str) -> None:
 
 def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, a layer's call, such that in training its backward pass starts from its inputs."""
-    engine: Any = backend_module("kmodels.layers.remat")
+    engine = backend_module("kmodels.layers.remat", RematBackend)
     seeds = _seeds(layer)
 
     def call(*args: Any, **kwargs: Any) -> Any:

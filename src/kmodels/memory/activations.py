@@ -2,14 +2,23 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 
 from kmodels import ops
 from kmodels.core.dispatch import backend_module
 from kmodels.layers import remat
-from kmodels.memory.sizes import ACTIVATIONS, HEAD, SCRATCH, TRAINED, Facts, Held, Setup, Sizes
+from kmodels.memory.sizes import (
+    ACTIVATIONS,
+    HEAD,
+    SCRATCH,
+    TRAINED,
+    Facts,
+    FactsBackend,
+    Held,
+    Setup,
+    Sizes,
+)
 from kmodels.ops.linear_cross_entropy import tile_of
 from kmodels.overrides.blocks import blocks
 
@@ -26,7 +35,7 @@ READERS = {
 
 def facts(accelerator: bool = False) -> Facts:
     """Those of the backend in use, on what this process has or on an accelerator."""
-    engine: Any = backend_module("kmodels.memory.facts")
+    engine = backend_module("kmodels.memory.facts", FactsBackend)
     return engine.ACCELERATOR if accelerator else engine.FACTS
 
 
@@ -225,7 +234,7 @@ def _way_of_attention(sizes: Sizes, tokens: int, dtype: str, accelerated: str | 
         return "plain"
     if accelerated is not None:
         return accelerated
-    engine: Any = backend_module("kmodels.memory.facts")
+    engine = backend_module("kmodels.memory.facts", FactsBackend)
     return "blocks" if engine.by_blocks(x, sizes.causal, sizes.attention_dropout) else "kernel"
 
 

@@ -30,6 +30,7 @@ from kmodels.memory.sizes import (
     SCRATCH,
     SLOTS,
     TRAINED,
+    FactsBackend,
     Held,
     Setup,
     Sizes,
@@ -163,7 +164,7 @@ def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
 
 def available_bytes() -> int | None:
     """What the device has left, or the host on a CPU; None where nobody tells."""
-    engine: Any = backend_module("kmodels.memory.facts")
+    engine = backend_module("kmodels.memory.facts", FactsBackend)
     found = engine.device_bytes()
     return host_bytes() if found == 0 else found
 

@@ -2,10 +2,10 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import jax
 
+from kmodels.core.dispatch import Tensor
 from kmodels.memory.sizes import Facts
 
 # On a CPU XLA starts what it can as early as it can, unless this flag is given: more is alive at a
@@ -35,6 +35,6 @@ def device_bytes() -> int | None:
     return held["bytes_limit"] - held["bytes_in_use"] if "bytes_limit" in held else None
 
 
-def by_blocks(*_: Any) -> bool:
+def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
     """Whether attention keeps its weights, though by blocks: the override does."""
     return True

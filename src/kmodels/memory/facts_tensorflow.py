@@ -1,10 +1,10 @@
 """Memory on TensorFlow: what its graph keeps, and what there is."""
 
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
+from kmodels.core.dispatch import Tensor
 from kmodels.memory.sizes import Facts
 
 # On a CPU a step that computes again takes as much as one that keeps (docs/measured.md).
@@ -25,6 +25,6 @@ def device_bytes() -> int | None:
     return None if tf.config.list_physical_devices("GPU") else 0
 
 
-def by_blocks(*_: Any) -> bool:
+def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
     """Whether attention keeps its weights, though by blocks: the override does."""
     return True

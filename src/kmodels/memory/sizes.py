@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from kmodels.core.dispatch import Tensor
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.precision import check_policy
 from kmodels.layers import quantized, remat
@@ -183,3 +185,25 @@ class Facts:
     compiler: int
     gathers_again: bool = False
     attention: str | None = None
+
+
+class FactsBackend(Protocol):
+    """What one backend keeps, and what memory there is."""
+
+    @property
+    def FACTS(self) -> Facts:
+        """Is what holds on this process's device."""
+        ...
+
+    @property
+    def ACCELERATOR(self) -> Facts:
+        """Is what holds on an accelerator."""
+        ...
+
+    def device_bytes(self) -> int | None:
+        """Returns the bytes that the accelerator has left; None if nobody tells, 0 without one."""
+        ...
+
+    def by_blocks(self, x: Tensor, causal: bool, dropout: float) -> bool:
+        """Returns whether attention on x (B, T, N, H) keeps its weights, though by blocks."""
+        ...

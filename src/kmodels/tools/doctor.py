@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kmodels import __version__, ops
 from kmodels.core import precision
-from kmodels.core.dispatch import backend, backend_module, load_environment
+from kmodels.core.dispatch import Op, backend, backend_module, load_environment
 from kmodels.layers import block_compile as compiling
 
 PACKAGES = (
@@ -21,6 +21,18 @@ PACKAGES = (
 )  # fmt: skip
 # Where a checkout keeps what `benchmarks/ops.py` measured; an installed package has none of it.
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+class DoctorBackend(Protocol):
+    """What one backend tells of itself."""
+
+    def devices(self) -> list[str]:
+        """Returns the devices in words."""
+        ...
+
+    def way(self, op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
+        """Returns which of its bodies an override takes for these arguments; None if it has one."""
+        ...
 
 
 def report() -> dict[str, Any]:
@@ -40,7 +52,7 @@ def report() -> dict[str, Any]:
         InputError: if `KMODELS_GENERIC_OPS` names an unknown op.
     """
     load_environment(strict=True)
-    engine: Any = backend_module("kmodels.tools.doctor")
+    engine = backend_module("kmodels.tools.doctor", DoctorBackend)
     return {
         "backend": backend(),
         "python": platform.python_version(),
@@ -109,7 +121,7 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
     ]
 
 
-def _ops(engine: Any) -> dict[str, dict[str, Any]]:
+def _ops(engine: DoctorBackend) -> dict[str, dict[str, Any]]:
     """Asks each op, and its override, what they would do with those tensors."""
     own = keras.config.dtype_policy().compute_dtype
     measured = _measured()

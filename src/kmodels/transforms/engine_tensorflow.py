@@ -217,7 +217,7 @@ def scan(
     join: Join,
     count: int,
     reverse: bool,
-    _unroll: bool | int,
+    unroll: bool | int,
 ) -> tuple[Any, Any]:
     """`tf.scan`, over carries and ys."""
     carry, put = apart(init)

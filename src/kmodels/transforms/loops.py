@@ -10,14 +10,15 @@ from kmodels.transforms import trees
 
 def unrolled(
     f: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
+    init: Any,
     slices: list[Any],
     join: trees.Join,
     count: int,
     reverse: bool,
-    _unroll: bool | int,
+    unroll: bool | int,
 ) -> tuple[Any, Any]:
     """`scan`; `slices` are the leaves of its `xs`, which `join` makes of them."""
+    carry = init
     ys: list[Any] = []
     for index in reversed(range(count)) if reverse else range(count):
         carry, y = f(carry, join([x[index] for x in slices]))

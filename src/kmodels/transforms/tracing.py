@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 from kmodels.core.dispatch import backend_module, generic_only
 from kmodels.core.errors import InputError
+from kmodels.transforms.engine import TransformsBackend
 from kmodels.transforms.messages import RECURSION
 
-engine: Any = backend_module("kmodels.transforms.engine")
+engine = backend_module("kmodels.transforms.engine", TransformsBackend)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ By optree itself, for on torch Keras' own functions walk a tree in Python, sever
 
 from collections.abc import Callable
 from numbers import Number
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -14,6 +14,8 @@ import optree
 
 from kmodels.core.errors import InputError
 
+# A tensor, or lists, tuples and dictionaries of tensors and other leaves.
+Tree: TypeAlias = Any
 # Keras' reading of what a tree is.
 OPTIONS: Any = {"none_is_leaf": True, "namespace": "keras"}
 

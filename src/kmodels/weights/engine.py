@@ -1,7 +1,7 @@
 """Loading and exporting by a table of rules, strict in both directions."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -15,7 +15,21 @@ from kmodels.weights.tensors import LazyArray
 from kmodels.weights.transforms import identity, source_shape, split_points
 
 SHOWN = 8
-_host = backend_module("kmodels.weights.host")
+
+
+class HostBackend(Protocol):
+    """Host arrays into variables, where a backend has a way without copies."""
+
+    def fill(self, variable: keras.Variable, array: np.ndarray) -> None:
+        """Assigns an array of the variable's shape, as its first value where it has none yet."""
+        ...
+
+    def fill_part(self, variable: keras.Variable, array: np.ndarray) -> None:
+        """Assigns the part that this process holds of a variable that says its `index`."""
+        ...
+
+
+_host = backend_module("kmodels.weights.host", HostBackend, optional=True)
 
 
 def variables(model: Any) -> dict[str, Any]:

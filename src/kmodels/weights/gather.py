@@ -1,16 +1,27 @@
-"""The whole values of a variable of which each process of a run may hold a part.
+"""The whole values of a variable of which each process of a run may hold a part."""
 
-`gather_<backend>.py` has two things: `whole(variable)`, and `in_parts(variable)`, whether this
-process lacks some of its values.
-"""
+from typing import Any, Protocol
 
-from typing import Any
+import keras
 
-from kmodels.core.dispatch import backend_module
+from kmodels.core.dispatch import Tensor, backend_module
 from kmodels.core.errors import InputError
 from kmodels.weights import deferred
 
-_gather: Any = backend_module("kmodels.weights.gather")
+
+class GatherBackend(Protocol):
+    """Variables of which a process may hold a part, on one backend."""
+
+    def in_parts(self, variable: keras.Variable) -> bool:
+        """Returns whether this process lacks some of the values."""
+        ...
+
+    def whole(self, variable: keras.Variable) -> Tensor:
+        """Returns all values; all processes call it together where each holds a part."""
+        ...
+
+
+_gather = backend_module("kmodels.weights.gather", GatherBackend, optional=True)
 
 
 def whole(variable: Any) -> Any:

@@ -1,6 +1,6 @@
 """Host arrays into TensorFlow variables."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -19,3 +19,8 @@ def fill(variable: Any, array: np.ndarray) -> None:
         variable.value.assign(tensor)
     else:
         keras_internals.give_value(variable, tensor)
+
+
+def fill_part(variable: Any, array: np.ndarray) -> NoReturn:
+    """Is never called: no variable of TensorFlow lies in parts."""
+    raise NotImplementedError(variable.path)

@@ -1,6 +1,7 @@
 """`kmodels convert`: each format from each backend, in the runtime that it is for."""
 
 import re
+import types
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -189,8 +190,8 @@ def test_what_an_exporter_cannot_do_is_told_in_a_line(name, advice, sources, tmp
         path.write_bytes(b"half")
         raise RuntimeError("no rule for erfc\nand much more")
 
-    graphs = type("graphs", (), {name: staticmethod(fail)})
-    monkeypatch.setattr(run, "backend_module", lambda stem: graphs)
+    graphs = types.SimpleNamespace(WRITERS={name: fail}, KEEPS={})
+    monkeypatch.setattr(run, "backend_module", lambda stem, seam: graphs)
     monkeypatch.setattr("kmodels.tools.convert.formats.Format.check_backend", lambda form: None)
     told = rf"{name} could not be written of this model from {BACKEND} \(no rule for erfc\); "
     with pytest.raises(InputError, match=f"{told}({advice})$"):

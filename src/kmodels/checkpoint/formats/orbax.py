@@ -4,8 +4,11 @@
 hash, and are read without JAX.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import keras
 
 from kmodels.checkpoint import state
 from kmodels.checkpoint.consensus import all_or_raise
@@ -13,8 +16,24 @@ from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 
-_orbax: Any = backend_module("kmodels.checkpoint.formats.orbax")
 PARTS = ("model", "optimizer")
+# By part and path.
+Variables = Mapping[str, Mapping[str, keras.Variable]]
+
+
+class OrbaxBackend(Protocol):
+    """Orbax's format, on the backend that has it."""
+
+    def save(self, path: Path, variables: Variables) -> None:
+        """Writes the values of these variables to a new directory."""
+        ...
+
+    def load(self, path: Path, variables: Variables) -> None:
+        """Fills these variables; raises `InputError` for what does not fit, and fills nothing."""
+        ...
+
+
+_orbax = backend_module("kmodels.checkpoint.formats.orbax", OrbaxBackend, optional=True)
 
 
 def save_orbax(model: Any, directory: str | Path) -> Path:
@@ -59,7 +78,7 @@ def _check_new(path: Path) -> None:
         raise InputError(f"{path} exists; give a new directory")
 
 
-def _module() -> Any:
+def _module() -> OrbaxBackend:
     if _orbax is None:
         raise InputError(
             f"Orbax needs the jax backend and this is {backend()}; checkpoints of "

@@ -12,6 +12,7 @@ from kmodels.core import keras_internals
 # During an epoch Keras holds the weights outside of the model, and they are lost where the first
 # batch raises: no step has given them back.
 TAKES_WEIGHTS = True
+FORKS = False
 
 
 def ahead() -> int:

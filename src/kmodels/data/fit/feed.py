@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
@@ -16,18 +16,36 @@ from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.data.fit.data_wait import DataWaitTimer
+from kmodels.data.fit.device_put import device_put
 from kmodels.data.fit.prefetch import Ahead
 
 ENVIRONMENT = "KMODELS_PREFETCH"
 
-_placing: Any = backend_module("kmodels.data.fit.device_put")
-# Where the backend has a pipeline of its own, tf.data, which makes and sends batches ahead.
-keeps_pipeline = getattr(_placing, "keeps_pipeline", lambda model: False)
+
+class PassesBackend(Protocol):
+    """A backend with a pipeline of its own, tf.data, which makes and sends batches ahead."""
+
+    def keeps_pipeline(self, model: keras.Model | None) -> bool:
+        """Returns whether batches for this model go through that pipeline."""
+        ...
+
+    def Passes(self, begin: Callable[[], Iterator[Any]]) -> Iterable[Any]:
+        """Makes what Keras takes for a data set; `begin` is called once an epoch."""
+        ...
+
+
+_passes = backend_module("kmodels.data.fit.passes", PassesBackend, optional=True)
+
+
+def keeps_pipeline(model: keras.Model | None) -> bool:
+    """Returns whether batches for this model go through tf.data, which makes them ahead."""
+    return _passes is not None and _passes.keeps_pipeline(model)
 
 
 def passes(begin: Callable[[], Iterator[Any]]) -> Any:
     """Returns what TensorFlow's steps take for a data set: `begin` is called once an epoch."""
-    return _placing.Passes(begin)
+    assert _passes is not None  # the steps of TensorFlow alone ask for it
+    return _passes.Passes(begin)
 
 
 def batches_ahead() -> int:
@@ -38,7 +56,7 @@ def batches_ahead() -> int:
     """
     text = os.environ.get(ENVIRONMENT)
     if text is None:
-        return _placing.ahead()
+        return device_put.ahead()
     if not text.isdecimal():
         raise InputError(f"{ENVIRONMENT} is {text!r}; give a number of batches, 0 for none")
     return int(text)
@@ -89,7 +107,7 @@ class InstrumentedData:
 
     def look(self) -> None:
         """Gets the first batch of a pass, where Keras takes the weights out of the model before."""
-        if getattr(_placing, "TAKES_WEIGHTS", False) and self._pass is not None:
+        if self._pass is not None and device_put.TAKES_WEIGHTS:
             self._pass.look()
 
     def _made(self, batches: Iterable[Any], piped: bool) -> Iterator[Any]:
@@ -112,11 +130,11 @@ class InstrumentedData:
         count, ahead = batches_ahead() if self._begun else 0, None
         if count:
             self.close()
-            ahead = self._ahead = Ahead(made, count, _placing.placer())
+            ahead = self._ahead = Ahead(made, count, device_put.placer())
         self.taken = 0
         try:
             while True:
-                busy = _placing.busy(self.clock.model)
+                busy = device_put.busy(self.clock.model)
                 try:
                     batch, waited = _take(made, busy) if ahead is None else ahead.take(busy)
                 except StopIteration:

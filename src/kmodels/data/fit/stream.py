@@ -12,13 +12,11 @@ from typing import Any
 
 import keras
 
-from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.data.fit.batches import Preprocess, as_tuple, prepared
 from kmodels.data.fit.data_wait import DataWaitTimer
+from kmodels.data.fit.device_put import device_put
 from kmodels.data.fit.feed import DatasetAdapter, workers_of
-
-_forks_safely = getattr(backend_module("kmodels.data.fit.device_put"), "FORKS", False)
 
 
 class Stream(DatasetAdapter):
@@ -83,7 +81,7 @@ def started(batches: Iterable[Any]) -> Iterator[Any]:
     loaders = [x for x in getattr(batches, "pipeline", [batches]) if getattr(x, "num_workers", 0)]
     loader = next((x for x in loaders if hasattr(x, "multiprocessing_context")), None)
     chosen = getattr(loader, "multiprocessing_context", None)
-    if loader is None or chosen is not None or _forks_safely or not _forks():
+    if loader is None or chosen is not None or device_put.FORKS or not _forks():
         return iter(batches)
     loader.multiprocessing_context = "forkserver"
     try:

@@ -1,9 +1,4 @@
-"""What the rest of kmodels knows of a backend's way to use many devices.
-
-`engine_<backend>.py` has three things: `devices() -> int`, how many there are in all processes;
-`MORE`, how to get more of them, with "{}" for the number; and `use(mesh) -> Engine`, which raises
-`InputError` in one line for what the backend cannot do. `use` gets a filled mesh.
-"""
+"""What the rest of kmodels knows of a backend's way to use many devices."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -41,6 +36,23 @@ class Engine(Protocol):
 
     def leave(self) -> None:
         """Takes the mesh back; models that lie on it are not used any more."""
+        ...
+
+
+class EngineBackend(Protocol):
+    """Many devices on one backend."""
+
+    @property
+    def MORE(self) -> str:
+        """Is how to get more devices, with "{}" for their number."""
+        ...
+
+    def devices(self) -> int:
+        """Returns how many there are in all processes."""
+        ...
+
+    def use(self, mesh: Mesh) -> Engine:
+        """Puts a filled mesh in force; raises `InputError` for what the backend cannot do."""
         ...
 
 

@@ -1,17 +1,31 @@
 """What a Gemma takes: token ids, and beside them, if given, a mask, positions and segments."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.core.dispatch import backend_module
+from kmodels.core.dispatch import Tensor, backend_module
 from kmodels.core.errors import InputError
 
 GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
-_native: Any = backend_module("kmodels.models.gemma.order")
+
+
+class OrderBackend(Protocol):
+    """Moving the places of each row, where Keras' own operations do not export."""
+
+    def inverse(self, order: Tensor) -> Tensor:
+        """Returns the inverse of each row of (B, T), a permutation of its places."""
+        ...
+
+    def moved(self, x: Tensor, order: Tensor) -> Tensor:
+        """Moves x (B, T) or (B, T, D): the places of each row, in the order (B, T)."""
+        ...
+
+
+_native = backend_module("kmodels.models.gemma.order", OrderBackend, optional=True)
 
 
 class OptionalInputs:

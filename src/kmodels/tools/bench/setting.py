@@ -13,6 +13,7 @@ from kmodels.core import keras_internals, precision
 from kmodels.core.dispatch import backend
 from kmodels.core.errors import InputError
 from kmodels.data import ImageLoader, open_dataset
+from kmodels.tools.bench.device import DeviceBackend
 from kmodels.tools.bench.options import PRECISIONS
 
 _ENDLESS = 1_000_000
@@ -157,7 +158,7 @@ def batches(
     return ImageLoader(data.train, rows, workers=workers, channels=channels, mean=0.5, std=0.5)
 
 
-def facts(model: Any, device: Any) -> dict[str, Any]:
+def facts(model: Any, device: DeviceBackend) -> dict[str, Any]:
     """What has to be equal in a comparison, or is worth noting.
 
     Args:

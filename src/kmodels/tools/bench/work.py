@@ -2,7 +2,8 @@
 
 import os
 import time
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import keras
 
@@ -13,6 +14,7 @@ from kmodels.core.out_of_memory import is_out_of_memory
 from kmodels.layers import block_compile as compiling
 from kmodels.memory import estimate
 from kmodels.tools.bench import setting
+from kmodels.tools.bench.device import DeviceBackend
 from kmodels.tools.children import LeftOut, Link, OutOfMemory
 from kmodels.training import StepCallbacks, track_step_loss
 
@@ -20,6 +22,14 @@ OPENXLA = "openxla"
 # Epochs of a run that its parent ends.
 _ENDLESS = 1_000_000
 JIT = {"auto": "auto", "none": False, "inductor": True, "xla": True, OPENXLA: False}
+
+
+class OpenXLABackend(Protocol):
+    """Training as one program of OpenXLA, on a backend that does not do so by itself."""
+
+    def train(self, model: keras.Model, data: Iterable[Any], count: Callable[[Any], None]) -> None:
+        """Trains a compiled model on batches of arrays; `count` gets the loss of each step."""
+        ...
 
 
 class Turns(keras.callbacks.Callback):
@@ -75,7 +85,7 @@ def work(job: dict[str, Any], link: Link) -> None:
         OutOfMemory: where the device has no more.
         InputError: for settings that the preset does not have.
     """
-    device: Any = backend_module("kmodels.tools.bench.device")
+    device = backend_module("kmodels.tools.bench.device", DeviceBackend)
     if job["precision"] == "tf32" and not device.has_tf32():
         raise LeftOut(f"{device_name()} has no TF32")
     try:
@@ -86,7 +96,7 @@ def work(job: dict[str, Any], link: Link) -> None:
         raise
 
 
-def _train(job: dict[str, Any], turns: Turns, device: Any) -> None:
+def _train(job: dict[str, Any], turns: Turns, device: DeviceBackend) -> None:
     dispatch.load_environment(strict=True)
     policy = setting.prepare(job["precision"], job["seed"])
     names = ("image_size", "num_classes", "lora", "rank")
@@ -114,7 +124,7 @@ def _train(job: dict[str, Any], turns: Turns, device: Any) -> None:
         facts["evaluated"] = float(found["loss"])
     turns.ready(facts)
     if job["compile"] == OPENXLA:
-        engine: Any = backend_module("kmodels.tools.bench.openxla")
+        engine = backend_module("kmodels.tools.bench.openxla", OpenXLABackend)
         engine.train(model, data, turns.step)
         return
     callbacks = StepCallbacks([turns], model, epochs=_ENDLESS, steps=len(data))

@@ -8,6 +8,7 @@ from jax import export
 
 # One file for all; the ops of the graph are plain ones.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+KEEPS: dict[str, tuple[str, ...]] = {}
 
 
 def savedmodel(model: Any, spec: Any, path: Path) -> None:
@@ -22,3 +23,6 @@ def stablehlo(model: Any, spec: Any, path: Path) -> None:
     shape = jax.ShapeDtypeStruct(export.symbolic_shape(text), spec.dtype)
     found = export.export(jax.jit(lambda x: model(x)), platforms=PLATFORMS)(shape)
     path.write_bytes(found.serialize())
+
+
+WRITERS = {"savedmodel": savedmodel, "stablehlo": stablehlo}

@@ -30,3 +30,6 @@ def openvino(model: Any, spec: Any, path: Path) -> None:
     """A folder with model.xml and model.bin."""
     where = str(path / "model.xml")
     model.export(where, format="openvino", input_signature=[spec], verbose=False)
+
+
+WRITERS = {"savedmodel": savedmodel, "onnx": onnx, "litert": litert, "openvino": openvino}

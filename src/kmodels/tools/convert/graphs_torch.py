@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.export import Dim
 
+KEEPS: dict[str, tuple[str, ...]] = {}
+
 
 def torch_export(model: Any, spec: Any, path: Path) -> None:
     """A program for torch.export.load."""
@@ -49,3 +51,6 @@ def openvino(model: Any, spec: Any, path: Path) -> None:
 
 def _free(spec: Any) -> dict[int, Any]:
     return {axis: Dim.DYNAMIC for axis, size in enumerate(spec.shape) if size is None}
+
+
+WRITERS = {"torch-export": torch_export, "onnx": onnx, "openvino": openvino}

@@ -3,11 +3,11 @@
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -27,6 +27,20 @@ from kmodels.weights.native import refuse_to_replace
 # few bits as the weights have: that is of the order of what rounding the weights did.
 LIMIT, LIMIT_ROUGH, ROUNDINGS = 1e-3, 5e-2, 4.0
 MOST_BYTES = 2**31
+
+
+class GraphsBackend(Protocol):
+    """Graphs that one backend writes."""
+
+    @property
+    def WRITERS(self) -> Mapping[str, Callable[[Any, Any, Path], None]]:
+        """Is by format what writes a model with this `keras.InputSpec` to a path."""
+        ...
+
+    @property
+    def KEEPS(self) -> Mapping[str, Sequence[str]]:
+        """Is by format the ops that keep their override, where others take the generic body."""
+        ...
 
 
 class Differs(RuntimeError):
@@ -181,15 +195,15 @@ def _write(form: Format, model: Any, path: Path, dtype: str) -> None:
         name, function = form.writer
         getattr(importlib.import_module(f"kmodels.tools.convert.{name}"), function)(model, path)
         return
-    graphs: Any = backend_module("kmodels.tools.convert.graphs")
-    kept = getattr(graphs, "KEEPS", {}).get(form.name, ())
+    graphs = backend_module("kmodels.tools.convert.graphs", GraphsBackend)
+    kept = graphs.KEEPS.get(form.name, ())
     served, spec = serving.serve(model)
     generic = [op for op in dispatch.ops() if op not in kept]
     # Exporters warn of what they do inside, and know the ops of the generic bodies best.
     try:
         with warnings.catch_warnings(), dispatch.generic_only(*generic):
             warnings.simplefilter("ignore")
-            getattr(graphs, form.name.replace("-", "_"))(served, spec, path)
+            graphs.WRITERS[form.name](served, spec, path)
     except Exception as error:  # each exporter has its own
         others = [name for name in form.backends if name != dispatch.backend()]
         raise InputError(

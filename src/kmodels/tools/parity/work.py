@@ -11,6 +11,7 @@ from kmodels.core import dispatch, keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.hardware import device_name
 from kmodels.tools.bench import setting
+from kmodels.tools.bench.device import DeviceBackend
 from kmodels.tools.children import LeftOut, Link
 
 _RATE = 1e-2
@@ -50,7 +51,7 @@ def work(job: dict[str, Any], link: Link) -> None:
         LeftOut: for TF32 where there is none.
         InputError: for settings that the preset does not have.
     """
-    device: Any = backend_module("kmodels.tools.bench.device")
+    device = backend_module("kmodels.tools.bench.device", DeviceBackend)
     if job["precision"] == "tf32" and not device.has_tf32():
         raise LeftOut(f"{device_name()} has no TF32")
     dispatch.load_environment(strict=True)

@@ -1,10 +1,10 @@
 """The plan of a step: what a device holds and sends, and what would lower it."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kmodels import presets
 from kmodels.core import keras_internals
@@ -21,6 +21,14 @@ from kmodels.tools.plan import shares, traffic
 
 # How far an estimate may be off before a run is stopped because of it.
 DOUBT = 1.25
+
+
+class SupposedBackend(Protocol):
+    """Meshes without devices, on a backend that has them."""
+
+    def supposed(self, mesh: Mesh) -> AbstractContextManager[None]:
+        """Has the mesh in force inside the block, where nothing may be placed."""
+        ...
 
 
 class Saving(NamedTuple):
@@ -99,9 +107,9 @@ class Plan:
 
     def _held(self, setup: Setup) -> list[Held]:
         """The arrays of a step, whole; ops are asked as they would be on the mesh."""
-        engine = backend_module("kmodels.tools.plan.supposed") if self.mesh.size > 1 else None
+        engine = backend_module("kmodels.tools.plan.supposed", SupposedBackend, optional=True)
         with ExitStack() as stack:
-            if engine is not None:
+            if engine is not None and self.mesh.size > 1:
                 stack.enter_context(engine.supposed(self.mesh))
                 stack.enter_context(keras_internals.without_values())
             return estimate.held_by(self._model, self._sizes, setup)

@@ -1,6 +1,6 @@
 """AdamW and SGD that know which weights not to decay, and how fast each depth learns."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
@@ -8,7 +8,22 @@ from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.training.optim.param_groups import ParamGroupOptimizer
 
-_native: Any = backend_module("kmodels.training.optim.optimizers")
+
+class OptimizersBackend(Protocol):
+    """Keras' optimizers where one backend needs others, or has faster ones."""
+
+    @property
+    def AdamW(self) -> type[keras.optimizers.AdamW]:
+        """Is the base of `AdamW`."""
+        ...
+
+    @property
+    def SGD(self) -> type[keras.optimizers.SGD]:
+        """Is the base of `SGD`."""
+        ...
+
+
+_native = backend_module("kmodels.training.optim.optimizers", OptimizersBackend, optional=True)
 if TYPE_CHECKING or _native is None:
     _AdamW, _SGD = keras.optimizers.AdamW, keras.optimizers.SGD
 else:

@@ -2,17 +2,42 @@
 
 import signal
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kmodels.core import traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.training.step import batch as train_step_data
+from kmodels.training.step.metrics import Results
 from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train
 
-_native: Any = backend_module("kmodels.training.step.train_state")
+
+class State(Protocol):
+    """What one backend keeps from step to step."""
+
+    def write_back(self) -> None:
+        """Puts into the models and optimizers what the last finished step left."""
+        ...
+
+
+class TrainStateBackend(Protocol):
+    """Steps in a loop of one's own on one backend."""
+
+    @property
+    def State(self) -> type[State]:
+        """Is the base of `TrainState`."""
+        ...
+
+    def compiled(
+        self, losses: Mapping[str, LossFunction], jit_compile: bool | str
+    ) -> Callable[[Any, Any], Results]:
+        """Makes the step: from a state, which it moves, and a batch to what the losses returned."""
+        ...
+
+
+_native = backend_module("kmodels.training.step.train_state", TrainStateBackend)
 if TYPE_CHECKING:
 
     class _State:

@@ -1,7 +1,7 @@
 """TrainStep: any loss over any models, trained by `fit` on every backend."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
@@ -16,7 +16,27 @@ from kmodels.training.step.metrics import Results, Running
 from kmodels.training.step.multi_optimizer import Optimizers
 from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train, WatchedScope
 
-_native: Any = backend_module("kmodels.training.step.train_step")
+
+class TrainStepBackend(Protocol):
+    """The compiled step of `TrainStep` on one backend."""
+
+    @property
+    def Step(self) -> type[keras.Model]:
+        """Is the base of `TrainStep`, a `keras.Model` whose steps are those of its objectives."""
+        ...
+
+    def outline(
+        self,
+        objectives: Objectives,
+        run: Callable[[Any], list[Any]],
+        scope: keras.StatelessScope,
+        batch: Any,
+    ) -> None:
+        """Runs or traces all objectives once, of which nothing stays but what was made in it."""
+        ...
+
+
+_native = backend_module("kmodels.training.step.train_step", TrainStepBackend)
 if TYPE_CHECKING:
     _Step = keras.Model
 else:
@@ -111,7 +131,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
                 `jit_compile=True` where there are no blocks.
         """
         objectives = self._players
-        by_block = backend_module("kmodels.layers.block_compile") is not None
+        by_block = compiling.is_possible()
         if jit_compile is True and by_block and not compiling.blocks(self):
             raise InputError(
                 "jit_compile=True compiles the blocks of kmodels' models on torch, and these have "

@@ -1,0 +1,40 @@
+"""What each backend has of its own between a batch and its device: `device_put_<backend>.py`."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import keras
+
+from kmodels.core.dispatch import backend_module
+
+
+class DevicePutBackend(Protocol):
+    """Batches on the devices of one backend."""
+
+    @property
+    def TAKES_WEIGHTS(self) -> bool:
+        """Is whether Keras holds the weights outside of the model during an epoch.
+
+        They are lost where the first batch raises: no step has given them back.
+        """
+        ...
+
+    @property
+    def FORKS(self) -> bool:
+        """Is whether a forked worker of a loader is safe beside the backend's threads."""
+        ...
+
+    def ahead(self) -> int:
+        """Returns how many batches pay to be made ahead."""
+        ...
+
+    def placer(self) -> Callable[[Any], Any]:
+        """Returns what puts a batch where the step wants it; called in the thread that trains."""
+        ...
+
+    def busy(self, model: keras.Model | None) -> Callable[[], bool] | None:
+        """Returns what says whether the device is still at its last step; None if nothing can."""
+        ...
+
+
+device_put = backend_module("kmodels.data.fit.device_put", DevicePutBackend)

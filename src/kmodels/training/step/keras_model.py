@@ -1,0 +1,23 @@
+"""Keras' model, with the training step that the running backend needs."""
+
+from typing import TYPE_CHECKING, Protocol
+
+import keras
+
+from kmodels.core.dispatch import backend_module
+
+
+class KerasModelBackend(Protocol):
+    """A base for tasks on one backend."""
+
+    @property
+    def Model(self) -> type[keras.Model]:
+        """Is a `keras.Model` whose steps are those of kmodels on this backend."""
+        ...
+
+
+_native = backend_module("kmodels.training.step.keras_model", KerasModelBackend, optional=True)
+if TYPE_CHECKING or _native is None:
+    Model = keras.Model
+else:
+    Model = _native.Model

@@ -1,0 +1,101 @@
+"""What each backend has of its own for the transforms: `engine_<backend>.py`.
+
+Functions take and give flat lists of tensors, `leaves`; `trees` makes them of arguments.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kmodels.core.dispatch import Tensor
+from kmodels.transforms.trees import Join, Tree
+
+Leaves = list[Tensor]
+Function = Callable[..., Any]
+# What a backend traces a function to: a jaxpr, a graph module, a graph.
+Form = Any
+
+
+class TransformsBackend(Protocol):
+    """Derivatives, mapping, compilation and control flow on one backend."""
+
+    @property
+    def GENERIC(self) -> frozenset[str]:
+        """Names the transforms under which ops take their generic bodies."""
+        ...
+
+    def explain(self, error: Exception) -> str | None:
+        """Returns in a line why the backend could not trace a function; None for other errors."""
+        ...
+
+    def value_and_grad(self, fun: Function, leaves: Leaves, has_aux: bool) -> Any:
+        """Returns (value, gradients); the value is what `fun` returns, with `has_aux` a pair."""
+        ...
+
+    def jvp(self, fun: Function, leaves: Leaves, tangents: Leaves) -> Any:
+        """Returns (outputs, their derivatives, aux) of a function that returns (outputs, aux)."""
+        ...
+
+    def vjp(self, fun: Function, leaves: Leaves) -> Any:
+        """Returns (outputs, cotangents to those of `leaves`, aux) of a function (outputs, aux)."""
+        ...
+
+    def hessian(self, fun: Function, leaves: Leaves) -> Any:
+        """Returns a row of second derivatives for each leaf."""
+        ...
+
+    def vmap(self, fun: Function, leaves: Leaves, axes: list[int | None], pair: bool) -> Any:
+        """Returns the stacked results; of a `pair` only the first is stacked."""
+        ...
+
+    def jit(self, fun: Function) -> Function:
+        """Returns the function compiled."""
+        ...
+
+    def trace(self, fun: Function, leaves: Leaves) -> Form:
+        """Returns what the function becomes when it is traced."""
+        ...
+
+    def show(self, form: Form) -> str:
+        """Returns the text of what `trace` gave."""
+        ...
+
+    def remat(self, fun: Function, leaves: Leaves) -> Any:
+        """Returns `fun(*leaves)`, of which only the arguments are kept for the backward pass."""
+        ...
+
+    def cond(self, pred: Tensor, true_fn: Function, false_fn: Function, /) -> Any:
+        """Returns what one of two functions of nothing returns, by a scalar."""
+        ...
+
+    def while_loop(
+        self,
+        cond: Function,
+        body: Function,
+        loop_vars: Tree,
+        maximum_iterations: int | None = None,
+    ) -> Any:
+        """Repeats `loop_vars = body(*loop_vars)` while `cond(*loop_vars)`."""
+        ...
+
+    def fori_loop(
+        self,
+        lower: int | Tensor,
+        upper: int | Tensor,
+        body_fun: Callable[[Any, Any], Any],
+        init_val: Tree,
+    ) -> Any:
+        """Repeats `val = body_fun(i, val)` for i from `lower` to `upper` - 1."""
+        ...
+
+    def scan(
+        self,
+        f: Callable[[Any, Any], tuple[Any, Any]],
+        init: Tree,
+        slices: Leaves,
+        join: Join,
+        count: int,
+        reverse: bool,
+        unroll: bool | int,
+    ) -> tuple[Any, Any]:
+        """Repeats `carry, y = f(carry, x)` for `count` slices, which `join` makes of theirs."""
+        ...

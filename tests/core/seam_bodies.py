@@ -1,0 +1,163 @@
+"""For the type checker: the files of each seam satisfy its Protocol. Never imported.
+
+Written by `python tests/core/seams.py`; `test_seams.py` says when it has to be.
+"""
+
+from kmodels.checkpoint import rng_torch as checkpoint_rng_torch
+from kmodels.checkpoint import sharded_jax as checkpoint_sharded_jax
+from kmodels.checkpoint import sharded_torch as checkpoint_sharded_torch
+from kmodels.checkpoint.formats import orbax_jax as checkpoint_formats_orbax_jax
+from kmodels.checkpoint.formats.orbax import OrbaxBackend
+from kmodels.checkpoint.rng import RngBackend
+from kmodels.checkpoint.sharded import ShardedBackend
+from kmodels.core import hardware_jax as core_hardware_jax
+from kmodels.core import hardware_tensorflow as core_hardware_tensorflow
+from kmodels.core import hardware_torch as core_hardware_torch
+from kmodels.core import malloc_jax as core_malloc_jax
+from kmodels.core import precision_jax as core_precision_jax
+from kmodels.core import precision_tensorflow as core_precision_tensorflow
+from kmodels.core import precision_torch as core_precision_torch
+from kmodels.core import traced_jax as core_traced_jax
+from kmodels.core import traced_tensorflow as core_traced_tensorflow
+from kmodels.core.hardware import HardwareBackend
+from kmodels.core.malloc import MallocBackend
+from kmodels.core.precision import PrecisionBackend
+from kmodels.core.traced import TracedBackend
+from kmodels.data.fit import device_put_jax as data_fit_device_put_jax
+from kmodels.data.fit import device_put_tensorflow as data_fit_device_put_tensorflow
+from kmodels.data.fit import device_put_torch as data_fit_device_put_torch
+from kmodels.data.fit import passes_tensorflow as data_fit_passes_tensorflow
+from kmodels.data.fit.device_put import DevicePutBackend
+from kmodels.data.fit.feed import PassesBackend
+from kmodels.distribution import processes_jax as distribution_processes_jax
+from kmodels.distribution import processes_torch as distribution_processes_torch
+from kmodels.distribution.engines import engine_jax as distribution_engines_engine_jax
+from kmodels.distribution.engines import engine_tensorflow as distribution_engines_engine_tensorflow
+from kmodels.distribution.engines import engine_torch as distribution_engines_engine_torch
+from kmodels.distribution.engines import predictions_jax as distribution_engines_predictions_jax
+from kmodels.distribution.engines import predictions_torch as distribution_engines_predictions_torch
+from kmodels.distribution.engines.engine import EngineBackend
+from kmodels.distribution.input.fit import PredictionsBackend
+from kmodels.distribution.processes import ProcessesBackend
+from kmodels.generation import loop_jax as generation_loop_jax
+from kmodels.generation import loop_tensorflow as generation_loop_tensorflow
+from kmodels.generation import loop_torch as generation_loop_torch
+from kmodels.generation.generate import LoopBackend
+from kmodels.layers import block_compile_torch as layers_block_compile_torch
+from kmodels.layers import remat_jax as layers_remat_jax
+from kmodels.layers import remat_tensorflow as layers_remat_tensorflow
+from kmodels.layers import remat_torch as layers_remat_torch
+from kmodels.layers.block_compile import BlockCompileBackend
+from kmodels.layers.remat import RematBackend
+from kmodels.memory import facts_jax as memory_facts_jax
+from kmodels.memory import facts_tensorflow as memory_facts_tensorflow
+from kmodels.memory import facts_torch as memory_facts_torch
+from kmodels.memory.sizes import FactsBackend
+from kmodels.models.gemma import order_torch as models_gemma_order_torch
+from kmodels.models.gemma.inputs import OrderBackend
+from kmodels.tools import doctor_jax as tools_doctor_jax
+from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
+from kmodels.tools import doctor_torch as tools_doctor_torch
+from kmodels.tools.bench import device_jax as tools_bench_device_jax
+from kmodels.tools.bench import device_tensorflow as tools_bench_device_tensorflow
+from kmodels.tools.bench import device_torch as tools_bench_device_torch
+from kmodels.tools.bench import openxla_torch as tools_bench_openxla_torch
+from kmodels.tools.bench.device import DeviceBackend
+from kmodels.tools.bench.work import OpenXLABackend
+from kmodels.tools.convert import graphs_jax as tools_convert_graphs_jax
+from kmodels.tools.convert import graphs_tensorflow as tools_convert_graphs_tensorflow
+from kmodels.tools.convert import graphs_torch as tools_convert_graphs_torch
+from kmodels.tools.convert.run import GraphsBackend
+from kmodels.tools.doctor import DoctorBackend
+from kmodels.tools.plan import supposed_jax as tools_plan_supposed_jax
+from kmodels.tools.plan.step import SupposedBackend
+from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
+from kmodels.training.optim import optimizers_torch as training_optim_optimizers_torch
+from kmodels.training.optim.optimizers import OptimizersBackend
+from kmodels.training.step import keras_model_tensorflow as training_step_keras_model_tensorflow
+from kmodels.training.step import keras_model_torch as training_step_keras_model_torch
+from kmodels.training.step import train_state_jax as training_step_train_state_jax
+from kmodels.training.step import train_state_tensorflow as training_step_train_state_tensorflow
+from kmodels.training.step import train_state_torch as training_step_train_state_torch
+from kmodels.training.step import train_step_jax as training_step_train_step_jax
+from kmodels.training.step import train_step_tensorflow as training_step_train_step_tensorflow
+from kmodels.training.step import train_step_torch as training_step_train_step_torch
+from kmodels.training.step.keras_model import KerasModelBackend
+from kmodels.training.step.train_state import TrainStateBackend
+from kmodels.training.step.train_step import TrainStepBackend
+from kmodels.transforms import engine_jax as transforms_engine_jax
+from kmodels.transforms import engine_tensorflow as transforms_engine_tensorflow
+from kmodels.transforms import engine_torch as transforms_engine_torch
+from kmodels.transforms.engine import TransformsBackend
+from kmodels.weights import gather_jax as weights_gather_jax
+from kmodels.weights import gather_tensorflow as weights_gather_tensorflow
+from kmodels.weights import gather_torch as weights_gather_torch
+from kmodels.weights import host_tensorflow as weights_host_tensorflow
+from kmodels.weights import host_torch as weights_host_torch
+from kmodels.weights.engine import HostBackend
+from kmodels.weights.gather import GatherBackend
+
+_checkpoint_formats_orbax_jax: OrbaxBackend = checkpoint_formats_orbax_jax
+_checkpoint_rng_torch: RngBackend = checkpoint_rng_torch
+_checkpoint_sharded_jax: ShardedBackend = checkpoint_sharded_jax
+_checkpoint_sharded_torch: ShardedBackend = checkpoint_sharded_torch
+_core_hardware_jax: HardwareBackend = core_hardware_jax
+_core_hardware_torch: HardwareBackend = core_hardware_torch
+_core_hardware_tensorflow: HardwareBackend = core_hardware_tensorflow
+_core_malloc_jax: MallocBackend = core_malloc_jax
+_core_precision_jax: PrecisionBackend = core_precision_jax
+_core_precision_torch: PrecisionBackend = core_precision_torch
+_core_precision_tensorflow: PrecisionBackend = core_precision_tensorflow
+_core_traced_jax: TracedBackend = core_traced_jax
+_core_traced_tensorflow: TracedBackend = core_traced_tensorflow
+_data_fit_device_put_jax: DevicePutBackend = data_fit_device_put_jax
+_data_fit_device_put_torch: DevicePutBackend = data_fit_device_put_torch
+_data_fit_device_put_tensorflow: DevicePutBackend = data_fit_device_put_tensorflow
+_data_fit_passes_tensorflow: PassesBackend = data_fit_passes_tensorflow
+_distribution_engines_engine_jax: EngineBackend = distribution_engines_engine_jax
+_distribution_engines_engine_torch: EngineBackend = distribution_engines_engine_torch
+_distribution_engines_engine_tensorflow: EngineBackend = distribution_engines_engine_tensorflow
+_distribution_engines_predictions_jax: PredictionsBackend = distribution_engines_predictions_jax
+_distribution_engines_predictions_torch: PredictionsBackend = distribution_engines_predictions_torch
+_distribution_processes_jax: ProcessesBackend = distribution_processes_jax
+_distribution_processes_torch: ProcessesBackend = distribution_processes_torch
+_generation_loop_jax: LoopBackend = generation_loop_jax
+_generation_loop_torch: LoopBackend = generation_loop_torch
+_generation_loop_tensorflow: LoopBackend = generation_loop_tensorflow
+_layers_block_compile_torch: BlockCompileBackend = layers_block_compile_torch
+_layers_remat_jax: RematBackend = layers_remat_jax
+_layers_remat_torch: RematBackend = layers_remat_torch
+_layers_remat_tensorflow: RematBackend = layers_remat_tensorflow
+_memory_facts_jax: FactsBackend = memory_facts_jax
+_memory_facts_torch: FactsBackend = memory_facts_torch
+_memory_facts_tensorflow: FactsBackend = memory_facts_tensorflow
+_models_gemma_order_torch: OrderBackend = models_gemma_order_torch
+_tools_bench_device_jax: DeviceBackend = tools_bench_device_jax
+_tools_bench_device_torch: DeviceBackend = tools_bench_device_torch
+_tools_bench_device_tensorflow: DeviceBackend = tools_bench_device_tensorflow
+_tools_bench_openxla_torch: OpenXLABackend = tools_bench_openxla_torch
+_tools_convert_graphs_jax: GraphsBackend = tools_convert_graphs_jax
+_tools_convert_graphs_torch: GraphsBackend = tools_convert_graphs_torch
+_tools_convert_graphs_tensorflow: GraphsBackend = tools_convert_graphs_tensorflow
+_tools_doctor_jax: DoctorBackend = tools_doctor_jax
+_tools_doctor_torch: DoctorBackend = tools_doctor_torch
+_tools_doctor_tensorflow: DoctorBackend = tools_doctor_tensorflow
+_tools_plan_supposed_jax: SupposedBackend = tools_plan_supposed_jax
+_training_optim_optimizers_torch: OptimizersBackend = training_optim_optimizers_torch
+_training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimizers_tensorflow
+_training_step_keras_model_torch: KerasModelBackend = training_step_keras_model_torch
+_training_step_keras_model_tensorflow: KerasModelBackend = training_step_keras_model_tensorflow
+_training_step_train_state_jax: TrainStateBackend = training_step_train_state_jax
+_training_step_train_state_torch: TrainStateBackend = training_step_train_state_torch
+_training_step_train_state_tensorflow: TrainStateBackend = training_step_train_state_tensorflow
+_training_step_train_step_jax: TrainStepBackend = training_step_train_step_jax
+_training_step_train_step_torch: TrainStepBackend = training_step_train_step_torch
+_training_step_train_step_tensorflow: TrainStepBackend = training_step_train_step_tensorflow
+_transforms_engine_jax: TransformsBackend = transforms_engine_jax
+_transforms_engine_torch: TransformsBackend = transforms_engine_torch
+_transforms_engine_tensorflow: TransformsBackend = transforms_engine_tensorflow
+_weights_gather_jax: GatherBackend = weights_gather_jax
+_weights_gather_torch: GatherBackend = weights_gather_torch
+_weights_gather_tensorflow: GatherBackend = weights_gather_tensorflow
+_weights_host_torch: HostBackend = weights_host_torch
+_weights_host_tensorflow: HostBackend = weights_host_tensorflow

@@ -1,0 +1,104 @@
+"""The seams of kmodels, read off the syntax trees: every call of `backend_module`."""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+BACKENDS = ("jax", "torch", "tensorflow")
+# What pyright compares: each file of a seam as a value of the seam's Protocol.
+BODIES = Path(__file__).with_name("seam_bodies.py")
+HEADER = '''"""For the type checker: the files of each seam satisfy its Protocol. Never imported.
+
+Written by `python tests/core/seams.py`; `test_seams.py` says when it has to be.
+"""
+'''
+
+
+@dataclass(frozen=True, order=True)
+class Seam:
+    """One stem with its Protocol.
+
+    Attributes:
+        stem: dotted name of the files, without the suffix.
+        module: where the Protocol stands.
+        protocol: its name.
+        optional: whether a backend may have no file.
+    """
+
+    stem: str
+    module: str
+    protocol: str
+    optional: bool
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that there are, by backend."""
+        found = {b: SOURCE / f"{self.stem.replace('.', '/')}_{b}.py" for b in BACKENDS}
+        return {b: path for b, path in found.items() if path.exists()}
+
+
+def name_of(path: Path) -> str:
+    """Dotted name of a module of the source."""
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def calls() -> list[tuple[str, ast.Call, ast.Module]]:
+    """Place, call and file of each `backend_module(...)`, under whatever name it was imported."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "backend_module" not in (text := path.read_text()) or path.name == "dispatch.py":
+            continue
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("backend_module"):
+                found.append((f"{name_of(path)}:{node.lineno}", node, tree))
+    return found
+
+
+def seam_of(place: str, call: ast.Call, tree: ast.Module) -> Seam:
+    """The seam that a call names, its Protocol by the module that defines it."""
+    stem, protocol = call.args
+    assert isinstance(stem, ast.Constant), f"{place}: give the stem as a literal"
+    assert isinstance(protocol, ast.Name), f"{place}: give the Protocol by its name"
+    options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    module = place.partition(":")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and protocol.id in {a.name for a in node.names}:
+            module = str(node.module)
+    return Seam(str(stem.value), module, protocol.id, options.get("optional", False))
+
+
+def seams() -> list[Seam]:
+    """All seams, each once."""
+    return sorted({seam_of(*call) for call in calls()})
+
+
+def protocol_of(seam: Seam) -> ast.ClassDef:
+    """The Protocol's syntax tree."""
+    path = SOURCE / f"{seam.module.replace('.', '/')}.py"
+    found = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name == seam.protocol
+    ]
+    assert found, f"{seam.module} defines no {seam.protocol}"
+    return found[0]
+
+
+def written() -> str:
+    """What `seam_bodies.py` has to be."""
+    imports, lines = set(), []
+    for seam in seams():
+        imports.add(f"from {seam.module} import {seam.protocol}")
+        for path in seam.files.values():
+            folder, _, file = name_of(path).rpartition(".")
+            alias = re.sub(r"\W", "_", f"{folder.removeprefix('kmodels.')}.{file}")
+            imports.add(f"from {folder} import {file} as {alias}")
+            lines.append(f"_{alias}: {seam.protocol} = {alias}")
+    return "\n".join([HEADER, *sorted(imports), "", *lines, ""])
+
+
+if __name__ == "__main__":
+    BODIES.write_text(written())
