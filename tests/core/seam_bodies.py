@@ -1,6 +1,6 @@
 """For the type checker: the files of each seam satisfy its Protocol. Never imported.
 
-Written by `python tests/core/seams.py`; `test_seams.py` says when it has to be.
+Written by `python tests/seams.py`; `test_seams.py` says when it has to be.
 """
 
 from kmodels.checkpoint import rng_torch as checkpoint_rng_torch

@@ -39,4 +39,4 @@ else:
 
     def test_the_other_backends_need_no_listener():
         with pytest.raises(ImportError):
-            __import__(f"kmodels.heap_{keras.backend.backend()}")
+            __import__(f"kmodels.core.malloc_{keras.backend.backend()}")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
@@ -21,7 +21,28 @@ from kmodels.distribution.input.rank_callbacks import followers
 from kmodels.distribution.input.sharding_rule import BatchSharding, digest
 from kmodels.distribution.input.stream import ShardedStream
 
-_predictions: Any = backend_module("kmodels.distribution.engines.predictions")
+
+class PredictionsBackend(Protocol):
+    """Predictions of several processes, on a backend where each has its own rows."""
+
+    def begin(self, model: keras.Model) -> None:
+        """Prepares the model's `predict` for `of_all`."""
+        ...
+
+    def of_all(self, outputs: Any, rows: int, shards: int) -> Any:
+        """Returns the outputs of all processes, in the order of the data.
+
+        Args:
+            outputs: nested arrays whose rows are those of this process.
+            rows: of a batch, that each process feeds.
+            shards: how many processes feed other rows.
+        """
+        ...
+
+
+_predictions = backend_module(
+    "kmodels.distribution.engines.predictions", PredictionsBackend, optional=True
+)
 _made: Counter[str] = Counter()
 
 

@@ -124,7 +124,8 @@ def _train(job: dict[str, Any], turns: Turns, device: DeviceBackend) -> None:
         facts["evaluated"] = float(found["loss"])
     turns.ready(facts)
     if job["compile"] == OPENXLA:
-        engine = backend_module("kmodels.tools.bench.openxla", OpenXLABackend)
+        engine = backend_module("kmodels.tools.bench.openxla", OpenXLABackend, optional=True)
+        assert engine is not None  # an option of torch alone
         engine.train(model, data, turns.step)
         return
     callbacks = StepCallbacks([turns], model, epochs=_ENDLESS, steps=len(data))

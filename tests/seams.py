@@ -1,17 +1,18 @@
 """The seams of kmodels, read off the syntax trees: every call of `backend_module`."""
 
 import ast
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+SOURCE = Path(__file__).resolve().parents[1] / "src"
 BACKENDS = ("jax", "torch", "tensorflow")
 # What pyright compares: each file of a seam as a value of the seam's Protocol.
-BODIES = Path(__file__).with_name("seam_bodies.py")
+BODIES = Path(__file__).with_name("core") / "seam_bodies.py"
 HEADER = '''"""For the type checker: the files of each seam satisfy its Protocol. Never imported.
 
-Written by `python tests/core/seams.py`; `test_seams.py` says when it has to be.
+Written by `python tests/seams.py`; `test_seams.py` says when it has to be.
 """
 '''
 
@@ -44,13 +45,19 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file of the source."""
+    return ast.parse(path.read_text())
+
+
 def calls() -> list[tuple[str, ast.Call, ast.Module]]:
     """Place, call and file of each `backend_module(...)`, under whatever name it was imported."""
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
-        if "backend_module" not in (text := path.read_text()) or path.name == "dispatch.py":
+        if "backend_module" not in path.read_text() or path.name == "dispatch.py":
             continue
-        tree = ast.parse(text)
+        tree = tree_of(path)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("backend_module"):
                 found.append((f"{name_of(path)}:{node.lineno}", node, tree))
@@ -70,6 +77,7 @@ def seam_of(place: str, call: ast.Call, tree: ast.Module) -> Seam:
     return Seam(str(stem.value), module, protocol.id, options.get("optional", False))
 
 
+@functools.cache
 def seams() -> list[Seam]:
     """All seams, each once."""
     return sorted({seam_of(*call) for call in calls()})
@@ -80,7 +88,7 @@ def protocol_of(seam: Seam) -> ast.ClassDef:
     path = SOURCE / f"{seam.module.replace('.', '/')}.py"
     found = [
         node
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and node.name == seam.protocol
     ]
     assert found, f"{seam.module} defines no {seam.protocol}"
