@@ -28,9 +28,12 @@ ROWS = (
     ("models",),
     ("cli", "interop", "runs", "tools"),
 )
-# The ways up. presets.py finds the family by its name, a table look-up; a plan hands out the
+# The ways up. presets/ finds the family by its name, a table look-up; a plan hands out the
 # callback that keeps its run, which asks the processes of that run.
-UPWARD = {("presets.py", "models.registry"), ("distribution/plan.py", "callbacks")}
+UPWARD = {
+    *((f"presets/{name}.py", "models.registry") for name in ("find", "load", "save")),
+    ("distribution/plan.py", "callbacks"),
+}
 MAXIMUM_LINES = 450
 # Of src/kmodels itself, and of Python files in a room; the listing of overrides/ is a registry.
 MAXIMUM_ENTRIES, MAXIMUM_FILES = 24, 24

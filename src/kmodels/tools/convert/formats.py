@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kmodels.core.dispatch import backend
 from kmodels.core.errors import InputError
 from kmodels.models import registry
-from kmodels.presets import TRANSFORMERS_FILES
+from kmodels.presets.save import TRANSFORMERS_FILES
 from kmodels.runs.backend import BACKENDS
 from kmodels.tools.convert import hub
 

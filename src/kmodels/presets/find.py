@@ -1,0 +1,166 @@
+"""Registered names, directories, files and addresses: what lies where, and of which family."""
+
+import difflib
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.core.remote import local_copy
+from kmodels.models import registry
+from kmodels.models.registry import Family
+from kmodels.weights import (
+    Checkpoint,
+    native,
+)
+from kmodels.weights.readers import read_json
+
+REMOTE = {
+    "hf://": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
+    "kaggle://": ("kagglehub", "model_download", "kagglehub"),
+}
+
+
+def list_presets(family: str | None = None) -> list[str]:
+    """The registered names, of one family or of all."""
+    chosen = [registry.family(family)] if family else registry.families()
+    return sorted(name for found in chosen for name in found.presets)
+
+
+def family_of(preset: str | Path) -> Family:
+    """The family of a registered name, or of what lies at a path.
+
+    Raises:
+        InputError: if it is no name, and there is nothing that a family reads.
+    """
+    name, problems = str(preset), []
+    if not name.startswith(tuple(REMOTE)):
+        preset = local_copy(preset)
+    found = registry.families()
+    if named := [family for family in found if name in family.presets]:
+        return named[0]
+    for family in found:
+        try:
+            open_checkpoint(preset, family, {}, False)
+        except InputError as error:
+            problems.append(error)
+        else:
+            return family
+    if Path(preset).exists():
+        raise problems[0]
+    raise _unknown(name, list_presets())
+
+
+def class_of(preset: str | Path) -> type:
+    """The class for what lies at a path: its family's task, or the backbone where it has no head.
+
+    Raises:
+        InputError: for a registered name, which has no weights, or if nothing that a family reads
+            is there.
+    """
+    family = family_of(preset)
+    if str(preset) in family.presets:
+        raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
+    task = open_checkpoint(preset, family, {}, False).task
+    headed = "num_classes" not in family.parts or task.get("num_classes") is not None
+    return family.tasks[0] if headed else family.backbone
+
+
+def named(cls: type) -> dict[str, dict[str, Any]]:
+    """The registered names that a class can be made from, each with its fields.
+
+    Args:
+        cls: a backbone, a task or a preprocessor.
+    """
+    owner = getattr(cls, "backbone_class", cls)
+    family = registry.family(owner.family)
+    fits = getattr(owner, "fits_preset", family.backbone.fits_preset)
+    return {name: dict(fields) for name, fields in family.presets.items() if fits(name, fields)}
+
+
+def locate(preset: str | Path) -> Path:
+    """Returns where a path lies, or where what is at an address was copied to.
+
+    An explicit "hf://" or "kaggle://" name is downloaded by that package, and any other address,
+    such as "gs://bucket/model", is read through fsspec.
+
+    Args:
+        preset: a path, a name or an address.
+
+    Raises:
+        InputError: where a package is missing, or nothing is at the address.
+    """
+    name = str(preset)
+    for scheme in REMOTE:
+        if name.startswith(scheme):
+            preset = _download(scheme, name.removeprefix(scheme))
+    return local_copy(preset)
+
+
+def open_checkpoint(
+    preset: str | Path, family: Family, given: dict[str, Any], weights: bool
+) -> Checkpoint:
+    """Opens what a name or a file describes, in whichever format of the family it is.
+
+    Args:
+        preset: see `load`.
+        family: that the model is to be of.
+        given: fields of the config that the caller has changed.
+        weights: whether its tensors are wanted too.
+
+    Raises:
+        InputError: where nothing that the family reads is there.
+    """
+    name = str(preset)
+    if name in family.presets:
+        found = family.presets[name]
+        task = {key[5:]: value for key, value in found.items() if key.startswith("task_")}
+        fields = {key: value for key, value in found.items() if not key.startswith("task_")}
+        return Checkpoint(Path(name), "a name", fields, task, None, {}, ())
+    path = locate(preset)
+    if not path.exists():
+        raise _unknown(name, sorted(family.presets))
+    if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
+        path = path.parent
+    description = {}
+    if path.is_dir() and (path / "config.json").is_file():
+        description = read_json(path / "config.json")
+    if native.is_ours(path, description):
+        return _open_own(path, description, family, weights)
+    for form in family.formats:
+        if form.matches(path, description):
+            return form.open_checkpoint(path, description, given, weights)
+    kind = description.get("model_type") or description.get("architecture")
+    raise InputError(
+        f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
+        "with config.json and safetensors, a .safetensors file or an .npz file"
+    )
+
+
+def _open_own(path: Path, description: dict[str, Any], family: Family, weights: bool) -> Checkpoint:
+    checkpoint = native.open_checkpoint(path, description, weights)
+    if (held := description.get("family")) != family.name:
+        raise InputError(f"{path} holds a model of the family {held!r}, not {family.name!r}")
+    config = family.backbone.make_config(**checkpoint.backbone)
+    return replace(checkpoint, fit=lambda tensors, wanted: family.fit(tensors, config, wanted))
+
+
+def _unknown(name: str, known: list[str]) -> InputError:
+    if "/" in name or "\\" in name or Path(name).suffix in (".safetensors", ".npz", ".gguf"):
+        return InputError(f"there is no file or directory {name}")
+    near = difflib.get_close_matches(name, known, 3, 0.5) or known
+    return InputError(
+        f"{name!r} is no preset and no directory; did you mean {', '.join(near[:8])}?"
+    )
+
+
+def _download(scheme: str, name: str) -> Path:
+    module, function, package = REMOTE[scheme]
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        raise InputError(
+            f"{scheme}{name} needs the package {package}: pip install {package}"
+        ) from None
+    return Path(getattr(found, function)(name))

@@ -1,0 +1,147 @@
+"""Models and preprocessors from names and files, as `from_preset` makes them."""
+
+import difflib
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.core.precision import check_policy
+from kmodels.lora import changes
+from kmodels.models import registry
+from kmodels.models.registry import Family
+from kmodels.presets.find import open_checkpoint
+from kmodels.weights import (
+    Checkpoint,
+    deferred,
+    engine,
+)
+
+log = logging.getLogger("kmodels")
+
+
+def load(
+    cls: type, preset: str | Path, dtype: Any = None, load_weights: bool = True, **overrides: Any
+) -> Any:
+    """Makes the model that a name or a file describes; see `from_preset`.
+
+    Args:
+        cls: the class to make, a backbone or a task.
+        preset: a registered name, a directory, a file, or an explicit "hf://" or "kaggle://" name.
+        dtype: policy of the model.
+        load_weights: False gives the architecture with new weights.
+        **overrides: fields of the config and arguments of the task to change.
+
+    Raises:
+        InputError: for an unknown name or setting, or a file that does not fit.
+    """
+    check_policy(dtype)
+    owner = getattr(cls, "backbone_class", cls)
+    family = registry.family(owner.family)
+    fields, settings = _split(cls, owner, overrides)
+    checkpoint = open_checkpoint(preset, family, fields, load_weights)
+    if cls is not owner and "preprocessor" not in settings:
+        checkpoint.verify_preprocessor()
+    config = owner.make_config(**{**checkpoint.backbone, **fields})
+    skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
+    skip = [prefix for prefix in skip if prefix not in owner.own_parts]
+    fills = load_weights and bool(checkpoint.tensors)
+    # What a file fills is not drawn first: that costs time, and a second copy of the model.
+    empty = fills or deferred.active()
+    with keras_internals.without_values() if empty else nullcontext([]) as body:
+        backbone = owner(**config.to_dict(), dtype=dtype, **(settings if cls is owner else {}))
+        changes.restore(backbone, checkpoint.changes)
+    backbone.left_out = checkpoint.left_out
+    model = backbone
+    if cls is not owner:
+        given = {key: value for key, value in checkpoint.task.items() if value is not None}
+        headed = "num_classes" not in family.parts or "num_classes" in {**given, **settings}
+        if fills and not headed:
+            raise InputError(f"{preset} has no head; give num_classes")
+        settings = family.defaults(config, {**given, **settings})
+        if "preprocessor" not in settings and checkpoint.preprocessor is not None:
+            arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
+            settings["preprocessor"] = cls.preprocessor_class(**arguments)
+        with keras_internals.without_values() if empty else nullcontext([]) as head:
+            model = cls(backbone=backbone, **settings)
+            if not skip:  # a head with other weights begins anew
+                changes.restore(model, checkpoint.changes.get("head", {}), without=backbone)
+        body += head
+    steps: list[Callable[[], Any]] = [lambda: keras_internals.draw_values(body)]
+    if fills:
+        tensors = checkpoint.fit(checkpoint.tensors, config)
+        held = owner.make_config(**checkpoint.backbone)
+        rules, origin = family.fit_rules(checkpoint.rules, held, config), checkpoint.path
+        steps.insert(0, engine.bind(model, tensors, rules, skip=skip, origin=origin))
+        if new := [path for path in engine.variables(model) if path.startswith(tuple(skip))]:
+            log.info("%s: new weights for %s", origin, ", ".join(new))
+
+    def fill() -> None:
+        for step in steps:
+            step()
+
+    if deferred.active():
+        deferred.leave(model, fill)
+    else:
+        fill()
+    if empty and cls is not owner and settings.get("compile", True):
+        model.compile_by_default()
+    if checkpoint.left_out and checkpoint.kind != "kmodels":
+        warnings.warn(
+            f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
+            "takes text alone",
+            stacklevel=3,
+        )
+    return model
+
+
+def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
+    """The arguments of the preprocessor that belongs to what a name or a file describes.
+
+    Args:
+        cls: a `Preprocessor`.
+        preset: see `load`.
+
+    Raises:
+        InputError: as `load`.
+    """
+    family = registry.family(cls.family)
+    checkpoint = open_checkpoint(preset, family, {}, False)
+    checkpoint.verify_preprocessor()
+    config = family.backbone.make_config(**checkpoint.backbone)
+    return family.fit_preprocessor(checkpoint.preprocessor or {}, config)
+
+
+def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict]:
+    """Overrides of the config, and arguments of the class itself."""
+    fields = owner.config_class.__dataclass_fields__
+    known = {"name"}
+    if cls is not owner:
+        known |= set(inspect.signature(cls.__init__).parameters) - {"self", "backbone", "kwargs"}
+    for name in overrides:
+        if name not in fields and name not in known:
+            near = difflib.get_close_matches(name, [*fields, *known], 3) or [*known, *fields]
+            raise InputError(
+                f"{cls.__name__} has no setting {name!r}; did you mean {', '.join(near)}?"
+            )
+    return (
+        {name: value for name, value in overrides.items() if name in fields},
+        {name: value for name, value in overrides.items() if name not in fields},
+    )
+
+
+def _changed_parts(
+    family: Family, checkpoint: Checkpoint, settings: dict[str, Any] | None
+) -> Collection[str]:
+    """Prefixes of the weights that a changed setting makes new; for a backbone (None) the head."""
+    skip: set[str] = set()
+    for name, prefixes in family.parts.items():
+        here = checkpoint.task.get(name) or None
+        if settings is None or (name in settings and (settings[name] or None) != here):
+            skip.update(prefixes)
+    return sorted(skip)

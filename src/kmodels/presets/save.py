@@ -1,0 +1,159 @@
+"""Directories of models, in our own format and in that of transformers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels import lora
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory, local_path
+from kmodels.core.remote import staged
+from kmodels.distribution import processes
+from kmodels.distribution.rank_zero import write_on_rank_zero
+from kmodels.lora import changes
+from kmodels.models import registry
+from kmodels.weights import (
+    engine,
+    native,
+    read_safetensors,
+    write_safetensors,
+)
+
+TRANSFORMERS_FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "model.safetensors",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+def check_parts(model: Any, partial: bool, kind: str) -> None:
+    """Stops before a part of a checkpoint is written as if it were the whole.
+
+    Args:
+        model: a backbone or task.
+        partial: the caller wants the part that is there.
+        kind: what is to be written, for the message.
+
+    Raises:
+        InputError: where parts were left out when the model was read.
+    """
+    parts = getattr(model, "backbone", model).left_out
+    if parts and not partial:
+        raise InputError(
+            f"the checkpoint's {', '.join(parts)} were left out when it was read, so {kind} of it "
+            "would be a text model alone; give text_only=True if that is what you want"
+        )
+
+
+def _describe(model: Any) -> dict[str, Any]:
+    from kmodels import __version__
+
+    backbone = getattr(model, "backbone", model)
+    preprocessor = getattr(model, "preprocessor", None)
+    changed = changes.describe(backbone)
+    if lora.is_merged(backbone):
+        # What LoRA froze is a model of its own now, which others may train.
+        changed.pop("frozen", None)
+    return {
+        "kmodels": {"version": __version__, "format": native.FORMAT},
+        "family": backbone.family,
+        "class": type(model).__name__,
+        "backbone": backbone.config.to_dict(),
+        "task": getattr(model, "settings", None),
+        "preprocessor": _settings(preprocessor),
+        **changed,
+        "head": {} if model is backbone else changes.describe(model, without=backbone),
+        "left_out": list(backbone.left_out),
+    }
+
+
+def _settings(preprocessor: Any) -> dict[str, Any] | None:
+    """What config.json says of a preprocessor; a tokenizer is a file of its own."""
+    if preprocessor is None:
+        return None
+    settings = preprocessor.to_dict()
+    return settings | ({"tokenizer": native.TOKENIZER[0]} if "tokenizer" in settings else {})
+
+
+def save(model: Any, directory: str | Path) -> Path:
+    """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
+    tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
+    more = None if tokenizer is None else tokenizer.save
+    with staged(directory) as (folder, finish):
+
+        def write_by(tensors: Any, write: Callable[[Any], Path]) -> Path:
+            return write_on_rank_zero(tensors, lambda held: finish(write(held)))
+
+        return native.save(model, folder, _describe(model), more, write_by)
+
+
+def export_to_transformers(model: Any, directory: str | Path, text_only: bool = False) -> Path:
+    """Writes a directory that transformers loads with equal logits.
+
+    Args:
+        model: a backbone or task.
+        directory: to make or replace.
+        text_only: writes the text part of a checkpoint whose other parts were left out.
+
+    Raises:
+        InputError: lists what transformers cannot express, or files that would be lost.
+        RuntimeError: if what was written is not bit for bit what the model holds.
+    """
+    if lora.describe(model):
+        raise InputError(
+            "transformers has no place for LoRA adapters; call merge_lora first, or save_adapter"
+        )
+    if processes.count() > 1:
+        raise InputError(
+            "export_to_transformers compares what it wrote, in one process; call save_to_preset "
+            "here, and export from that directory in a process of its own"
+        )
+    check_parts(model, text_only, "a directory of transformers")
+    directory = local_path(directory)
+    family = registry.family(getattr(model, "backbone", model).family)
+    form, pictures, table, zeros = family.transformers_form(model)
+    native.refuse_to_replace(directory, TRANSFORMERS_FILES)
+    tensors = engine.export(model, table)
+    zeros = {name: zero for name, zero in zeros.items() if name not in tensors}
+    dtypes = {str(tensor.dtype) for tensor in tensors.values()}
+    form = {**form, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32"}
+    with atomic_directory(directory) as folder:
+        (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
+        if pictures:
+            text = json.dumps(pictures, indent=2) + "\n"
+            (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+        if generation := getattr(model, "generation_config", None):
+            text = json.dumps(generation, indent=2) + "\n"
+            (folder / "generation_config.json").write_text(text, encoding="utf-8")
+        if (
+            tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None)
+        ) is not None:
+            tokenizer.save(folder)
+        file = folder / "model.safetensors"
+        write_safetensors(file, {**tensors, **zeros}, {"format": "pt"})
+        _compare(model, tensors, zeros, read_safetensors(file))
+    return directory
+
+
+def _compare(model: Any, tensors: Any, zeros: Any, written: Any) -> None:
+    parameters = sum(int(np.prod(x.shape)) for x in engine.variables(model).values())
+    padding = sum(tensor.read().size for tensor in zeros.values())
+    # A format may ask for rows of zeros within a tensor, so there may be more, never fewer.
+    count = sum(int(np.prod(tensor.shape)) for tensor in written.values()) - padding
+    wrong = [name for name, tensor in tensors.items() if not _equal(tensor, written.get(name))]
+    if wrong or count < parameters:
+        raise RuntimeError(
+            f"the export holds {count} of {parameters} parameters, and {wrong[:8]} differ"
+        )
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if right is None or left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return left.read().tobytes() == right.read().tobytes()
