@@ -84,7 +84,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     import keras
 
     from kmodels import training
-    from kmodels.layers import remat
+    from kmodels.layers import rematerialize
     from kmodels.lora import LoraSettings
     from kmodels.models import GemmaCausalLM
     from kmodels.runs import plots, results
@@ -147,7 +147,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.quantize:
         model.backbone.quantize(settings.quantize)
     model.enable_lora(**asdict(lora))
-    remat.rematerialize(model.backbone, settings.remat)
+    rematerialize(model.backbone, settings.remat)
 
     # === Optimizer and loss ===
     total = settings.steps or settings.epochs * len(loader)

@@ -72,9 +72,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     from kmodels import training
     from kmodels.data import Augment, ImageLoader, open_dataset
-    from kmodels.layers import remat
+    from kmodels.layers import rematerialize
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.models.vit import presets
     from kmodels.runs import classification
     from kmodels.tools import plan
 
@@ -82,7 +81,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Data ===
     origin = settings.weights or settings.preset
-    named = presets.PRESETS.get(origin)
+    named = ViTBackbone.presets.get(origin)
     found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
     shape = tuple(found["image_shape"])
     if settings.image_size:
@@ -118,7 +117,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         found = plan.Plan(origin, setup, overrides=sizes)
         plan.check(found, ("--batch-size", "--precision", "--remat"), "--anyway")
     model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes)
-    remat.rematerialize(model.backbone, settings.remat)
+    rematerialize(model.backbone, settings.remat)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
     )

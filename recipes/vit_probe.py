@@ -63,20 +63,18 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     import keras
 
     from kmodels import training
-    from kmodels.core.errors import InputError
     from kmodels.data import Augment, ImageLoader, open_dataset
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.models.vit import presets
     from kmodels.runs import classification, plots, probe
     from kmodels.runs.results import result
 
     if settings.evaluate:
-        raise InputError("--evaluate has no meaning here: every run ends with its table")
+        raise recipe.InputError("--evaluate has no meaning here: every run ends with its table")
     recipe.prepare(settings)
 
     # === Data ===
     origin = settings.weights or settings.preset
-    named = presets.PRESETS.get(origin)
+    named = ViTBackbone.presets.get(origin)
     found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
     height, width, channels = found["image_shape"]
     size = (settings.image_size or height, settings.image_size or width)

@@ -10,13 +10,14 @@ _EXPORTS = {
     "InputError": "kmodels.core.errors",
     "decisions": "kmodels.core.dispatch",
     "generic_only": "kmodels.core.dispatch",
+    "reset_decisions": "kmodels.core.dispatch",
     "set_matmul_precision": "kmodels.core.precision",
     "train_state": "kmodels.training.step.train_state",
     "train_step": "kmodels.training.step.train_state",
 }
 _MODULES = (
-    *("callbacks", "data", "distribution", "interop", "layers", "models", "ops", "text"),
-    *("training", "transforms"),
+    *("callbacks", "data", "distribution", "generation", "interop", "layers", "lora", "models"),
+    *("ops", "text", "training", "transforms", "weights"),
 )
 
 __all__ = ["__version__", *_EXPORTS, *_MODULES]

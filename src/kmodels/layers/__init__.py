@@ -7,6 +7,7 @@ from kmodels.layers.dropout import Dropout, DropPath
 from kmodels.layers.embedding import Embedding
 from kmodels.layers.mlp import MLP, GatedMLP, SwiGLU
 from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm
+from kmodels.layers.remat import rematerialize
 
 __all__ = [
     "MLP",
@@ -21,4 +22,5 @@ __all__ = [
     "LayerScale",
     "RMSNorm",
     "SwiGLU",
+    "rematerialize",
 ]

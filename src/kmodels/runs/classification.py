@@ -11,6 +11,8 @@ from kmodels.runs.runner import Runner
 from kmodels.training.evaluation import WholeBatches
 from kmodels.training.step.step_loss import KEY
 
+__all__ = ["report"]
+
 _PICTURES = 32
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from kmodels.core.files import atomic_write
 from kmodels.distribution import processes
 
+__all__ = ["confusion", "curves", "predictions", "probe"]
+
 _INK = "#333333"
 _TRAIN, _HELD_OUT, _WRONG = "#4477aa", "#cc6677", "#bb3333"
 

@@ -7,6 +7,8 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 
+__all__ = ["compare", "features", "linear", "neighbours"]
+
 # Strengths of regularisation among which the held-out pictures choose.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 # Queries whose similarities are in memory at once.

@@ -10,6 +10,8 @@ from kmodels.core import dispatch
 from kmodels.core.hardware import device_name, peak_memory_mb, versions
 from kmodels.runs.runner import Runner
 
+__all__ = ["result"]
+
 # Losses by step of longer runs are in history.csv alone.
 MOST_STEP_LOSSES = 1000
 

@@ -11,6 +11,8 @@ from tokenizers.trainers import BpeTrainer
 from kmodels.text.pieces import SPACE
 from kmodels.text.tokenizer import TURNS, Tokenizer
 
+__all__ = ["train_tokenizer"]
+
 # Gemma's order: ids 0 to 3, then the markers of turns, then the 256 bytes.
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", *TURNS)
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))

@@ -4,6 +4,8 @@ from importlib import resources
 
 from kmodels.text.records import Record, Records, read_records
 
+__all__ = ["instructions", "plain", "tasks", "texts"]
+
 
 def instructions() -> Records:
     """1,100 short instructions with answers (rasbt/LLMs-from-scratch, Apache-2.0)."""

@@ -5,12 +5,14 @@ from kmodels.tools.bench.compare import Refused
 from kmodels.tools.bench.options import Options, listed, numbers
 from kmodels.tools.bench.report import draw, show, write
 from kmodels.tools.bench.turns import run
+from kmodels.tools.children import installed
 
 __all__ = [
     "Case",
     "Options",
     "Refused",
     "draw",
+    "installed",
     "listed",
     "make_cases",
     "numbers",
