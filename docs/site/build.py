@@ -112,6 +112,8 @@ def _api(name: str) -> str:
     for public in sorted(module.__all__, key=str.lower):
         value = getattr(module, public)
         where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if isinstance(where, str) and isinstance(what, str) and where.startswith("kmodels"):
+        if what != public and what in module.__all__:
+            lines += [f"`{module.__name__}.{public}` is another name of `{what}`.", ""]
+        elif isinstance(where, str) and isinstance(what, str) and where.startswith("kmodels"):
             lines += [f"::: {where}.{what}", ""]
     return "\n".join(lines)
