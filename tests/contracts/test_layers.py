@@ -91,6 +91,7 @@ CASES = [
         name="LayerNorm with settings",
     ),
     Case(layers.RMSNorm, {}, TOKENS, TOKENS, (1, 0, 0)),
+    Case(layers.RMSNorm, {"offset": 0.0}, TOKENS, TOKENS, (1, 0, 0), name="RMSNorm, plain scale"),
     Case(layers.LayerScale, {"init": 0.5}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.Dropout, {"rate": 0.3}, TOKENS, TOKENS, (0, 0, 1)),
     Case(
@@ -102,6 +103,11 @@ CASES = [
         name="Dropout with noise_shape",
     ),
     Case(layers.DropPath, {"rate": 0.3}, TOKENS, TOKENS, (0, 0, 1)),
+    Case(
+        layers.Embedding,
+        {"input_dim": 7, "output_dim": 4, "scaled": False, "tie_weights": False},
+        (2, 5), (2, 5, 4), (2, 0, 0), ids=True, masks=False, name="Embedding with two tables",
+    ),
     Case(
         layers.Embedding, {"input_dim": 7, "output_dim": 4}, (2, 5), (2, 5, 4), (1, 0, 0),
         ids=True, masks=False,
@@ -163,7 +169,7 @@ CASES = [
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
 ]  # fmt: skip
 # Bases, which are there to be inherited from.
-ABSTRACT = {"Layer", "WithKernel", "Projections"}
+ABSTRACT = {"Layer", "WithKernel", "Projections", "DecoderAttention", "DecoderBlock"}
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 

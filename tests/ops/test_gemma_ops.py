@@ -32,12 +32,16 @@ def _check(name, found, expected, dtype):
     assert error <= tolerance(name, dtype) * max(1.0, np.abs(expected).max())
 
 
+@pytest.mark.parametrize("offset", [1.0, 0.0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rms_norm(dtype):
+def test_rms_norm(dtype, offset):
     given = _tensors(dtype, _normal(2, 3, 8) * 5, _normal(8))
     x, scale = _rounded(given)
-    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.5) * (1 + scale)
-    _check("rms_norm", ops.rms_norm(*given, epsilon=0.5), expected, dtype)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.5) * (offset + scale)
+    found = ops.rms_norm(*given, epsilon=0.5, offset=offset)
+    _check("rms_norm", found, expected, dtype)
+    default = ops.rms_norm(*given, epsilon=0.5)
+    assert bool(keras.ops.all(keras.ops.equal(found, default))) == (offset == 1.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -34,7 +34,7 @@ def lay_out_by_output(backbone: Any) -> None:
         kernel = variable.value
         if kernel.ndim != 2 or kernel.dtype.itemsize != 2 or not kernel.is_contiguous():
             continue
-        if variable is not backbone.token_embedding.embeddings:
+        if variable is not backbone.token_embedding.output_table:
             kernel.data = kernel.T.contiguous().T
 
 

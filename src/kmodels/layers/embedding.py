@@ -1,4 +1,4 @@
-"""The embedding table of a language model, which is also its output layer."""
+"""The embedding table of a language model, and its output layer: the same table or another."""
 
 import math
 from collections.abc import Callable
@@ -15,10 +15,13 @@ from kmodels.layers.base import Layer, Shape
 from kmodels.layers.shard_granularity import using
 from kmodels.ops._wide import wide
 
+# The deviation that most decoders are drawn with.
+UNSCALED = 0.02
+
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Embedding(traced.Noted, Layer):
-    """Rows of a table, scaled; in reverse, logits from the same table.
+    """Rows of a table, scaled; in reverse, logits from the same table or one of its own.
 
     Args:
         input_dim: rows V of the table.
@@ -29,6 +32,9 @@ class Embedding(traced.Noted, Layer):
         embeddings_constraint: holds after each step; None for none.
         mask_zero: whether id 0 is padding, of which Keras tells later layers by a mask.
         soft_cap: squashes logits to soft_cap * tanh(logits / soft_cap), or None.
+        scaled: multiplies rows by sqrt(D), as Gemma does; False gives them as they are, and draws
+            them with deviation 0.02.
+        tie_weights: whether logits come from the same table; False gives them another of its size.
 
     Call:
         token_ids (B, T) int -> (B, T, D): the rows times sqrt(D), which is rounded to the compute
@@ -36,7 +42,8 @@ class Embedding(traced.Noted, Layer):
         (B, T, V) in float32.
 
     Weights:
-        embeddings (V, D); with `rows` also lora_rows (N, D).
+        embeddings (V, D); without `tie_weights` also reverse_embeddings (V, D); with `rows` also
+        lora_rows (N, D).
 
     Attributes:
         entries: names of the methods that read the table, see `with_table`.
@@ -48,6 +55,8 @@ class Embedding(traced.Noted, Layer):
     """
 
     entries = ("call", "with_table")
+    embeddings: Any
+    reverse_embeddings: Any
 
     def __init__(
         self,
@@ -58,6 +67,8 @@ class Embedding(traced.Noted, Layer):
         embeddings_constraint: Any = None,
         mask_zero: bool = False,
         soft_cap: float | None = None,
+        scaled: bool = True,
+        tie_weights: bool = True,
         **kwargs: Any,
     ):
         # No autocast: under a mixed policy it would cast the whole table to look up a few rows.
@@ -66,7 +77,7 @@ class Embedding(traced.Noted, Layer):
         check_whole("output_dim", output_dim)
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(
-                stddev=1.0 / math.sqrt(output_dim)
+                stddev=1.0 / math.sqrt(output_dim) if scaled else UNSCALED
             )
         self.input_dim = input_dim
         self.output_dim = output_dim
@@ -76,6 +87,8 @@ class Embedding(traced.Noted, Layer):
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.soft_cap = soft_cap
+        self.scaled = scaled
+        self.tie_weights = tie_weights
         self.merged_rows: trained.Rows | None = None
         self.resized = False
         self._rows: trained.Rows | None = None
@@ -95,13 +108,22 @@ class Embedding(traced.Noted, Layer):
         """The state beside variables that compiled code depends on, see `kmodels.core.traced`."""
         return (self._rows,)
 
-    def build(self, input_shape: Shape | None = None) -> None:
-        """Makes the table."""
-        self.embeddings = self._table(self.embeddings_initializer)
+    @property
+    def output_table(self) -> Any:
+        """The variable (V, D) that logits come from."""
+        return self.embeddings if self.tie_weights else self.reverse_embeddings
 
-    def _table(self, initializer: Any) -> Any:
+    def build(self, input_shape: Shape | None = None) -> None:
+        """Makes the table, or both."""
+        for name in self._tables():
+            setattr(self, name, self._table(name, self.embeddings_initializer))
+
+    def _tables(self) -> tuple[str, ...]:
+        return ("embeddings",) if self.tie_weights else ("embeddings", "reverse_embeddings")
+
+    def _table(self, name: str, initializer: Any) -> Any:
         return self.add_parameter(
-            "embeddings",
+            name,
             (self.input_dim, self.output_dim),
             initializer,
             regularizer=self.embeddings_regularizer,
@@ -109,7 +131,7 @@ class Embedding(traced.Noted, Layer):
         )
 
     def resize(self, input_dim: int) -> None:
-        """Replaces the table by one of more or fewer rows.
+        """Replaces the table, or both, by one of more or fewer rows.
 
         The rows that both have keep their values; each new one is the mean of all old ones. Graphs
         that the layer is part of get the new shape of its logits.
@@ -130,17 +152,19 @@ class Embedding(traced.Noted, Layer):
                 f"row {held.ids[-1]} of {self.path} is trained by its own, and {input_dim} rows "
                 f"leave it out; give at least {held.ids[-1] + 1}"
             )
-        old = self.embeddings
-        values = np.asarray(keras.ops.convert_to_numpy(old.value), "float32")[:input_dim]
-        if input_dim > self.input_dim:
-            mean = values.mean(axis=0, dtype="float64").astype("float32")
-            values = np.concatenate([values, np.tile(mean, (input_dim - self.input_dim, 1))])
+        former = {name: getattr(self, name) for name in self._tables()}
+        more = input_dim - self.input_dim
         self.input_dim, self.resized = input_dim, True
-        keras_internals.detach(self, [old])
-        with keras_internals.changing(self):
-            self.embeddings = self._table("zeros")
-        self.embeddings.assign(values)
-        self.embeddings.trainable = old.trainable
+        keras_internals.detach(self, list(former.values()))
+        for name, old in former.items():
+            values = np.asarray(keras.ops.convert_to_numpy(old.value), "float32")[:input_dim]
+            if more > 0:
+                mean = values.mean(axis=0, dtype="float64").astype("float32")
+                values = np.concatenate([values, np.tile(mean, (more, 1))])
+            with keras_internals.changing(self):
+                setattr(self, name, self._table(name, "zeros"))
+            getattr(self, name).assign(values)
+            getattr(self, name).trainable = old.trainable
         if self.rows is not None:  # which come behind the table, as in a model made from the config
             keras_internals.detach(self, [self.rows.values])
             keras_internals.attach(self, [self.rows.values])
@@ -159,6 +183,8 @@ class Embedding(traced.Noted, Layer):
         rows = keras.ops.cast(keras.ops.take(self.embeddings, x, axis=0), self.compute_dtype)
         if self.rows is not None:
             rows = self.rows.over(x, rows)
+        if not self.scaled:
+            return rows
         return rows * keras.ops.convert_to_tensor(math.sqrt(self.output_dim), rows.dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
@@ -179,18 +205,18 @@ class Embedding(traced.Noted, Layer):
 
     def logits(self, hidden: Any) -> Any:
         """(..., D) -> (..., V), soft-capped; float32, or float64 for float64."""
-        table = keras.ops.transpose(keras.ops.cast(self.embeddings, hidden.dtype))
+        table = keras.ops.transpose(keras.ops.cast(self.output_table, hidden.dtype))
         # One row is left to the backend: it walks the table as it lies, which `dense` cannot know.
         product = keras.ops.matmul if hidden.shape[:-1] == (1,) else ops.dense
         logits = keras.ops.cast(product(hidden, table), wide(hidden))
-        if self.rows is not None:
+        if self.rows is not None and self.tie_weights:
             logits = self.rows.among(hidden, logits)
         if self.soft_cap is None:
             return logits
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the table as Keras does, and the trained rows by name beside it."""
+        """Writes each table as Keras does, and the trained rows by name beside them."""
         trained.save(self, store)
 
     def load_own_variables(self, store: Any) -> None:

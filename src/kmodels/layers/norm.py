@@ -109,20 +109,21 @@ class LayerNorm(_Scaled):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class RMSNorm(_Scaled):
-    """Root mean square normalisation over the last axis, scaled by 1 + scale (Gemma).
+    """Root mean square normalisation over the last axis, scaled by offset + scale.
 
     Args:
         epsilon: added to the mean square.
         axis: the last one, as -1 or by its number.
-        scale_initializer: zeros.
+        scale_initializer: None for what begins with a factor of 1: zeros, or ones without offset.
         scale_regularizer: adds to the loss.
         scale_constraint: holds after each step.
+        offset: 1 as in Gemma, or 0 for a scale that is the factor itself, as in most decoders.
 
     Call:
         x (..., D) -> (..., D), same dtype; computed in float32.
 
     Weights:
-        scale (D,), zeros at first.
+        scale (D,), zeros at first; ones where `offset` is 0.
 
     Raises:
         InputError: for another axis.
@@ -132,13 +133,17 @@ class RMSNorm(_Scaled):
         self,
         epsilon: float = 1e-6,
         axis: int = -1,
-        scale_initializer: Any = "zeros",
+        scale_initializer: Any = None,
         scale_regularizer: Any = None,
         scale_constraint: Any = None,
+        offset: float = 1.0,
         **kwargs: Any,
     ):
+        if scale_initializer is None:
+            scale_initializer = "zeros" if offset else "ones"
         super().__init__(scale_initializer, scale_regularizer, scale_constraint, **kwargs)
         self.epsilon = epsilon
+        self.offset = offset
         self.axis = axis
 
     def build(self, input_shape: Shape) -> None:
@@ -148,7 +153,7 @@ class RMSNorm(_Scaled):
 
     def call(self, x: Any) -> Any:
         """(..., D) -> (..., D)."""
-        return ops.rms_norm(x, self.scale, epsilon=self.epsilon)
+        return ops.rms_norm(x, self.scale, epsilon=self.epsilon, offset=self.offset)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

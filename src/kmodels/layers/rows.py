@@ -108,9 +108,17 @@ def write(layer: Any, ids: Iterable[int], rows: Any) -> None:
     layer.embeddings.assign(keras.ops.scatter_update(table, places, rows))
 
 
+def _tables(layer: Any) -> dict[str, Any]:
+    """The tables of a layer by their places in a file."""
+    if layer.tie_weights:
+        return {"0": layer.embeddings}
+    return {"0": layer.embeddings, "1": layer.reverse_embeddings}
+
+
 def save(layer: Any, store: Any) -> None:
-    """Writes the table as Keras does, and the rows beside it by name."""
-    store["0"] = layer.embeddings
+    """Writes each table as Keras does, and the rows beside them by name."""
+    for place, table in _tables(layer).items():
+        store[place] = table
     if layer.rows is not None:
         store[ROWS] = layer.rows.values
         store[IDS] = np.array(layer.rows.ids, "int32")
@@ -126,9 +134,12 @@ def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
     held = set(store.keys())
     if "0" not in held:
         return "the file holds nothing for it"
-    here, there = tuple(layer.embeddings.shape), tuple(store["0"].shape)
-    if here != there:
-        return f"embeddings is {here}, in the file {there}"
+    if (separate := "1" in held) == layer.tie_weights:
+        return f"the file holds {'an' if separate else 'no'} output layer of its own"
+    for place, table in _tables(layer).items():
+        here, there = tuple(table.shape), tuple(store[place].shape)
+        if here != there:
+            return f"{table.name} is {here}, in the file {there}"
     ids = tuple(np.asarray(store[IDS]).tolist()) if IDS in held else ()
     if ids and layer.rows is not None and ids != layer.rows.ids:
         return f"its trained rows are {shown(layer.rows.ids)}, the file's {shown(ids)}"
@@ -144,7 +155,8 @@ def shown(ids: Iterable[int]) -> str:
 
 def load(layer: Any, store: Mapping[str, Any]) -> None:
     """Fills a layer from a file that fits, see `Embedding.load_own_variables`."""
-    layer.embeddings.assign(store["0"])
+    for place, table in _tables(layer).items():
+        table.assign(store[place])
     if ROWS not in set(store.keys()):
         if layer.rows is not None:
             layer.rows.start()

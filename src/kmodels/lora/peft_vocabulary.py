@@ -68,7 +68,7 @@ def described(
         if whole:
             entries["modules_to_save"] = [name]
             tensors[f"{name}.{WEIGHT}"] = lazy(layer.embeddings)
-            if getattr(model, "backbone", model) is not model:
+            if layer.tie_weights and getattr(model, "backbone", model) is not model:
                 tensors[f"{HEAD}.{WEIGHT}"] = lazy(layer.embeddings)
                 entries["ensure_weight_tying"] = True
         elif wanted:

@@ -87,8 +87,12 @@ def put(layer: Embedding, ids: Iterable[int]) -> None:
 
 
 def names_table(name: str, layer: Embedding) -> bool:
-    """Whether a name of a module, its path before it or not, means the table or its head."""
-    return name.rpartition(".")[2] in (TABLE, HEAD, layer.name)
+    """Whether a name of a module, its path before it or not, means the table or its head.
+
+    A head with a table of its own is none of it.
+    """
+    known = (TABLE, layer.name, HEAD) if layer.tie_weights else (TABLE, layer.name)
+    return name.rpartition(".")[2] in known
 
 
 def ids_of(given: Ids, layer: Embedding) -> list[int]:

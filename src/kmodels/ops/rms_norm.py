@@ -1,4 +1,4 @@
-"""Root mean square normalisation with Gemma's shifted scale."""
+"""Root mean square normalisation, with Gemma's shifted scale or a plain one."""
 
 from keras import ops
 
@@ -7,22 +7,27 @@ from kmodels.ops._wide import mean, wide
 
 
 @op
-def rms_norm(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> Tensor:
-    """Divides the last axis by its root mean square and multiplies by `1 + scale`.
+def rms_norm(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0) -> Tensor:
+    """Divides the last axis by its root mean square and multiplies by `offset + scale`.
 
     Shapes: x (..., D), scale (D,) -> (..., D).
-    Dtypes: floating; everything in float32 (float64 for float64 input), `1 + scale` too; the output
-        has x's dtype.
+    Dtypes: floating; everything in float32 (float64 for float64 input), `offset + scale` too; the
+        output has x's dtype.
 
     Args:
         x: the input.
-        scale: the learned scale less 1, so that zeros leave the normalised values as they are.
+        scale: the learned scale less `offset`.
         epsilon: added to the mean square.
+        offset: 1 in Gemma, where zeros leave the normalised values as they are; 0 elsewhere.
 
-    Parity: Transformers' `Gemma3RMSNorm`, keras-hub's `RMSNormalization` of Gemma.
+    Parity: Transformers' `Gemma3RMSNorm` and, with 0, `Qwen3RMSNorm`; keras-hub's
+        `RMSNormalization` of Gemma.
     Source: https://arxiv.org/abs/1910.07467
     """
     dtype = wide(x)
     y = ops.cast(x, dtype)
     y = ops.multiply(y, ops.rsqrt(mean(ops.square(y)) + epsilon))
-    return ops.cast(ops.multiply(y, 1.0 + ops.cast(scale, dtype)), ops.dtype(x))
+    factor = ops.cast(scale, dtype)
+    if offset:
+        factor = offset + factor
+    return ops.cast(ops.multiply(y, factor), ops.dtype(x))

@@ -9,7 +9,9 @@ from kmodels.overrides._tensors_tensorflow import later, wide
 
 
 @override(rms_norm)
-def rms_norm_tensorflow(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+def rms_norm_tensorflow(
+    x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
+) -> Tensor:
     """The op's own arithmetic; the gradient tape would keep four arrays of x's size, widened."""
 
     @tf.custom_gradient
@@ -20,12 +22,12 @@ def rms_norm_tensorflow(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> T
         def backward(gradient: Tensor) -> tuple[Tensor, Tensor]:
             normal, slope = wide(later(gradient, x)) * inverse, wide(gradient)
             rows = tf.reshape(slope * normal, (-1, x.shape[-1]))
-            slope = slope * (1.0 + wide(scale))
+            slope = slope * (offset + wide(scale))
             inner = tf.reduce_mean(slope * normal, -1, keepdims=True)
             for_x = (slope - normal * inner) * inverse
             return tf.cast(for_x, x.dtype), tf.cast(tf.reduce_sum(rows, 0), scale.dtype)
 
-        return tf.cast(y * inverse * (1.0 + wide(scale)), x.dtype), backward
+        return tf.cast(y * inverse * (offset + wide(scale)), x.dtype), backward
 
     # Read here: a variable that is read inside would have to be told of.
     return norm(ops.convert_to_tensor(x), tf.convert_to_tensor(ops.convert_to_tensor(scale)))

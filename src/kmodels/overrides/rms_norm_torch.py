@@ -12,22 +12,24 @@ from kmodels.overrides._tensors_torch import as_tensor
 
 def _again(ctx: Any) -> Any:
     x, scale, _ = ctx.saved_tensors
-    return (x, scale), lambda x, scale: rms_norm.generic(x, scale, epsilon=ctx.epsilon)
+    return (x, scale), lambda x, scale: rms_norm.generic(
+        x, scale, epsilon=ctx.epsilon, offset=ctx.offset
+    )
 
 
 class _RMSNorm(torch.autograd.Function):
     """Autograd would keep five arrays of x's size, some of them widened."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-        y, inverse = _normalise(x, scale, epsilon)
+    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float, offset: float) -> Tensor:
+        y, inverse = _normalise(x, scale, epsilon, offset)
         ctx.save_for_backward(x, scale, inverse)
-        ctx.epsilon = epsilon
+        ctx.epsilon, ctx.offset = epsilon, offset
         return y
 
     @staticmethod
     @backward(_again)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, scale, inverse = ctx.saved_tensors
         wide = inverse.dtype
         y = x.to(wide, copy=True).mul_(inverse)
@@ -35,28 +37,32 @@ class _RMSNorm(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             for_scale = (gradients[0] * y).flatten(0, -2).sum(0).to(scale.dtype)
         if ctx.needs_input_grad[0]:
-            slope = gradients[0].to(wide, copy=True).mul_(1.0 + scale.to(wide))
+            slope = gradients[0].to(wide, copy=True).mul_(ctx.offset + scale.to(wide))
             inner = torch.linalg.vecdot(slope, y).unsqueeze(-1).div_(x.shape[-1])
             for_x = slope.sub_(y.mul_(inner)).mul_(inverse).to(x.dtype)
-        return for_x, for_scale, None
+        return for_x, for_scale, None, None
 
 
-def _normalise(x: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _normalise(x: Tensor, scale: Tensor, epsilon: float, offset: float) -> tuple[Tensor, Tensor]:
     """The result, and what each row was multiplied by."""
     wide = torch.promote_types(x.dtype, torch.float32)
     # In place where it can be: on a CPU each new array of this size costs as much as the sum.
     y = x.to(wide, copy=True)
     squares = torch.linalg.vecdot(y, y).unsqueeze(-1)
     inverse = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
-    return y.mul_(inverse).mul_(1.0 + scale.to(wide)).to(x.dtype), inverse
+    return y.mul_(inverse).mul_(offset + scale.to(wide)).to(x.dtype), inverse
 
 
 @override(rms_norm)
-def rms_norm_torch(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+def rms_norm_torch(
+    x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
+) -> Tensor:
     """The op's own arithmetic, with less kept for the way back."""
     x, scale = as_tensor(x), as_tensor(scale)
     if not torch.is_grad_enabled():
         wide = torch.promote_types(x.dtype, torch.float32)
         y = torch.rms_norm(x.to(wide), (x.shape[-1],), None, epsilon)
-        return y.addcmul_(y, scale.to(wide)).to(x.dtype)  # y * (1 + scale)
-    return _RMSNorm.apply(x, scale, epsilon)
+        if offset == 1.0:
+            return y.addcmul_(y, scale.to(wide)).to(x.dtype)  # y * (1 + scale)
+        return y.mul_(offset + scale.to(wide)).to(x.dtype)
+    return _RMSNorm.apply(x, scale, epsilon, offset)

@@ -1,13 +1,13 @@
 """What a Gemma is made of, validated in one place."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.models.common.config import BlockConfig, DecoderConfig
 
 
 @dataclass(frozen=True)
-class GemmaConfig:
+class GemmaConfig(DecoderConfig):
     """Sizes and variants of a Gemma 1, 2 or 3 (text) backbone; names as in keras-hub.
 
     Args:
@@ -68,26 +68,9 @@ class GemmaConfig:
     gate_dim_reduction: int = 2
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocabulary_size",
-            "num_layers",
-            "num_query_heads",
-            "num_key_value_heads",
-            "hidden_dim",
-            "intermediate_dim",
-            "head_dim",
-            "sliding_window_size",
-            "sliding_window_pattern",
-            "gate_dim_reduction",
-        ):
+        super().__post_init__()
+        for name in ("sliding_window_size", "sliding_window_pattern", "gate_dim_reduction"):
             check_whole(name, getattr(self, name))
-        if self.num_query_heads % self.num_key_value_heads:
-            raise InputError(
-                f"{self.num_key_value_heads} key/value heads do not divide {self.num_query_heads} "
-                "query heads; give a divisor"
-            )
-        if self.head_dim % 2:
-            raise InputError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         if self.intermediate_dim % self.gate_dim_reduction:
             raise InputError(
                 f"intermediate_dim is {self.intermediate_dim}; it counts {self.gate_dim_reduction} "
@@ -97,8 +80,6 @@ class GemmaConfig:
             cap = getattr(self, name)
             if cap is not None and cap <= 0:
                 raise InputError(f"{name} is {cap}; give a positive number, or None for no cap")
-        if not 0.0 <= self.dropout < 1.0:
-            raise InputError(f"dropout is {self.dropout}; give a rate in [0, 1)")
 
     @property
     def mlp_dim(self) -> int:
@@ -112,7 +93,7 @@ class GemmaConfig:
             return self.query_pre_attention_scalar**-0.5
         if self.query_head_dim_normalize:
             return self.head_dim**-0.5
-        return (self.hidden_dim // self.num_query_heads) ** -0.5
+        return max(self.hidden_dim // self.num_query_heads, 1) ** -0.5
 
     @property
     def generation(self) -> int:
@@ -125,11 +106,41 @@ class GemmaConfig:
         """Whether a layer, counted from 0, sees a window only."""
         return self.use_sliding_window_attention and bool((layer + 1) % self.sliding_window_pattern)
 
-    @classmethod
-    def of(cls, config: Any) -> Self:
-        """A config, or the one whose fields `to_dict` gave."""
-        return config if isinstance(config, cls) else cls(**config)
+    @property
+    def scales_embeddings(self) -> bool:
+        """True: embeddings are multiplied by sqrt(hidden_dim)."""
+        return True
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return asdict(self)
+    @property
+    def norm_offset(self) -> float:
+        """Returns 1: norms multiply by 1 + scale."""
+        return 1.0
+
+    @property
+    def logit_soft_cap(self) -> float | None:
+        """The soft cap of the logits, or None."""
+        return self.final_logit_soft_cap
+
+    def block(self, index: int) -> BlockConfig:
+        """Returns what the block with this number, from 0, is made of."""
+        local = self.is_local(index)
+        return BlockConfig(
+            num_query_heads=self.num_query_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            mlp_dim=self.mlp_dim,
+            epsilon=self.layer_norm_epsilon,
+            query_scale=self.query_scale,
+            rope_wavelength=self.local_rope_wavelength if local else self.global_rope_wavelength,
+            rope_scaling=(
+                self.local_rope_scaling_factor if local else self.global_rope_scaling_factor
+            ),
+            window=self.sliding_window_size if local else None,
+            soft_cap=self.attention_logit_soft_cap,
+            use_query_key_norm=self.use_query_key_norm,
+            norm_offset=self.norm_offset,
+            use_post_attention_norm=self.use_post_attention_norm,
+            use_post_mlp_norm=self.use_post_ffw_norm,
+            activation="gelu",
+            dropout=self.dropout,
+        )

@@ -1,4 +1,4 @@
-"""Gemma, readable from token ids to hidden states.
+"""Gemma: what its backbone is called by, in keras-hub's words.
 
 What differs from a plain decoder, generation by generation:
 - 1: embeddings times sqrt(D), norms that multiply by 1 + scale, rotary positions, few key/value
@@ -9,76 +9,22 @@ What differs from a plain decoder, generation by generation:
   rotary base in the global ones.
 """
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
-from kmodels.core import keras_internals
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError
 from kmodels.distribution import layout
-from kmodels.layers import Embedding, RMSNorm
-from kmodels.layers.base import direct_calls
+from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma.inputs import (
-    OptionalInputs,
-    Reordered,
-    TokensFirst,
-    as_tensors,
-    complete,
-)
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
 from kmodels.models.gemma.sharding import LAYOUT
 from kmodels.models.gemma.weights import peft
-from kmodels.task import Backbone
-from kmodels.weights import gather
-
-
-class _Steps(NamedTuple):
-    """The way from token ids to hidden states, for symbols as for numbers."""
-
-    embedding: Embedding
-    blocks: list[GemmaBlock]
-    final_norm: RMSNorm
-    order: TokensFirst
-    move: Reordered
-
-    def run(
-        self,
-        token_ids: Any,
-        padding_mask: Any,
-        positions: Any = None,
-        segment_ids: Any = None,
-        training: Any = None,
-        intercept: Any = None,
-    ) -> tuple[dict[str, Any], Any]:
-        """Every named intermediate, tokens first in each row, and the order that undoes that."""
-        front, back = self.order(padding_mask)
-        if positions is not None and len(positions.shape) == 2:
-            positions = self.move(positions, front)
-        if segment_ids is not None:
-            segment_ids = self.move(segment_ids, front)
-        x = self.embedding(self.move(token_ids, front))
-        if intercept is not None:
-            x = self.move(intercept(self.move(x, back), -1), front)
-        out = {"token_embedding": x}
-        for number, block in enumerate(self.blocks):
-            x = block(x, segment_ids=segment_ids, positions=positions, training=training)
-            if intercept is not None:
-                x = self.move(intercept(self.move(x, back), number), front)
-            out[block.name] = x
-        out["final_norm"] = self.final_norm(x)
-        return out, back
-
-    def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What `run` gives, in the order of the row."""
-        out, back = self.run(*args, **kwargs)
-        return {name: self.move(x, back) for name, x in out.items()}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaBackbone(OptionalInputs, Backbone):
+class GemmaBackbone(DecoderBackbone):
     """A Gemma 1, 2 or 3 without its output layer.
 
     Args:
@@ -110,6 +56,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
     """
 
     config_class = GemmaConfig
+    block_class = GemmaBlock
     family = "gemma"
     peft_names = staticmethod(peft.names)
 
@@ -136,133 +83,7 @@ class GemmaBackbone(OptionalInputs, Backbone):
             head_dim=head_dim,
             **variants,
         )
-        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
-
-        # === Layers ===
-        embedding = Embedding(
-            config.vocabulary_size,
-            config.hidden_dim,
-            soft_cap=config.final_logit_soft_cap,
-            name="token_embedding",
-            dtype=policy,
-        )
-        blocks = [
-            GemmaBlock(config, i, name=f"block_{i}", dtype=policy) for i in range(config.num_layers)
-        ]
-        final_norm = RMSNorm(config.layer_norm_epsilon, name="final_norm", dtype=policy)
-
-        # === Graph ===
-        inputs = {
-            name: keras.Input((None,), dtype="int32", name=name, optional=name != "token_ids")
-            for name in ("token_ids", "padding_mask")
-        }
-        steps = _Steps(embedding, blocks, final_norm, TokensFirst(), Reordered())
-        out = steps.all(**inputs)
-        super().__init__(
-            config=config,
-            intermediates=out,
-            inputs=inputs,
-            outputs=out["final_norm"],
-            name=name,
-        )
-
-        # === Config ===
-        self.token_embedding = embedding
-        self.blocks = blocks
-        self.final_norm = final_norm
-        self.dtype_policy = policy
-        self._steps = steps
-
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """Hidden states (B, T, D); what the graph does, and with positions and segments too."""
-        out, back = self._steps.run(**as_tensors(self, inputs), training=training)
-        return self._steps.move(out["final_norm"], back)
-
-    def intercepted(self, inputs: Any, intercept: Any) -> Any:
-        """Hidden states (B, T, D), with `intercept(x, i)` between the blocks, or None.
-
-        It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D), and
-        what it returns goes on.
-        """
-        inputs = as_tensors(self, inputs)
-        out, back = self._steps.run(**inputs, training=False, intercept=intercept)
-        return self._steps.move(out["final_norm"], back)
-
-    def intermediates(self, inputs: Any) -> dict[str, Any]:
-        """Embeddings, the output of every block and of the final norm."""
-        return self._steps.all(**as_tensors(self, inputs), training=False)
-
-    def compute_output_spec(self, inputs: Any, *_: Any, **__: Any) -> keras.KerasTensor:
-        """(B, T, D) in the compute dtype."""
-        shape = (*complete(self, inputs)["token_ids"].shape, self.config.hidden_dim)
-        return keras.KerasTensor(shape, dtype=self.dtype_policy.compute_dtype)
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int, pad_to_multiple_of: int | None = None
-    ) -> Embedding:
-        """Gives the embedding table, which is the output layer too, more or fewer rows.
-
-        Compiled functions, `.keras` files, presets and exports follow. An optimizer that has made
-        steps begins anew, with a warning.
-
-        Args:
-            new_num_tokens: rows of the new table. New ones are the mean of all old ones; those that
-                go are the last.
-            pad_to_multiple_of: rounds the number of rows up to a multiple of this.
-
-        Returns:
-            The layer with the table.
-
-        Raises:
-            InputError: for numbers that are no whole ones above 0, or a model in parts.
-
-        Source:
-            The method of this name in Transformers, which draws new rows around that mean.
-        """
-        check_whole("new_num_tokens", new_num_tokens)
-        if pad_to_multiple_of is not None:
-            check_whole("pad_to_multiple_of", pad_to_multiple_of)
-            new_num_tokens += -new_num_tokens % pad_to_multiple_of
-        gather.check_whole(self, "resize_token_embeddings")
-        self.token_embedding.resize(new_num_tokens)
-        keras_internals.forget_parameters(self)
-        before, after = self.config, replace(self.config, vocabulary_size=new_num_tokens)
-        for layer in keras_internals.sublayers(self):
-            if getattr(layer, "config", None) == before:
-                layer.config = after
-        return self.token_embedding
-
-    @property
-    def transformer_layers(self) -> list[GemmaBlock]:
-        """The blocks, by keras-hub's name."""
-        return self.blocks
-
-    @property
-    def cache_shape(self) -> tuple[int, int]:
-        """Heads and width of a token's key, and of its value."""
-        return (self.config.num_key_value_heads, self.config.head_dim)
-
-    @property
-    def cache_windows(self) -> list[int | None]:
-        """How many tokens each block sees at most, the new one included; None for all."""
-        return [block.attention.window for block in self.blocks]
-
-    def extend(self, token_ids: Any, positions: Any, caches: list[Any]) -> Any:
-        """Hidden states of new tokens behind those that the caches hold.
-
-        Args:
-            token_ids: (B, T) int.
-            positions: (T,) or (B, T) int, or None for 0, 1, ...
-            caches: one per block, see `GemmaBlock`.
-
-        Returns:
-            (B, T, D).
-        """
-        x = self.token_embedding(token_ids)
-        with keras_internals.autocast(self.dtype_policy), direct_calls():
-            for block, cache in zip(self.blocks, caches, strict=True):
-                x = block(x, positions=positions, cache=cache)
-            return self.final_norm(x)
+        super().__init__(config, dtype, name)
 
     @staticmethod
     def get_layout_map(

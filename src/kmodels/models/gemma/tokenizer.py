@@ -4,19 +4,17 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import keras
 import tokenizers
 
-from kmodels import presets
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
-from kmodels.text import Tokenizer, sentencepiece
-from kmodels.text.texts import as_text
+from kmodels.models.common.tokenizer import LayerTokenizer
+from kmodels.text import sentencepiece
 from kmodels.text.tokenizer import TURNS
 
-DTYPES = ("int32", "int64", "string")
 # keras-hub takes a text that is longer, and in base64, for the content of a file.
 LONGEST_PATH = 2048
 PICTURES = {
@@ -27,7 +25,7 @@ PICTURES = {
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaTokenizer(Tokenizer, keras.layers.Layer):
+class GemmaTokenizer(LayerTokenizer):
     """A `kmodels.text.Tokenizer` that is a Keras layer, as keras-hub's class of this name.
 
     Args:
@@ -54,6 +52,8 @@ class GemmaTokenizer(Tokenizer, keras.layers.Layer):
             another dtype.
     """
 
+    unknown_token = "<unk>"
+
     def __init__(
         self,
         proto: Any,
@@ -69,24 +69,28 @@ class GemmaTokenizer(Tokenizer, keras.layers.Layer):
         settings: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
-        policy = keras.dtype_policies.get(dtype)
-        if policy.compute_dtype not in DTYPES:
-            raise InputError(f"dtype is {policy.name!r}; tokens are {', '.join(DTYPES)}")
-        if sequence_length is not None:
-            check_whole("sequence_length", sequence_length)
-        keras.layers.Layer.__init__(self, dtype=policy, **kwargs)
-        self._proto: bytes | None = None
+        content: bytes | None = None
         if isinstance(proto, tokenizers.Tokenizer):
             core = proto
         else:
-            self._proto, origin = _content(proto)
-            core = sentencepiece.parse(self._proto, origin, TURNS)
-        Tokenizer.__init__(self, core, start, end, pad, stop, settings)
-        if self._proto is not None:
+            content, origin = _content(proto)
+            core = sentencepiece.parse(content, origin, TURNS)
+        super().__init__(
+            core,
+            sequence_length,
+            dtype,
+            add_bos,
+            add_eos,
+            start=start,
+            end=end,
+            pad=pad,
+            stop=stop,
+            settings=settings,
+            **kwargs,
+        )
+        self._proto = content
+        if content is not None:
             self._check_special_tokens(pad)
-        self.sequence_length = sequence_length
-        self.add_bos, self.add_eos = add_bos, add_eos
-        self.built = True
 
     def _check_special_tokens(self, pad: str | None) -> None:
         absent = {
@@ -107,82 +111,6 @@ class GemmaTokenizer(Tokenizer, keras.layers.Layer):
             InputError: for a tokenizer that such a file cannot describe.
         """
         return self.to_sentencepiece() if self._proto is None else self._proto
-
-    @property
-    def output_dtype(self) -> str:
-        """The dtype of what `tokenize` gives inside tf.data."""
-        return self.compute_dtype
-
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Same as `tokenize`; Keras' own call would make tensors of the texts."""
-        return self.tokenize(inputs)
-
-    def _finish(self, row: list[int]) -> list[Any]:
-        start = [self.start_token_id] if self.add_bos and self.start_token_id is not None else []
-        row = [*start, *row, *([self.end_token_id] if self.add_eos else [])]
-        if self.sequence_length is not None:
-            row = row[: self.sequence_length]
-            row += [self.pad_token_id] * (self.sequence_length - len(row))
-        return [self.id_to_token(i) for i in row] if self.output_dtype == "string" else row
-
-    def token_to_id(self, token: str | bytes) -> int:
-        """The id of a token; that of the unknown token for one that is not there, as keras-hub."""
-        found = self.core.token_to_id(as_text(token))
-        if found is None:
-            found = self.core.token_to_id("<unk>")
-        return super().token_to_id(as_text(token)) if found is None else found
-
-    def id_to_token(self, token_id: int) -> str:
-        """The text of a token.
-
-        Raises:
-            InputError: for an id outside the vocabulary, as in keras-hub.
-        """
-        found = self.core.id_to_token(int(token_id)) if token_id >= 0 else None
-        if found is None:
-            raise InputError(
-                f"there is no token {token_id}; ids go from 0 to {self.vocabulary_size() - 1}"
-            )
-        return found
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, the vocabulary in place of `proto`."""
-        return {
-            "name": self.name,
-            "dtype": self.output_dtype,
-            "sequence_length": self.sequence_length,
-            "add_bos": self.add_bos,
-            "add_eos": self.add_eos,
-            **self.to_dict(),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """The tokenizer of `get_config`."""
-        config = dict(config)
-        return cls(tokenizers.Tokenizer.from_str(config.pop("json")), **config)
-
-    def __reduce__(self) -> Any:
-        return _from_config, (type(self), self.get_config())
-
-    @classmethod
-    def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
-        """The tokenizer of a checkpoint.
-
-        Args:
-            preset: a directory or file that `Tokenizer.from_file` reads, or an explicit "hf://" or
-                "kaggle://" name.
-            **settings: arguments to change.
-
-        Raises:
-            InputError: where there is no tokenizer.
-        """
-        found = cls.from_file(presets.locate(preset))
-        return cls.from_config({**found.get_config(), **settings}) if settings else found
-
-    def save_to_preset(self, directory: str | Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, for `from_preset` and transformers."""
-        self.save(directory)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -221,10 +149,6 @@ class Gemma3Tokenizer(GemmaTokenizer):
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
         return {**super().get_config(), "has_vision_tokens": self.has_vision_tokens}
-
-
-def _from_config(cls: type[GemmaTokenizer], config: dict[str, Any]) -> GemmaTokenizer:
-    return cls.from_config(config)
 
 
 def _content(proto: Any) -> tuple[bytes, object]:

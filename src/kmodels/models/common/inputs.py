@@ -1,4 +1,4 @@
-"""What a Gemma takes: token ids, and beside them, if given, a mask, positions and segments."""
+"""What a decoder takes: token ids, and beside them, if given, a mask, positions and segments."""
 
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ class OrderBackend(Protocol):
         ...
 
 
-_native = backend_module("kmodels.models.gemma.order", OrderBackend, optional=True)
+_native = backend_module("kmodels.models.common.order", OrderBackend, optional=True)
 
 
 class OptionalInputs:

@@ -1,0 +1,288 @@
+"""A decoder with its output layer: text generation, and training without logits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError, check_whole
+from kmodels.generation.settings import sampler_of
+from kmodels.generation.task import Generates
+from kmodels.layers import Embedding
+from kmodels.layers import block_compile as compiling
+from kmodels.models.common.decoder import DecoderBackbone
+from kmodels.models.common.head import Head, accuracy, by_token
+from kmodels.models.common.inputs import OptionalInputs
+from kmodels.models.common.preprocessor import CausalLMPreprocessor
+from kmodels.task import Task
+
+
+class CausalLM(
+    keras_internals.OwnCompile, OptionalInputs, keras_internals.ClonedAs, Generates, Task
+):
+    """A decoder that predicts the next token; the base of each family's own.
+
+    Args:
+        backbone: a `DecoderBackbone` of the family.
+        preprocessor: turns text into what the backbone takes, or None where the data comes as
+            token ids.
+        generation_config: the content of a checkpoint's generation_config.json, which is written
+            again with the model. `compile(sampler="generation_config")` draws as it says.
+        name: of the model.
+        compile: with the defaults of `compile` when training begins without that call; False has
+            Keras say that it is missing.
+
+    Call:
+        what the backbone takes -> logits (B, T, V), float32, with the soft cap of the config.
+    """
+
+    def __init__(
+        self,
+        backbone: DecoderBackbone,
+        preprocessor: CausalLMPreprocessor | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        compile: bool = True,
+        **kwargs: Any,
+    ):
+        _check_vocabulary(backbone.config.vocabulary_size, preprocessor)
+        # === Graph ===
+        inputs = backbone.input
+        outputs = backbone.token_embedding(backbone(inputs), reverse=True)
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=inputs,
+            outputs=outputs,
+            name=name,
+            **kwargs,
+        )
+
+        # === Config ===
+        self.head_dtype = backbone.dtype_policy
+        self.generation_config = dict(generation_config or {})
+        self.settings = {"generation_config": self.generation_config}
+        self.head = Head()
+        self.use_sampler("greedy")
+        self._compiles_itself = compile
+
+    def before_use(self) -> None:
+        """Compiles with the defaults where nobody did; Keras asks it before it trains."""
+        if not self.compiled and self._compiles_itself:
+            # On an accelerator torch.compile takes the blocks only for who asks for it.
+            self.compile(jit_compile="auto" if compiling.declines() else False)
+
+    def use_sampler(self, sampler: Any, jit_compile: bool | str = "auto") -> None:
+        """As in `Generates`; "generation_config" draws as the checkpoint's file of that name says.
+
+        Args:
+            sampler: also "generation_config".
+            jit_compile: as there.
+
+        Raises:
+            InputError: for an unknown name, or what the file asks for and no `Sampler` does.
+        """
+        if isinstance(sampler, str) and sampler == "generation_config":
+            sampler = sampler_of(self.generation_config)
+        super().use_sampler(sampler, jit_compile)
+
+    def compile(
+        self,
+        optimizer: Any = "auto",
+        loss: Any = "auto",
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = "auto",
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+        *,
+        sampler: Any = "greedy",
+    ) -> None:
+        """Keras' `compile`, with a loss that never holds logits where it can.
+
+        That is the case for `SparseCategoricalCrossentropy(from_logits=True)`, the default, and for
+        `SparseCategoricalAccuracy` as weighted metric; `fit` and `evaluate` then stop at the hidden
+        states, and calling the model and `predict` still give logits. With other losses or metrics
+        they work on the logits.
+
+        Args:
+            optimizer: Adam with rate 2e-5 by default.
+            loss: cross-entropy of the next token by default.
+            loss_weights: as in Keras.
+            metrics: as in Keras.
+            weighted_metrics: `[SparseCategoricalAccuracy()]` by default.
+            run_eagerly: as in Keras.
+            steps_per_execution: as in Keras.
+            jit_compile: as in Keras; the token step of `generate` on torch follows it too, where
+                "auto" means compiled on accelerators and eager on CPUs.
+            auto_scale_loss: as in Keras.
+            sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
+                `kmodels.generation.Sampler`, or "generation_config" for what the checkpoint's file
+                of that name asks for.
+        """
+        if optimizer == "auto":
+            optimizer = keras.optimizers.Adam(2e-5)
+        if loss == "auto":
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        if weighted_metrics == "auto":
+            weighted_metrics = ["sparse_categorical_accuracy"]
+        if isinstance(weighted_metrics, list | tuple):
+            weighted_metrics = [accuracy(metric) for metric in weighted_metrics]
+        self.use_sampler(sampler, jit_compile)
+        self.head.choose(loss, metrics, weighted_metrics)
+        super().compile(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )
+
+    def train_step(self, *args: Any) -> Any:
+        """One step of `fit`."""
+        with self.head.inside_step():
+            return super().train_step(*args)
+
+    def test_step(self, *args: Any) -> Any:
+        """One step of `evaluate`."""
+        with self.head.inside_step():
+            return super().test_step(*args)
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """Logits, or inside a step of `fit` or `evaluate` the hidden states."""
+        hidden = self.backbone(inputs, training=training)
+        return hidden if self.head.active else self.backbone.token_embedding(hidden, reverse=True)
+
+    def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
+        """The backbone's layers in one graph with the head: the table then stays one in all clones.
+
+        As a layer and as part of a model it would become two.
+        """
+        hidden = keras_internals.through_graph(self.backbone, inputs, clone, call)
+        return call(clone(self.backbone.token_embedding), hidden, reverse=True)
+
+    def score(
+        self,
+        token_ids: Any,
+        padding_mask: Any = None,
+        scoring_mode: str = "logits",
+        layer_intercept_fn: Any = None,
+        target_ids: Any = None,
+    ) -> Any:
+        """Logits, or the loss of each token.
+
+        Args:
+            token_ids: (B, T) int.
+            padding_mask: (B, T), or None for all tokens.
+            scoring_mode: "logits" or "loss".
+            layer_intercept_fn: called with (x, i) for the embeddings, which are scaled already, at
+                i = -1 and for the output of each block from i = 0; what it returns, (B, T, D), goes
+                on.
+            target_ids: (B, T) int, the tokens that the loss is of.
+
+        Returns:
+            (B, T, V), or (B, T) for "loss".
+
+        Raises:
+            InputError: for another mode, or a loss without targets.
+        """
+        if scoring_mode not in ("logits", "loss"):
+            raise InputError(f"scoring_mode is {scoring_mode!r}; give 'logits' or 'loss'")
+        if scoring_mode == "loss" and target_ids is None:
+            raise InputError("scoring_mode is 'loss'; give target_ids, the tokens to compare with")
+        inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
+        hidden = self.backbone.intercepted(inputs, layer_intercept_fn)
+        logits = self.backbone.token_embedding(hidden, reverse=True)
+        if scoring_mode == "logits":
+            return logits
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return loss(target_ids, logits)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """The loss of hidden states; of logits where `compile` was given another loss.
+
+        Raises:
+            InputError: for a weight of each row, (B,), which Keras would take for one of each place
+                in a row; `class_weight` makes such.
+        """
+        sample_weight = by_token(sample_weight, y)
+        if not self.head.active:
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        table = self.backbone.token_embedding
+        loss = self.head.loss(y_pred, table, y, sample_weight)
+        for extra in keras_internals.additional_losses(self):
+            loss = loss + keras.ops.cast(extra, loss.dtype)
+        return loss
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """What `compute_loss` counted; the usual where it did not."""
+        if not self.head.active:
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+        keras_internals.build_metrics(self, y, y_pred)
+        return self.get_metrics_result()
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int, pad_to_multiple_of: int | None = None
+    ) -> Embedding:
+        """As `DecoderBackbone.resize_token_embeddings`; the logits have as many columns.
+
+        Args:
+            new_num_tokens: rows of the new table.
+            pad_to_multiple_of: rounds the number of rows up to a multiple of this.
+
+        Returns:
+            The layer with the table.
+
+        Raises:
+            InputError: as there, or for fewer rows than the preprocessor's tokenizer has tokens.
+        """
+        check_whole("new_num_tokens", new_num_tokens)
+        _check_vocabulary(new_num_tokens, self.preprocessor)
+        table = self.backbone.resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
+        keras_internals.forget_parameters(self)
+        return table
+
+    def get_quantization_layer_structure(self, mode: str | None = None) -> dict[str, Any] | None:
+        """The parts that a method which quantizes block by block walks through, as keras-hub's.
+
+        `quantize` itself knows int8 and int4 alone, which need no such walk.
+
+        Args:
+            mode: "gptq" or "awq".
+
+        Returns:
+            {"pre_block_layers": a list with one model of token ids (B, T) to what the first block
+            takes, "sequential_blocks": the blocks}; None for other modes.
+        """
+        if mode not in ("gptq", "awq"):
+            return None
+        token_ids = keras.Input((None,), dtype="int32")
+        embedding = keras.Model(token_ids, self.backbone.token_embedding(token_ids))
+        return {"pre_block_layers": [embedding], "sequential_blocks": self.backbone.blocks}
+
+
+def _check_vocabulary(rows: int, preprocessor: Any) -> None:
+    """Raises where a tokenizer belongs to another model; ids beyond the table have no embedding.
+
+    Tokens that were added later may go beyond it: Gemma 3 has one for pictures, of no use here.
+    """
+    core = getattr(getattr(preprocessor, "tokenizer", None), "core", None)
+    if core is not None and (tokens := core.get_vocab_size(with_added_tokens=False)) > rows:
+        raise InputError(
+            f"the tokenizer has {tokens} tokens and the embedding table {rows} rows; give the "
+            "tokenizer of this model, or the backbone as many rows by resize_token_embeddings"
+        )

@@ -1,0 +1,140 @@
+"""What a decoder is made of: sizes that every family has, and what its blocks are."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from kmodels.core.errors import InputError, check_whole
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """One block of a decoder, and so everything that may differ from block to block.
+
+    Args:
+        num_query_heads: heads of the queries.
+        num_key_value_heads: heads of keys and values.
+        head_dim: width of each head.
+        mlp_dim: width of the MLP's gate, and of what it multiplies.
+        epsilon: of every norm.
+        query_scale: what the attention scores are multiplied by.
+        rope_wavelength: base of the rotary embedding.
+        rope_scaling: divides the positions.
+        window: keys that a query sees, its own included; None for all before it.
+        soft_cap: of the attention scores, or None.
+        use_query_key_norm: normalises queries and keys per head.
+        use_bias: biases of the projections of queries, keys and values.
+        use_output_bias: bias of the projection behind the attention.
+        norm_offset: is added to the scale of every norm, 1 in Gemma.
+        use_post_attention_norm: a norm behind the attention.
+        use_post_mlp_norm: a norm behind the MLP.
+        activation: of the MLP's gate: "silu", or "gelu" in its tanh form.
+        dropout: on attention weights and both residual branches, in training.
+    """
+
+    num_query_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    mlp_dim: int
+    epsilon: float
+    query_scale: float
+    rope_wavelength: float
+    rope_scaling: float = 1.0
+    window: int | None = None
+    soft_cap: float | None = None
+    use_query_key_norm: bool = False
+    use_bias: bool = False
+    use_output_bias: bool = False
+    norm_offset: float = 0.0
+    use_post_attention_norm: bool = False
+    use_post_mlp_norm: bool = False
+    activation: str = "silu"
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes of a decoder; a family adds its own fields and says in `block` what they mean.
+
+    Args:
+        vocabulary_size: rows of the embedding table.
+        num_layers: blocks.
+        num_query_heads: heads of the queries.
+        num_key_value_heads: heads of keys and values; divides `num_query_heads`.
+        hidden_dim: width of the hidden states.
+        intermediate_dim: width of the MLP's gate, and of what it multiplies.
+        head_dim: width of each head; even.
+        layer_norm_epsilon: of every norm.
+        dropout: on attention weights and both residual branches, in training.
+
+    Raises:
+        InputError: for sizes that do not fit together.
+    """
+
+    vocabulary_size: int
+    num_layers: int
+    num_query_heads: int
+    num_key_value_heads: int
+    hidden_dim: int
+    intermediate_dim: int
+    head_dim: int
+    layer_norm_epsilon: float = 1e-6
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocabulary_size",
+            "num_layers",
+            "num_query_heads",
+            "num_key_value_heads",
+            "hidden_dim",
+            "intermediate_dim",
+            "head_dim",
+        ):
+            check_whole(name, getattr(self, name))
+        if self.num_query_heads % self.num_key_value_heads:
+            raise InputError(
+                f"{self.num_key_value_heads} key/value heads do not divide {self.num_query_heads} "
+                "query heads; give a divisor"
+            )
+        if self.head_dim % 2:
+            raise InputError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"dropout is {self.dropout}; give a rate in [0, 1)")
+
+    @property
+    def mlp_dim(self) -> int:
+        """Width of the gate, and of what it multiplies."""
+        return self.intermediate_dim
+
+    @property
+    def scales_embeddings(self) -> bool:
+        """Whether embeddings are multiplied by sqrt(hidden_dim)."""
+        return False
+
+    @property
+    def ties_embeddings(self) -> bool:
+        """Whether the embedding table is the output layer too."""
+        return True
+
+    @property
+    def norm_offset(self) -> float:
+        """What is added to the scale of every norm."""
+        return 0.0
+
+    @property
+    def logit_soft_cap(self) -> float | None:
+        """The soft cap of the logits, or None."""
+        return None
+
+    def block(self, index: int) -> BlockConfig:
+        """Returns what the block with this number, from 0, is made of."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Returns a config, or makes the one whose fields `to_dict` gave."""
+        return config if isinstance(config, cls) else cls(**config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values."""
+        return asdict(self)

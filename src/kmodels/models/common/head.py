@@ -1,0 +1,115 @@
+"""The output layer of a causal model in training: its loss and accuracy without logits."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from kmodels import ops
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+
+ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
+REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
+
+
+class Head:
+    """The output layer during training: cross-entropy straight from hidden states.
+
+    An object of its own, so that Keras does not track the metrics a second time.
+    """
+
+    def __init__(self) -> None:
+        # Replicas on TensorFlow are threads, which enter and leave a step in turns.
+        self._inside = 0
+        self._chosen = False
+        self._reduction = REDUCTIONS[0]
+        self._metrics: Sequence[Any] = ()
+
+    def choose(self, loss: Any, metrics: Any, weighted_metrics: Any) -> None:
+        """Decides from the arguments of `compile` whether logits can be left out."""
+        weighted = list(weighted_metrics or ())
+        known = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+        settings = loss.get_config() if known else {}
+        self._chosen = (
+            settings.get("from_logits", False)
+            and settings.get("ignore_class") is None
+            and not settings.get("label_smoothing")
+            and loss.reduction in REDUCTIONS
+            and not metrics
+            and all(type(m) is keras.metrics.SparseCategoricalAccuracy for m in weighted)
+        )
+        self._metrics = weighted if self._chosen else ()
+        self._reduction = loss.reduction if self._chosen else REDUCTIONS[0]
+
+    @contextmanager
+    def inside_step(self) -> Iterator[None]:
+        """Hidden states instead of logits inside the block, where that was chosen."""
+        self._inside += self._chosen
+        try:
+            yield
+        finally:
+            self._inside -= self._chosen
+
+    @property
+    def active(self) -> bool:
+        """Whether the model is inside a step that needs no logits."""
+        return self._inside > 0
+
+    def loss(self, hidden: Any, embedding: Any, labels: Any, weights: Any) -> Any:
+        """The loss as Keras reduces it, a float32 scalar; the metrics count along.
+
+        Args:
+            hidden: (B, T, D).
+            embedding: the layer with the table.
+            labels: (B, T) int.
+            weights: (B, T), or None for ones.
+        """
+        flat = keras.ops.reshape(hidden, (-1, hidden.shape[-1]))
+        labels = keras.ops.reshape(labels, (-1,))
+        if weights is None:
+            weights = keras.ops.ones_like(labels, dtype="float32")
+        weights = keras.ops.reshape(keras.ops.cast(weights, "float32"), (-1,))
+        rows = embedding.rows if embedding.tie_weights else None
+        instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
+        total, hits = embedding.with_table(
+            ops.linear_cross_entropy,
+            flat,
+            embedding.output_table,
+            labels,
+            weights,
+            soft_cap=embedding.soft_cap,
+            trainable_table=embedding.output_table.trainable,
+            **instead,
+        )
+        count = keras.ops.sum(weights)
+        share = keras.ops.divide_no_nan(hits, count)
+        for metric in self._metrics:
+            # A mean of hits, whose sum is known already.
+            keras.metrics.Mean.update_state(metric, share, sample_weight=count)
+        if self._reduction == "sum":
+            return total
+        if self._reduction != "mean_with_sample_weight":
+            count = keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
+        return keras_internals.part_of_loss(keras.ops.divide_no_nan(total, count))
+
+
+def by_token(weights: Any, labels: Any) -> Any:
+    """Weights of shape (B, T) from such, or from (B, 1); what is None stays so."""
+    given, wanted = (tuple(getattr(each, "shape", ())) for each in (weights, labels))
+    if len(wanted) != 2 or not given:
+        return weights
+    if len(given) == 1:
+        raise InputError(
+            f"sample_weight has the shape {given} beside targets of {wanted}; give one for each "
+            "token, or for each row as (rows, 1), and no class_weight"
+        )
+    return weights * keras.ops.ones_like(labels, dtype=weights.dtype) if given[1] == 1 else weights
+
+
+def accuracy(metric: Any) -> Any:
+    """Returns the metric that a usual name of it means; what is no such name stays."""
+    if metric in ACCURACIES:
+        return keras.metrics.SparseCategoricalAccuracy(name=metric)
+    return metric

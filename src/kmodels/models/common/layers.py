@@ -1,0 +1,234 @@
+"""A decoder's attention and its block; what they do is in the config alone."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import keras
+
+from kmodels import ops
+from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm, SwiGLU
+from kmodels.layers.base import Shape, reshape
+from kmodels.models.common.config import BlockConfig, DecoderConfig
+
+
+class _OfBlock(Layer):
+    """A part of the block with a number.
+
+    Args:
+        config: of the backbone.
+        index: of the block, from 0.
+        **kwargs: of `keras.layers.Layer`.
+
+    Attributes:
+        block: what the config says of this block.
+    """
+
+    config_class: ClassVar[type[DecoderConfig]] = DecoderConfig
+
+    def __init__(self, config: DecoderConfig | Mapping[str, Any], index: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.config = self.config_class.of(config)
+        self.index = index
+        self.block: BlockConfig = self.config.block(index)
+
+    def norm(self, name: str) -> RMSNorm:
+        """Returns a norm as this block has them."""
+        block = self.block
+        return RMSNorm(block.epsilon, offset=block.norm_offset, name=name, dtype=self.dtype_policy)
+
+    def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
+        """Returns the input's shape."""
+        return input_shape
+
+
+class DecoderAttention(_OfBlock):
+    """Causal attention with grouped key/value heads and rotary positions.
+
+    Args:
+        config: of the backbone.
+        index: of the block, from 0; the config says what this block does.
+
+    Call:
+        x (B, T, D) -> (B, T, D); the other arguments as in `DecoderBlock`, and a Keras mask too.
+
+    Weights:
+        query (D, N * H), key and value (D, K * H), output (N * H, D): kernel, and bias where the
+        config asks for it. With norms of queries and keys query_norm and key_norm: scale (H,).
+    """
+
+    def __init__(self, config: DecoderConfig | Mapping[str, Any], index: int, **kwargs: Any):
+        super().__init__(config, index, **kwargs)
+        self.window = self.block.window
+        self.rope = {
+            "max_wavelength": self.block.rope_wavelength,
+            "scaling": self.block.rope_scaling,
+        }
+        self.query_norm = self.key_norm = self.seed_generator = None
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the projections, the norms and the random stream."""
+        block, width = self.block, input_shape[-1]
+        self.seed_generator = self.add_seed(block.dropout)
+        heads, groups = block.num_query_heads, block.num_key_value_heads
+        queries = heads * block.head_dim
+        for name, inner, outer, granularity in (
+            ("query", width, queries, (None, heads)),
+            ("key", width, groups * block.head_dim, (None, groups)),
+            ("value", width, groups * block.head_dim, (None, groups)),
+            ("output", queries, width, (heads, None)),
+        ):
+            layer = Dense(
+                outer,
+                use_bias=block.use_output_bias if name == "output" else block.use_bias,
+                shard_granularity=granularity,
+                name=name,
+                dtype=self.dtype_policy,
+            )
+            setattr(self, f"{name}_dense", layer)
+            layer.build((None, inner))
+        if block.use_query_key_norm:
+            for name in ("query_norm", "key_norm"):
+                norm = self.norm(name)
+                setattr(self, name, norm)
+                norm.build((None, block.head_dim))
+
+    def call(
+        self,
+        x: Any,
+        segment_ids: Any = None,
+        positions: Any = None,
+        cache: Any = None,
+        training: bool = False,
+        mask: Any = None,
+        x_mask: Any = None,
+    ) -> Any:
+        """(B, T, D) -> (B, T, D)."""
+        block, length = self.block, keras.ops.shape(x)[1]
+        if positions is None:
+            positions = keras.ops.arange(length, dtype="int32")
+        q = self._heads(self.query_dense(x), block.num_query_heads, length)
+        k = self._heads(self.key_dense(x), block.num_key_value_heads, length)
+        v = self._heads(self.value_dense(x), block.num_key_value_heads, length)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q = ops.rotary_embedding(q, positions, **self.rope)
+        k = ops.rotary_embedding(k, positions, **self.rope)
+        if cache is not None:
+            k, v, visible = cache.extend(k, v, self.window)
+        else:
+            visible = {"causal": True, "window": self._window(length)}
+            visible["mask"] = _visible(segment_ids, mask if x_mask is None else x_mask)
+        active = training and self.seed_generator is not None
+        y = ops.attention(
+            q,
+            k,
+            v,
+            **visible,
+            scale=block.query_scale,
+            soft_cap=block.soft_cap,
+            dropout=block.dropout if active else 0.0,
+            seed=self.seed_generator if active else None,
+        )
+        width = block.num_query_heads * block.head_dim
+        return self.output_dense(reshape(y, (-1, length, width)))
+
+    def _window(self, length: Any) -> int | None:
+        """None where the window covers the whole row: a plain causal mask is the cheaper one."""
+        if self.window is not None and isinstance(length, int) and length <= self.window:
+            return None
+        return self.window
+
+    def _heads(self, x: Any, heads: int, length: Any) -> Any:
+        return reshape(x, (-1, length, heads, self.block.head_dim))
+
+
+def _visible(segment_ids: Any, mask: Any) -> Any:
+    """What tokens see beside what comes later, broadcastable to (B, 1, T, T); None for all."""
+    allowed = None if mask is None else keras.ops.cast(mask, "bool")[:, None, None]
+    if segment_ids is not None:
+        same = keras.ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])[:, None]
+        allowed = same if allowed is None else keras.ops.logical_and(allowed, same)
+    return allowed
+
+
+class DecoderBlock(_OfBlock):
+    """One block: norms in front of attention and MLP, and behind them where the config asks.
+
+    A family's own class names its config, so that files can make the block again:
+
+        @keras.saving.register_keras_serializable(package="kmodels")
+        class Qwen3Block(DecoderBlock):
+            config_class = Qwen3Config
+
+    Args:
+        config: of the backbone.
+        index: of the block, from 0.
+
+    Call:
+        x (B, T, D); segment_ids (B, T) int or None: tokens see those of their own segment only;
+        positions (T,) or (B, T) int or None for 0, 1, ...; cache: keys and values of earlier
+        tokens, with `extend(key, value, window) -> (key, value, arguments of ops.attention)`, or
+        None -> (B, T, D). Tokens that a Keras mask leaves out are seen by none; they keep their
+        positions. Keras hands the mask on, as `mask`, or beside other tensors as `x_mask`.
+    """
+
+    attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
+
+    def __init__(self, config: DecoderConfig | Mapping[str, Any], index: int, **kwargs: Any):
+        super().__init__(config, index, **kwargs)
+        policy, block = self.dtype_policy, self.block
+        self.attention_norm = self.norm("attention_norm")
+        self.attention = self.attention_class(self.config, index, name="attention", dtype=policy)
+        self.mlp_norm = self.norm("mlp_norm")
+        if block.activation == "gelu":
+            self.mlp = GatedMLP(block.mlp_dim, name="mlp", dtype=policy)
+        else:
+            self.mlp = SwiGLU(block.mlp_dim, use_bias=False, name="mlp", dtype=policy)
+        self.post_attention_norm = self.post_mlp_norm = None
+        if block.use_post_attention_norm:
+            self.post_attention_norm = self.norm("post_attention_norm")
+        if block.use_post_mlp_norm:
+            self.post_mlp_norm = self.norm("post_mlp_norm")
+        self.dropout = Dropout(block.dropout, name="dropout", dtype=policy)
+        self.mlp_dropout = Dropout(block.dropout, name="mlp_dropout", dtype=policy)
+
+    @property
+    def use_sliding_window_attention(self) -> bool:
+        """Whether tokens of this block see a window alone, by keras-hub's name."""
+        return self.attention.window is not None
+
+    def build(self, input_shape: Shape) -> None:
+        """Builds every part for the width of the hidden states."""
+        parts = (self.attention_norm, self.attention, self.post_attention_norm)
+        parts = (*parts, self.dropout, self.mlp_norm, self.mlp, self.post_mlp_norm)
+        for part in (*parts, self.mlp_dropout):
+            if part is not None:
+                part.build(input_shape)
+
+    def call(
+        self,
+        x: Any,
+        segment_ids: Any = None,
+        positions: Any = None,
+        cache: Any = None,
+        training: bool = False,
+        mask: Any = None,
+        x_mask: Any = None,
+    ) -> Any:
+        """(B, T, D) -> (B, T, D)."""
+        y = self.attention(
+            self.attention_norm(x),
+            segment_ids=segment_ids,
+            positions=positions,
+            cache=cache,
+            training=training,
+            mask=mask if x_mask is None else x_mask,
+        )
+        if self.post_attention_norm is not None:
+            y = self.post_attention_norm(y)
+        x = x + self.dropout(y, training=training)
+        y = self.mlp(self.mlp_norm(x))
+        if self.post_mlp_norm is not None:
+            y = self.post_mlp_norm(y)
+        return x + self.mlp_dropout(y, training=training)

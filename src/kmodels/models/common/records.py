@@ -1,0 +1,54 @@
+"""What users hand to a preprocessor, as texts and records one by one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.text.texts import as_list, as_text
+
+
+def one_by_one(x: Any, reader: str = "the model") -> tuple[list[Any], bool]:
+    """Returns texts or records one by one, and whether there was more than one to begin with.
+
+    Args:
+        x: what a preprocessor takes.
+        reader: of the texts, in errors.
+
+    Raises:
+        InputError: for pictures, or columns of different lengths.
+    """
+    if isinstance(x, str | bytes):
+        return [as_text(x)], False
+    if isinstance(x, Mapping):
+        if "messages" in x:
+            return [dict(x)], False
+        columns = {name: value for name, value in x.items() if value is not None}
+        if "images" in columns:
+            raise InputError(f"{reader} takes text alone here; leave 'images' out")
+        if all(isinstance(value, str | bytes) for value in columns.values()):
+            return [{name: as_text(value) for name, value in columns.items()}], False
+        lists = {
+            name: [as_text(item) for item in as_list(value)] for name, value in columns.items()
+        }
+        if len(sizes := {len(column) for column in lists.values()}) > 1:
+            raise InputError(
+                "the columns differ in length: "
+                + ", ".join(f"{name} {len(column)}" for name, column in lists.items())
+            )
+        names, rows = list(lists), range(sizes.pop() if sizes else 0)
+        return [{name: lists[name][row] for name in names} for row in rows], True
+    values = as_list(x)
+    if not isinstance(values, list):
+        return [as_text(values)], False
+    return [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values], True
+
+
+def _bare(value: Any) -> Any:
+    """A record in which data loaders made arrays of the texts, without them."""
+    if isinstance(value, np.ndarray):
+        return _bare(value.tolist())
+    if isinstance(value, Mapping):
+        return {name: _bare(part) for name, part in value.items()}
+    return [_bare(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,155 @@
+"""Tokenizers as Keras layers, with what keras-hub's of all families have in common."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import tokenizers
+
+from kmodels import presets
+from kmodels.core.errors import InputError, check_whole
+from kmodels.text import Tokenizer
+from kmodels.text.texts import as_text
+
+DTYPES = ("int32", "int64", "string")
+
+
+class LayerTokenizer(Tokenizer, keras.layers.Layer):
+    """A `kmodels.text.Tokenizer` that is a Keras layer; the base of each family's own.
+
+    A family's class makes the core of the files that keras-hub's takes, and hands it on. Its own
+    first argument takes a core too, by which `from_file` and `from_config` make it.
+
+    Args:
+        core: the tokenizer itself.
+        sequence_length: rows are cut and filled with the padding token to this many ids.
+        dtype: of the tokens: "int32", "int64", or "string" for their texts.
+        add_bos: puts the start token in front.
+        add_eos: puts the end token behind; it may be cut off.
+        start: text of the start token; found by its usual name by default.
+        end: text of the end token, likewise.
+        pad: text of the padding token, likewise.
+        stop: see `Tokenizer`.
+        settings: see `Tokenizer`.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
+
+    Attributes:
+        unknown_token: text of the token that `token_to_id` gives for what is not there, or None.
+
+    Call:
+        A text, a list or an array of texts, or a tensor of strings, also inside
+        `tf.data.Dataset.map` -> a list of ids or a list of such lists; inside tf.data a tensor,
+        ragged for a batch.
+
+    Raises:
+        InputError: for another dtype.
+    """
+
+    unknown_token: str | None = None
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        sequence_length: int | None = None,
+        dtype: Any = "int32",
+        add_bos: bool = False,
+        add_eos: bool = False,
+        *,
+        start: str | None = None,
+        end: str | None = None,
+        pad: str | None = None,
+        stop: Sequence[int] = (),
+        settings: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        policy = keras.dtype_policies.get(dtype)
+        if policy.compute_dtype not in DTYPES:
+            raise InputError(f"dtype is {policy.name!r}; tokens are {', '.join(DTYPES)}")
+        if sequence_length is not None:
+            check_whole("sequence_length", sequence_length)
+        keras.layers.Layer.__init__(self, dtype=policy, **kwargs)
+        Tokenizer.__init__(self, core, start, end, pad, stop, settings)
+        self.sequence_length = sequence_length
+        self.add_bos, self.add_eos = add_bos, add_eos
+        self.built = True
+
+    @property
+    def output_dtype(self) -> str:
+        """The dtype of what `tokenize` gives inside tf.data."""
+        return self.compute_dtype
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Same as `tokenize`; Keras' own call would make tensors of the texts."""
+        return self.tokenize(inputs)
+
+    def _finish(self, row: list[int]) -> list[Any]:
+        start = [self.start_token_id] if self.add_bos and self.start_token_id is not None else []
+        row = [*start, *row, *([self.end_token_id] if self.add_eos else [])]
+        if self.sequence_length is not None:
+            row = row[: self.sequence_length]
+            row += [self.pad_token_id] * (self.sequence_length - len(row))
+        return [self.id_to_token(i) for i in row] if self.output_dtype == "string" else row
+
+    def token_to_id(self, token: str | bytes) -> int:
+        """The id of a token; that of the unknown token for one that is not there, as keras-hub."""
+        found = self.core.token_to_id(as_text(token))
+        if found is None and self.unknown_token is not None:
+            found = self.core.token_to_id(self.unknown_token)
+        return super().token_to_id(as_text(token)) if found is None else found
+
+    def id_to_token(self, token_id: int) -> str:
+        """The text of a token.
+
+        Raises:
+            InputError: for an id outside the vocabulary, as in keras-hub.
+        """
+        found = self.core.id_to_token(int(token_id)) if token_id >= 0 else None
+        if found is None:
+            raise InputError(
+                f"there is no token {token_id}; ids go from 0 to {self.vocabulary_size() - 1}"
+            )
+        return found
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, the vocabulary in place of the files."""
+        return {
+            "name": self.name,
+            "dtype": self.output_dtype,
+            "sequence_length": self.sequence_length,
+            "add_bos": self.add_bos,
+            "add_eos": self.add_eos,
+            **self.to_dict(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The tokenizer of `get_config`."""
+        config = dict(config)
+        return cls(tokenizers.Tokenizer.from_str(config.pop("json")), **config)
+
+    def __reduce__(self) -> Any:
+        return _from_config, (type(self), self.get_config())
+
+    @classmethod
+    def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
+        """The tokenizer of a checkpoint.
+
+        Args:
+            preset: a directory or file that `Tokenizer.from_file` reads, or an explicit "hf://" or
+                "kaggle://" name.
+            **settings: arguments to change.
+
+        Raises:
+            InputError: where there is no tokenizer.
+        """
+        found = cls.from_file(presets.locate(preset))
+        return cls.from_config({**found.get_config(), **settings}) if settings else found
+
+    def save_to_preset(self, directory: str | Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, for `from_preset` and transformers."""
+        self.save(directory)
+
+
+def _from_config(cls: type[LayerTokenizer], config: dict[str, Any]) -> LayerTokenizer:
+    return cls.from_config(config)
