@@ -11,6 +11,7 @@ GEMMA = {
     "vocabulary_size": 31, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1,
     "hidden_dim": 8, "intermediate_dim": 24, "head_dim": 4,
 }  # fmt: skip
+QWEN3 = {**GEMMA, "tie_word_embeddings": False}
 VIT = {
     "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 8,
     "mlp_dim": 12,
@@ -34,6 +35,13 @@ CASES = {
     models.GemmaBackbone: (lambda **more: models.GemmaBackbone(**GEMMA, **more), IDS),
     models.Gemma3Backbone: (
         lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
+        IDS,
+    ),
+    models.Qwen3Backbone: (lambda **more: models.Qwen3Backbone(**GEMMA, **more), IDS),
+    models.Qwen3CausalLM: (
+        lambda dtype=None, **more: models.Qwen3CausalLM(
+            models.Qwen3Backbone(**QWEN3, dtype=dtype), **more
+        ),
         IDS,
     ),
     models.ViTImageClassifier: (

@@ -17,8 +17,9 @@ import kmodels
 from arrays import to_numpy
 from kmodels import layers
 from kmodels.core.errors import InputError
-from kmodels.models import GemmaConfig, ViTConfig
+from kmodels.models import GemmaConfig, Qwen3Config, ViTConfig
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
+from kmodels.models.qwen3.model import Qwen3Block
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
 
@@ -29,6 +30,10 @@ VIT = ViTConfig(
 GEMMA = GemmaConfig(
     vocabulary_size=11, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=8,
     intermediate_dim=24, head_dim=4, use_query_key_norm=True, use_post_ffw_norm=True, dropout=0.1,
+)  # fmt: skip
+QWEN3 = Qwen3Config(
+    vocabulary_size=11, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=8,
+    intermediate_dim=12, head_dim=4, dropout=0.1,
 )  # fmt: skip
 SETTINGS = {
     "kernel_initializer": "he_normal",
@@ -105,8 +110,8 @@ CASES = [
     Case(layers.DropPath, {"rate": 0.3}, TOKENS, TOKENS, (0, 0, 1)),
     Case(
         layers.Embedding,
-        {"input_dim": 7, "output_dim": 4, "scaled": False, "tie_weights": False},
-        (2, 5), (2, 5, 4), (2, 0, 0), ids=True, masks=False, name="Embedding with two tables",
+        {"input_dim": 7, "output_dim": 4, "scaled": False},
+        (2, 5), (2, 5, 4), (1, 0, 0), ids=True, masks=False, name="Embedding, unscaled",
     ),
     Case(
         layers.Embedding, {"input_dim": 7, "output_dim": 4}, (2, 5), (2, 5, 4), (1, 0, 0),
@@ -167,6 +172,7 @@ CASES = [
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
+    Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),
 ]  # fmt: skip
 # Bases, which are there to be inherited from.
 ABSTRACT = {"Layer", "WithKernel", "Projections", "DecoderAttention", "DecoderBlock"}

@@ -13,6 +13,14 @@ from kmodels.models.gemma import (
     GemmaTokenizer,
 )
 from kmodels.models.gemma.sharding import LAYOUT as _GEMMA
+from kmodels.models.qwen3 import (
+    Qwen3Backbone,
+    Qwen3CausalLM,
+    Qwen3CausalLMPreprocessor,
+    Qwen3Config,
+    Qwen3Tokenizer,
+)
+from kmodels.models.qwen3.sharding import LAYOUT as _QWEN3
 from kmodels.models.vit import (
     DeiTBackbone,
     DeiTImageClassifier,
@@ -30,7 +38,7 @@ from kmodels.models.vit import (
 )
 from kmodels.models.vit.sharding import LAYOUT as _VIT
 
-for _layout in (_GEMMA, _VIT):
+for _layout in (_GEMMA, _QWEN3, _VIT):
     register(_layout)
 
 __all__ = [
@@ -49,6 +57,11 @@ __all__ = [
     "GemmaCausalLMPreprocessor",
     "GemmaConfig",
     "GemmaTokenizer",
+    "Qwen3Backbone",
+    "Qwen3CausalLM",
+    "Qwen3CausalLMPreprocessor",
+    "Qwen3Config",
+    "Qwen3Tokenizer",
     "SigLIPImageConverter",
     "SigLIPVisionEncoder",
     "ViTBackbone",

@@ -13,6 +13,7 @@ from kmodels.weights import Checkpoint
 
 FAMILIES = {
     "gemma": "kmodels.models.gemma.family",
+    "qwen3": "kmodels.models.qwen3.family",
     "vit": "kmodels.models.vit.family",
 }
 

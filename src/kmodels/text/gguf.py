@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from kmodels.core.errors import InputError
+from kmodels.text import byte_level
 from kmodels.text import pieces as build
 from kmodels.weights.gguf import open_gguf, setting
 
@@ -23,7 +24,8 @@ def load(
     """The tokenizer of a GGUF file, the names of its special tokens, and its chat template.
 
     Args:
-        path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma.
+        path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma, or with
+            byte-level merges as for Qwen.
         special: pieces to treat as control tokens though the file says otherwise.
 
     Returns:
@@ -38,16 +40,21 @@ def load(
     def value(name: str, default: Any = None) -> Any:
         return setting(reader, f"tokenizer.ggml.{name}", default)
 
-    kind, texts = value("model"), value("tokens")
-    if kind != "llama" or not texts:
+    kind, texts, cut = value("model"), value("tokens"), value("pre")
+    merged = kind == "gpt2" and cut in byte_level.PATTERNS
+    if not (kind == "llama" or merged) or not texts:
+        if kind == "gpt2":
+            kind = f"gpt2 with pre={cut}"
         raise InputError(
             f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) is read, "
-            "or give the directory of a tokenizer.json"
+            f"and 'gpt2' with pre={' or '.join(byte_level.PATTERNS)}; or give the directory of a "
+            "tokenizer.json"
         )
     template = setting(reader, "tokenizer.chat_template", None)
     settings = {} if template is None else {"chat_template": template}
     try:
-        return *_build(texts, value, special), settings
+        make = _build_merged if merged else _build
+        return *make(texts, value, special), settings
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
             f"{path} holds a damaged vocabulary: {' '.join(str(error).split())}; copy it again"
@@ -70,9 +77,35 @@ def _build(
         ),
         dummy_prefix=prefix,
     )
+    return core, _roles(texts, value)
+
+
+def _build_merged(
+    texts: list[str], value: Callable[..., Any], special: tuple[str, ...]
+) -> tuple[Tokenizer, dict[str, str]]:
+    """The tokenizer of a vocabulary of byte-level merges."""
+    kinds = value("token_type", [build.NORMAL] * len(texts))
+    # Rows without a token are filled up with some that no text gives.
+    usual = {text: i for i, text in enumerate(texts) if kinds[i] != build.UNUSED}
+    core = byte_level.build(
+        usual,
+        byte_level.pairs(value("merges", [])),
+        special=[text for text, i in usual.items() if kinds[i] == build.CONTROL],
+        added=[text for text, i in usual.items() if kinds[i] == build.USER_DEFINED],
+        pattern=byte_level.PATTERNS[value("pre")],
+    )
+    roles = _roles(texts, value)
+    # The start token of a file that says not to use it stands for nothing.
+    if not value("add_bos_token", False):
+        roles.pop("start", None)
+    return core, roles
+
+
+def _roles(texts: list[str], value: Callable[..., Any]) -> dict[str, str]:
+    """The texts of the start, end and padding token, where the file names them."""
     ids = {"start": "bos_token_id", "end": "eos_token_id", "pad": "padding_token_id"}
     named = {name: value(key) for name, key in ids.items()}
-    return core, {name: texts[i] for name, i in named.items() if i is not None}
+    return {name: texts[i] for name, i in named.items() if i is not None}
 
 
 class Vocabulary(NamedTuple):

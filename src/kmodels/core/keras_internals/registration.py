@@ -16,6 +16,10 @@ GEMMA = (
     *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
     *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "Reordered", "TokensFirst"),
 )
+QWEN3 = (
+    *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
+    "Qwen3Tokenizer",
+)
 VIT = (
     *("PatchEmbedding", "Pooling", "Tokens", "ViTBackbone", "ViTBlock", "ViTImageClassifier"),
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
@@ -30,7 +34,7 @@ MODULES = {
         *("RandomSampler", "TopKSampler", "TopPSampler"),
     ),
     "kmodels.layers": LAYERS,
-    "kmodels.models": (*GEMMA, *VIT),
+    "kmodels.models": (*GEMMA, *QWEN3, *VIT),
     "kmodels.training.optim": TRAINING,
 }
 

@@ -1,5 +1,6 @@
 """A decoder, readable from token ids to hidden states."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -7,9 +8,9 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import check_whole
+from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
-from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.inputs import (
     OptionalInputs,
     Reordered,
@@ -67,12 +68,19 @@ class _Steps(NamedTuple):
 class DecoderBackbone(OptionalInputs, Backbone):
     """Embeddings, blocks and a norm, as a config describes them; the base of each family's own.
 
-    A family's class names its config and its block, and takes keras-hub's arguments.
+    A family's class names its config, its block and its layout.
 
     Args:
-        config: sizes and variants.
+        vocabulary_size: rows of the embedding table.
+        num_layers: blocks.
+        num_query_heads: heads of the queries.
+        num_key_value_heads: heads of keys and values.
+        hidden_dim: width of the hidden states.
+        intermediate_dim: width of the MLP, as the config counts it.
+        head_dim: width of each head.
         dtype: policy, such as "bfloat16"; Keras' global one by default.
         name: of the model; Keras gives one by default.
+        **variants: the other fields of the config.
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D).
@@ -81,11 +89,37 @@ class DecoderBackbone(OptionalInputs, Backbone):
         Without a mask, or for token ids (B, T) alone, all are there. For several texts in a row add
         "segment_ids" (B, T) int, tokens of one text sharing a number, and "positions" (B, T) int,
         from 0 in each text. Other names are left out with Keras' warning.
+
+    Raises:
+        InputError: for sizes that do not fit together, or names that the config lacks.
     """
 
     block_class: ClassVar[type[DecoderBlock]]
+    layout: ClassVar[Mapping[str, layouts.Axes]] = {}
 
-    def __init__(self, config: DecoderConfig, dtype: Any = None, name: str | None = None):
+    def __init__(
+        self,
+        vocabulary_size: int,
+        num_layers: int,
+        num_query_heads: int,
+        num_key_value_heads: int,
+        hidden_dim: int,
+        intermediate_dim: int,
+        head_dim: int,
+        dtype: Any = None,
+        name: str | None = None,
+        **variants: Any,
+    ):
+        config = self.make_config(
+            vocabulary_size=vocabulary_size,
+            num_layers=num_layers,
+            num_query_heads=num_query_heads,
+            num_key_value_heads=num_key_value_heads,
+            hidden_dim=hidden_dim,
+            intermediate_dim=intermediate_dim,
+            head_dim=head_dim,
+            **variants,
+        )
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
 
         # === Layers ===
@@ -218,3 +252,16 @@ class DecoderBackbone(OptionalInputs, Backbone):
             for block, cache in zip(self.blocks, caches, strict=True):
                 x = block(x, positions=positions, cache=cache)
             return self.final_norm(x)
+
+    @classmethod
+    def get_layout_map(
+        cls,
+        device_mesh: keras.distribution.DeviceMesh,
+        model_parallel_dim_name: str = "model",
+        data_parallel_dim_name: str = "batch",
+    ) -> keras.distribution.LayoutMap:
+        """How the weights lie on a mesh, as keras-hub's method of this name."""
+        inner = dict.fromkeys(("heads", "mlp", "vocab"), model_parallel_dim_name)
+        return layouts.layout_map(
+            device_mesh, cls.layout, {**inner, "embed": data_parallel_dim_name}
+        )

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import keras
 import tokenizers
 
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
-from kmodels.text import Tokenizer
+from kmodels.text import Tokenizer, byte_level
 from kmodels.text.texts import as_text
 
 DTYPES = ("int32", "int64", "string")
@@ -149,6 +149,40 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
     def save_to_preset(self, directory: str | Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, for `from_preset` and transformers."""
         self.save(directory)
+
+
+class BytePairTokenizer(LayerTokenizer):
+    """A `LayerTokenizer` of byte-level merges, with the first arguments of keras-hub's class.
+
+    Args:
+        vocabulary: token to id, the path of a vocab.json, or a `tokenizers.Tokenizer`.
+        merges: pairs of tokens with a blank between them, or the path of a merges.txt.
+        **kwargs: of `LayerTokenizer`.
+
+    Attributes:
+        roles: texts of the family's start, end and padding token by these names; each counts where
+            the vocabulary has it and no other is given.
+        control_tokens: of the family, which are cut out of a text before merges.
+
+    Raises:
+        InputError: for files that are missing or no vocabulary.
+    """
+
+    roles: ClassVar[Mapping[str, str]] = {}
+    control_tokens: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        vocabulary: tokenizers.Tokenizer | Mapping[str, int] | str | Path,
+        merges: Sequence[str] | str | Path | None = None,
+        **kwargs: Any,
+    ):
+        if not isinstance(vocabulary, tokenizers.Tokenizer):
+            vocabulary = byte_level.read(vocabulary, merges, special=self.control_tokens)
+        for role, text in self.roles.items():
+            if kwargs.get(role) is None and vocabulary.token_to_id(text) is not None:
+                kwargs[role] = text
+        super().__init__(vocabulary, **kwargs)
 
 
 def _from_config(cls: type[LayerTokenizer], config: dict[str, Any]) -> LayerTokenizer:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.memory.sizes import Sizes
+from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.sizes import sizes
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
@@ -58,21 +59,10 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
     form: dict[str, Any] = {
         "architectures": [bare if backbone is model else causal],
         "model_type": kind,
-        "vocab_size": config.vocabulary_size,
-        "hidden_size": config.hidden_dim,
-        "intermediate_size": config.mlp_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_query_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
+        **decoder.form(model),
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": config.layer_norm_epsilon,
-        "attention_dropout": config.dropout,
-        "attention_bias": False,
-        "tie_word_embeddings": True,
         "rope_theta": config.global_rope_wavelength,
-        **_tokens(model),
     }
     if (factor := config.global_rope_scaling_factor) != 1.0:
         form["rope_scaling"] = {"rope_type": "linear", "factor": factor}
@@ -99,41 +89,6 @@ def _windows(config: Any) -> dict[str, Any]:
 def _whole(value: float) -> int | float:
     """The whole number that a float is but for rounding, which transformers wants."""
     return round(value) if abs(value - round(value)) < 1e-6 else value
-
-
-def _tokens(model: Any) -> dict[str, Any]:
-    tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
-    if tokenizer is None:
-        return {}
-    return {
-        "bos_token_id": tokenizer.start_token_id,
-        "eos_token_id": list(tokenizer.stop_token_ids),
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-
-
-def sizes(config: Any) -> Sizes:
-    """What decides the memory of a step."""
-    return Sizes(
-        layers=config.num_layers,
-        width=config.hidden_dim,
-        heads=config.num_query_heads,
-        groups=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        mlp_dim=config.mlp_dim,
-        vocabulary=config.vocabulary_size,
-        gated=True,
-        post_norms=config.use_post_attention_norm or config.use_post_ffw_norm,
-        head_norms=config.use_query_key_norm,
-        causal=True,
-        windows=tuple(
-            config.sliding_window_size if config.is_local(i) else None
-            for i in range(config.num_layers)
-        ),
-        soft_cap=config.attention_logit_soft_cap,
-        dropout=config.dropout,
-        attention_dropout=config.dropout,
-    )
 
 
 FAMILY = Family(

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.distribution import layout
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.layers import GemmaBlock
@@ -58,42 +57,8 @@ class GemmaBackbone(DecoderBackbone):
     config_class = GemmaConfig
     block_class = GemmaBlock
     family = "gemma"
+    layout = LAYOUT
     peft_names = staticmethod(peft.names)
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        num_layers: int,
-        num_query_heads: int,
-        num_key_value_heads: int,
-        hidden_dim: int,
-        intermediate_dim: int,
-        head_dim: int,
-        dtype: Any = None,
-        name: str | None = None,
-        **variants: Any,
-    ):
-        config = self.make_config(
-            vocabulary_size=vocabulary_size,
-            num_layers=num_layers,
-            num_query_heads=num_query_heads,
-            num_key_value_heads=num_key_value_heads,
-            hidden_dim=hidden_dim,
-            intermediate_dim=intermediate_dim,
-            head_dim=head_dim,
-            **variants,
-        )
-        super().__init__(config, dtype, name)
-
-    @staticmethod
-    def get_layout_map(
-        device_mesh: keras.distribution.DeviceMesh,
-        model_parallel_dim_name: str = "model",
-        data_parallel_dim_name: str = "batch",
-    ) -> keras.distribution.LayoutMap:
-        """How the weights lie on a mesh, as keras-hub's method of this name."""
-        inner = dict.fromkeys(("heads", "mlp", "vocab"), model_parallel_dim_name)
-        return layout.layout_map(device_mesh, LAYOUT, {**inner, "embed": data_parallel_dim_name})
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -1,26 +1,18 @@
 """Hugging Face directories of Gemma 1, 2 and 3, the text part of multimodal ones included."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.generation.settings import not_applied
+from kmodels.models.common import huggingface as decoder
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
-from kmodels.weights import Checkpoint, Rule, read_safetensors, transpose
-from kmodels.weights.readers import read_json
+from kmodels.weights import Checkpoint, Rule
 
-log = logging.getLogger("kmodels")
-
-BLOCK = "layers.{i}"
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3_text": 3, "gemma3": 3}
-HEAD = "lm_head.weight"
 # A causal model, the text part of a multimodal one in transformers 4 and 5, a bare model.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 OTHER_PARTS = ("vision_tower", "multi_modal_projector", "embed_vision")
-GENERATION = "generation_config.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # What transformers' configs leave out where it equals their own defaults.
 DEFAULTS: dict[int, dict[str, Any]] = {
     1: {
@@ -63,32 +55,14 @@ DEFAULTS: dict[int, dict[str, Any]] = {
 
 def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
     """The table of one generation; `prefix` is empty in a bare model."""
-    kernels = {
-        "self_attn.q_proj": "attention/query",
-        "self_attn.k_proj": "attention/key",
-        "self_attn.v_proj": "attention/value",
-        "self_attn.o_proj": "attention/output",
-        "mlp.gate_proj": "mlp/gate",
-        "mlp.up_proj": "mlp/up",
-        "mlp.down_proj": "mlp/down",
-    }
-    norms = {"input_layernorm": "attention_norm"}
-    if config.generation == 1:
-        norms["post_attention_layernorm"] = "mlp_norm"
-    else:
+    norms = dict(decoder.NORMS)
+    if config.generation > 1:
         norms["post_attention_layernorm"] = "post_attention_norm"
         norms["pre_feedforward_layernorm"] = "mlp_norm"
         norms["post_feedforward_layernorm"] = "post_mlp_norm"
     if config.generation == 3:
-        norms["self_attn.q_norm"] = "attention/query_norm"
-        norms["self_attn.k_norm"] = "attention/key_norm"
-    table = [Rule("embed_tokens.weight", "token_embedding/embeddings")]
-    for source, target in norms.items():
-        table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale"))
-    for source, target in kernels.items():
-        table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
-    table.append(Rule("norm.weight", "final_norm/scale"))
-    return [Rule(prefix + rule.source, rule.target, rule.transform) for rule in table]
+        norms |= decoder.HEAD_NORMS
+    return decoder.rules(config, norms, prefix)
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
@@ -111,35 +85,17 @@ def open_checkpoint(
         InputError: for settings that the model has no counterpart for.
     """
     backbone = backbone_fields(path, description)
-    tensors = read_safetensors(path) if weights else {}
-    parts = {name: part for name in tensors for part in OTHER_PARTS if f"{part}." in name}
-    names = [name for name in tensors if name not in parts]
-    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[2])
     # The output layer is the embedding table; some files hold it twice.
-    dropped = (HEAD, f"language_model.{HEAD}")
-    held = {
-        name: tensors[name]
-        for name in names
-        if name not in dropped and not name.endswith("rotary_emb.inv_freq")
-    }
-    has_tokenizer = any((path / name).is_file() for name in TOKENIZERS)
-    generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
-    if weights and generation and (asked := not_applied(generation)):
-        log.warning(
-            "%s asks for %s, which generate does not do by itself; "
-            'compile(sampler="generation_config") draws so, and lengths go to generate',
-            path / GENERATION,
-            asked,
-        )
-    return Checkpoint(
-        path=path,
-        kind="Hugging Face",
-        backbone=backbone,
-        task={"generation_config": generation},
-        preprocessor={"tokenizer": str(path)} if has_tokenizer else None,
-        tensors=held,
-        rules=rules(GemmaConfig(**backbone), prefix),
-        left_out=[part for part in OTHER_PARTS if part in parts.values()],
+    dropped = (decoder.HEAD, f"language_model.{decoder.HEAD}")
+    tensors = decoder.tensors_of(path, dropped) if weights else {}
+    parts = {name: part for name in tensors for part in OTHER_PARTS if f"{part}." in name}
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[2])
+    return decoder.checkpoint(
+        path,
+        backbone,
+        rules(GemmaConfig(**backbone), prefix),
+        {name: tensor for name, tensor in tensors.items() if name not in parts},
+        [part for part in OTHER_PARTS if part in parts.values()],
     )
 
 
@@ -162,17 +118,8 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     }
     if problems := [name for name, there in wrong.items() if there]:
         raise InputError(f"{path}: the model has no counterpart for {', '.join(problems)}")
-    fields = {
-        "vocabulary_size": text["vocab_size"],
-        "num_layers": text["num_hidden_layers"],
-        "num_query_heads": text["num_attention_heads"],
-        "num_key_value_heads": text["num_key_value_heads"],
-        "hidden_dim": text["hidden_size"],
-        "intermediate_dim": text["intermediate_size"] * (1 if generation == 3 else 2),
-        "head_dim": text["head_dim"],
-        "layer_norm_epsilon": text.get("rms_norm_eps", 1e-6),
-        "dropout": text.get("attention_dropout") or 0.0,
-    }
+    fields = decoder.fields(text)
+    fields["intermediate_dim"] *= 1 if generation == 3 else 2
     rope = _rope(path, text)
     if generation == 1:
         wavelength, scaling = rope("", "rope_theta", 10_000.0)
@@ -213,13 +160,7 @@ def _rope(path: Path, text: dict[str, Any]) -> Any:
     def read(kind: str, name: str, default: float) -> tuple[float, float]:
         found = (new.get(kind) or {}) if kind else new
         scaling = {**({} if kind == "sliding_attention" else old), **found}
-        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-        if rope_type not in ("default", "linear"):
-            raise InputError(
-                f"{path}: rope_type is {rope_type!r}; the model knows default and linear"
-            )
-        base = float(scaling.get("rope_theta", text.get(name, default)))
-        return base, float(scaling.get("factor", 1.0)) if rope_type == "linear" else 1.0
+        return decoder.rope(path, scaling, text.get(name), default)
 
     return read
 

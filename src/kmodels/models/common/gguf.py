@@ -1,0 +1,219 @@
+"""GGUF files of decoders, as llama.cpp writes them; quantized tensors become floats."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.models.common.config import DecoderConfig
+from kmodels.weights import Checkpoint, LazyArray, Rule, Transform, identity, transpose
+from kmodels.weights.gguf import open_gguf, setting
+
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+BLOCK = "blk.{i}"
+TABLE, OUTPUT = "token_embd.weight", "output.weight"
+KERNELS = {
+    "attn_q": "attention/query",
+    "attn_k": "attention/key",
+    "attn_v": "attention/value",
+    "attn_output": "attention/output",
+    "ffn_gate": "mlp/gate",
+    "ffn_up": "mlp/up",
+    "ffn_down": "mlp/down",
+}
+# Names of the usual norms; a family with more gives its own.
+NORMS = {"attn_norm": "attention_norm", "ffn_norm": "mlp_norm"}
+HEAD_NORMS = {"attn_q_norm": "attention/query_norm", "attn_k_norm": "attention/key_norm"}
+
+
+def rules(
+    config: DecoderConfig, norms: Mapping[str, str], scale: Transform = identity
+) -> list[Rule]:
+    """Returns the table of a decoder.
+
+    Args:
+        config: of the backbone.
+        norms: names of a block's norms in the file to their paths in a block here.
+        scale: what the scales of norms go through.
+    """
+    table = [
+        Rule(TABLE, "token_embedding/embeddings"),
+        Rule("output_norm.weight", "final_norm/scale", scale),
+    ]
+    if not config.ties_embeddings:
+        table.append(Rule(OUTPUT, "token_embedding/reverse_embeddings"))
+    for source, target in KERNELS.items():
+        table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
+    for source, target in norms.items():
+        table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale", scale))
+    return table
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was opened.
+
+    Args:
+        path: of the file.
+        architecture: as it names itself.
+        tensors: of the gguf package, by name.
+        value: reads a setting by its whole name, with a default.
+    """
+
+    path: Path
+    architecture: str
+    tensors: Mapping[str, Any]
+    value: Callable[..., Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a setting of the architecture."""
+        return self.value(f"{self.architecture}.{name}", default)
+
+    def fields(self, head_dim: int) -> dict[str, Any]:
+        """Returns the fields that every `DecoderConfig` has.
+
+        Args:
+            head_dim: where the file does not say it.
+
+        Raises:
+            InputError: for a file that lacks one.
+        """
+        get = self.get
+        wanted = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+        if missing := [name for name in wanted if get(name) is None]:
+            names = ", ".join(f"{self.architecture}.{name}" for name in missing)
+            raise InputError(f"{self.path} lacks {names}")
+        heads = int(get("attention.head_count"))
+        return {
+            "vocabulary_size": int(self.tensors[TABLE].shape[1]),
+            "num_layers": int(get("block_count")),
+            "num_query_heads": heads,
+            "num_key_value_heads": int(get("attention.head_count_kv", heads)),
+            "hidden_dim": int(get("embedding_length")),
+            "intermediate_dim": int(get("feed_forward_length")),
+            "head_dim": int(get("attention.key_length", head_dim)),
+            "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
+        }
+
+    def rope(self, default: float) -> tuple[float, float]:
+        """Returns the base of the rotary embedding and what divides the positions."""
+        scaling = 1.0
+        if self.get("rope.scaling.type", "none") == "linear":
+            scaling = float(self.get("rope.scaling.factor", 1.0))
+        return float(self.get("rope.freq_base", default)), scaling
+
+    def checkpoint(
+        self,
+        fields: Callable[[], dict[str, Any]],
+        table: Callable[[dict[str, Any]], Sequence[Rule]],
+        weights: bool,
+    ) -> Checkpoint:
+        """Returns the file, understood.
+
+        Args:
+            fields: gives the fields of the config.
+            table: gives the rules for these fields.
+            weights: False where only the architecture is wanted.
+
+        Raises:
+            InputError: for settings of the wrong kind.
+        """
+        try:
+            backbone = fields()
+        except (IndexError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{self.path} has settings of the wrong kind: {error}; copy it again"
+            ) from None
+        held = self.tensors.items() if weights else ()
+        has_tokenizer = self.value("tokenizer.ggml.tokens") is not None
+        return Checkpoint(
+            path=self.path,
+            kind="GGUF",
+            backbone=backbone,
+            task={},
+            preprocessor={"tokenizer": str(self.path)} if has_tokenizer else None,
+            tensors={name: _lazy(self.path, tensor) for name, tensor in held},
+            rules=table(backbone),
+        )
+
+
+@dataclass(frozen=True)
+class Format:
+    """GGUF files of a family, as `Family.formats` wants them.
+
+    Args:
+        architectures: as the family's files name themselves.
+        fields: a file to the fields of the config.
+        table: these fields to the rules.
+    """
+
+    architectures: Collection[str]
+    fields: Callable[[File], dict[str, Any]]
+    table: Callable[[dict[str, Any]], Sequence[Rule]]
+
+    def matches(self, path: Path, description: dict[str, Any]) -> bool:
+        """Returns whether this is a GGUF file."""
+        return path.suffix == ".gguf"
+
+    def open_checkpoint(
+        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+    ) -> Checkpoint:
+        """Understands a file.
+
+        Args:
+            path: of the file.
+            description: ignored; the file describes itself.
+            given: unused; the file says it all.
+            weights: False where only the architecture is wanted.
+
+        Raises:
+            InputError: for a file that is damaged or of another model, or without the gguf package.
+        """
+        file = open_file(path, self.architectures)
+        return file.checkpoint(lambda: self.fields(file), self.table, weights)
+
+
+def open_file(path: Path, architectures: Collection[str]) -> File:
+    """Opens a file of one of some architectures.
+
+    Args:
+        path: of the file.
+        architectures: that the family reads.
+
+    Raises:
+        InputError: for a file that is damaged or of another model, or without the gguf package.
+    """
+    reader = open_gguf(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def value(name: str, default: Any = None) -> Any:
+        return setting(reader, name, default)
+
+    architecture = value("general.architecture")
+    if architecture not in architectures or TABLE not in tensors:
+        raise InputError(
+            f"{path} holds {architecture!r}; the model reads {', '.join(architectures)}"
+        )
+    return File(path, architecture, tensors, value)
+
+
+def _lazy(path: Path, tensor: Any) -> LazyArray:
+    if tensor.tensor_type.name not in KINDS:
+        raise InputError(
+            f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}; choose a file with "
+            f"{', '.join(KINDS)}"
+        )
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+
+    def read() -> np.ndarray:
+        import gguf
+
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        return np.asarray(values, "float32").reshape(shape)
+
+    return LazyArray(shape, np.dtype("float32"), read)

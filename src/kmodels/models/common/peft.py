@@ -1,0 +1,36 @@
+"""Names of a decoder's layers in transformers, under which PEFT keeps adapters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LAYERS = {
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/output": "self_attn.o_proj",
+    "mlp/gate": "mlp.gate_proj",
+    "mlp/up": "mlp.up_proj",
+    "mlp/down": "mlp.down_proj",
+}
+# A model with its head, and without.
+PREFIXES = ("model.", "")
+
+
+def names(
+    model: Any, prefixes: Sequence[str] = PREFIXES, heads: Sequence[str] = ("lm_head",)
+) -> Sequence[Mapping[str, str]]:
+    """Returns the tables of `Backbone.peft_names`, the one that is written first.
+
+    Args:
+        model: a backbone or causal model.
+        prefixes: what may stand before a name, the most usual first; an empty one for a bare model.
+        heads: names of the output layer where it is the embedding table: only PEFT's copy of the
+            table has a name of its own.
+    """
+    backbone = getattr(model, "backbone", model)
+    ordered = sorted(prefixes, key=bool) if backbone is model else prefixes
+    return [
+        {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in LAYERS.items()}
+        | {"token_embedding": f"{prefix}embed_tokens"}
+        for prefix in ordered
+    ] + [{"token_embedding": head} for head in heads if backbone.config.ties_embeddings]

@@ -1,0 +1,57 @@
+"""What a Qwen 3 is made of, validated in one place."""
+
+from dataclasses import dataclass
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.models.common.config import BlockConfig, DecoderConfig
+
+
+@dataclass(frozen=True)
+class Qwen3Config(DecoderConfig):
+    """Sizes of a dense Qwen 3 backbone; names as in keras-hub.
+
+    Args:
+        vocabulary_size: rows of the embedding table; like all that is not listed, as there.
+        rope_max_wavelength: base of the rotary embedding, 1,000,000 in the published models.
+        rope_scaling_factor: divides the positions.
+        tie_word_embeddings: whether the embedding table is the output layer too.
+        sliding_window_size: keys that a query sees, its own included; None for all before it.
+
+    Raises:
+        InputError: for sizes that do not fit together.
+    """
+
+    rope_max_wavelength: float = 10_000.0
+    rope_scaling_factor: float = 1.0
+    tie_word_embeddings: bool = True
+    sliding_window_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sliding_window_size is not None:
+            check_whole("sliding_window_size", self.sliding_window_size)
+        for name in ("rope_max_wavelength", "rope_scaling_factor"):
+            if (value := getattr(self, name)) <= 0:
+                raise InputError(f"{name} is {value}; give a positive number")
+
+    @property
+    def ties_embeddings(self) -> bool:
+        """Whether the embedding table is the output layer too."""
+        return self.tie_word_embeddings
+
+    def block(self, index: int) -> BlockConfig:
+        """Returns what a block is made of; all are alike."""
+        return BlockConfig(
+            num_query_heads=self.num_query_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            mlp_dim=self.mlp_dim,
+            epsilon=self.layer_norm_epsilon,
+            query_scale=self.head_dim**-0.5,
+            rope_wavelength=self.rope_max_wavelength,
+            rope_scaling=self.rope_scaling_factor,
+            window=self.sliding_window_size,
+            use_query_key_norm=True,
+            activation="silu",
+            dropout=self.dropout,
+        )

@@ -1,0 +1,23 @@
+"""What the loaders need to know about the family, in one place."""
+
+from kmodels.models.common.sizes import sizes
+from kmodels.models.qwen3.causal_lm import Qwen3CausalLM
+from kmodels.models.qwen3.model import Qwen3Backbone
+from kmodels.models.qwen3.presets import PRESETS
+from kmodels.models.qwen3.weights import gguf, huggingface
+from kmodels.models.registry import Family
+
+FAMILY = Family(
+    name="qwen3",
+    backbone=Qwen3Backbone,
+    tasks=(Qwen3CausalLM,),
+    presets=PRESETS,
+    formats=(huggingface.FORMAT, gguf.FORMAT),
+    parts={},
+    defaults=lambda config, task: task,
+    fit_preprocessor=lambda settings, config: settings,
+    fit=lambda tensors, held, wanted: tensors,
+    sizes=sizes,
+    transformers_form=huggingface.transformers_form,
+    keras_hub=(),
+)

@@ -1,0 +1,1 @@
+"""Other programs' files as Qwen 3's weights."""

@@ -1,0 +1,100 @@
+"""Byte-level merges (Radford et al. 2019), as GPT-2's and Qwen's tokenizers have them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+
+# How Qwen 2 and 3 cut a text before merges: transformers' `Qwen2Tokenizer`, llama.cpp's "qwen2".
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS = {"qwen2": QWEN}
+
+
+def build(
+    vocabulary: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    special: Sequence[str] = (),
+    added: Sequence[str] = (),
+    pattern: str = QWEN,
+) -> Tokenizer:
+    """Makes a tokenizer.
+
+    Args:
+        vocabulary: token to id.
+        merges: pairs in the order in which they are merged.
+        special: control tokens, which are cut out of a text first; those that the vocabulary lacks
+            get the next ids.
+        added: tokens that are cut out first too, and are no control tokens.
+        pattern: regular expression of the stretches that merges stay within.
+    """
+    core = Tokenizer(models.BPE(vocab=dict(vocabulary), merges=list(merges)))
+    core.normalizer = normalizers.NFC()
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    core.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    return core
+
+
+def read(vocabulary: Any, merges: Any, special: Sequence[str] = ()) -> Tokenizer:
+    """Makes a tokenizer of what keras-hub's classes take.
+
+    Args:
+        vocabulary: token to id, or the path of a vocab.json.
+        merges: pairs of tokens with a blank between them, or the path of a merges.txt.
+        special: see `build`.
+
+    Raises:
+        InputError: for a file that is missing or damaged, or without merges.
+    """
+    if merges is None:
+        raise InputError("a vocabulary of byte-level merges needs merges; give the merges.txt too")
+    if isinstance(vocabulary, str | Path):
+        try:
+            vocabulary = json.loads(_text(vocabulary))
+        except json.JSONDecodeError as error:
+            raise InputError(f"{vocabulary} is no vocab.json: {error}") from error
+    if isinstance(merges, str | Path):
+        lines = _text(merges).splitlines()
+        merges = [line for line in lines if line and not line.startswith("#version")]
+    if not isinstance(vocabulary, Mapping):
+        raise InputError(
+            f"vocabulary is a {type(vocabulary).__name__}; give token to id, or the path of a "
+            "vocab.json"
+        )
+    return build(vocabulary, pairs(merges), special)
+
+
+def pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns merges that are written with a blank between the two tokens.
+
+    Raises:
+        InputError: for a line that is no pair.
+    """
+    found = []
+    for line in merges:
+        left, blank, right = line.partition(" ")
+        if not (left and blank and right):
+            raise InputError(f"{line!r} is no merge; give two tokens with a blank between them")
+        found.append((left, right))
+    return found
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return local_path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
