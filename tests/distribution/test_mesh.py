@@ -172,6 +172,33 @@ def test_rules_of_ones_own():
         register({"x": ("width",)})
 
 
+def test_a_familys_table_is_about_its_own_models(monkeypatch):
+    monkeypatch.setattr(layout, "_FAMILIES", dict(layout._FAMILIES))
+    before = {v.path: layout.axes_of(v, BOTH) for v in _families()}
+    # A family that calls its parts as Gemma does, and has them lie another way.
+    paths = r"(?:.*/)?(?:attention|mlp)/.*/kernel"
+    register({paths: (None, "embed"), r".*embeddings": (None, None)}, family="third")
+    found = _families()
+    assert {v.layout_family for v in found} == {"gemma", "qwen3", "vit"}
+    assert {v.path: layout.axes_of(v, BOTH) for v in found} == before
+    path = "block_0/attention/query/kernel"
+    assert layout.axes(path, (8, 8), BOTH, family="third") == (None, "fsdp")
+    assert layout.axes(path, (8, 8), BOTH, family="gemma") == ("fsdp", "model")
+    # Rules for all models count before those of a family.
+    register({r"block_0/attention/query/kernel": ("model", "fsdp")})
+    assert layout.axes(path, (8, 8), BOTH, family="gemma") == ("model", "fsdp")
+
+
+def _families():
+    """Variables of every family, of adapters and of kernels in few bits too."""
+    gemma = models.GemmaCausalLM.from_preset("gemma_debug")
+    gemma.backbone.enable_lora(rank=2)
+    qwen3 = models.Qwen3CausalLM.from_preset("qwen3_debug")
+    qwen3.quantize("int8")
+    vit = models.ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    return [v for model in (gemma, qwen3, vit) for v in model.variables if "seed" not in v.path]
+
+
 def test_slots_and_small_variables_stay_whole_where_no_rule_says_otherwise():
     metric = keras.metrics.Mean()
     assert {layout.axes_of(variable, FSDP) for variable in metric.variables} == {()}

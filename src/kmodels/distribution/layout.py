@@ -15,6 +15,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.distribution.mesh import Mesh
+from kmodels.layers.layout_family import family_of
 from kmodels.layers.shard_granularity import granularity_of
 
 logger = logging.getLogger(__name__)
@@ -27,21 +28,26 @@ MESH_AXES = {
 # By dimension; None for one that is never cut.
 Axes = tuple[str | None, ...]
 
+# Of users, for all models.
 _RULES: dict[str, Axes] = {}
+_FAMILIES: dict[str, dict[str, Axes]] = {}
 _said: set[tuple[str, str, str]] = set()
 
 
-def register(rules: Mapping[str, Axes]) -> None:
+def register(rules: Mapping[str, Axes], family: str | None = None) -> None:
     r"""Makes a table known: pattern of variable paths -> what each dimension is.
 
     Patterns match whole paths, as `re.fullmatch` does; of several that match, the one that was
     registered last counts. A family's table is registered when the family is imported, and serves
-    every model whose paths it matches. Register one of your own before the model is built:
+    its own models alone, and layers that were made outside of any. A table of yours serves every
+    model whose paths it matches, and counts before those of families. Register it before the model
+    is built:
 
         register({r".*/expert_\d+/kernel": ("embed", "mlp")})
 
     Args:
         rules: by pattern a word of `MESH_AXES`, or None, for each dimension.
+        family: name of the folder of the family whose table it is; None for one for all models.
 
     Raises:
         InputError: for another word.
@@ -52,21 +58,34 @@ def register(rules: Mapping[str, Axes]) -> None:
                 f"layout rule {pattern!r} names {unknown[0]!r}; write {', '.join(MESH_AXES)} or "
                 "None for each dimension"
             )
-    former = {pattern: words for pattern, words in _RULES.items() if pattern not in rules}
-    _RULES.clear()
-    _RULES.update({pattern: tuple(words) for pattern, words in rules.items()} | former)
+    held = _RULES if family is None else _FAMILIES.setdefault(family, {})
+    former = {pattern: words for pattern, words in held.items() if pattern not in rules}
+    held.clear()
+    held.update({pattern: tuple(words) for pattern, words in rules.items()} | former)
 
 
-def dimensions(path: str, rank: int) -> Axes | None:
-    """What the dimensions of a variable are, or None where no rule names it."""
-    for pattern, words in _RULES.items():
-        if len(words) == rank and re.fullmatch(pattern, path):
-            return words
+def dimensions(path: str, rank: int, family: str | None = None) -> Axes | None:
+    """What the dimensions of a variable are, or None where no rule names it.
+
+    Args:
+        path: of the variable.
+        rank: number of its dimensions.
+        family: that it belongs to; None asks the tables of all.
+    """
+    known = _FAMILIES.values() if family is None else [_FAMILIES.get(family, {})]
+    for table in (_RULES, *known):
+        for pattern, words in table.items():
+            if len(words) == rank and re.fullmatch(pattern, path):
+                return words
     return None
 
 
 def axes(
-    path: str, shape: Sequence[int], mesh: Mesh, granularity: Sequence[int | None] | None = None
+    path: str,
+    shape: Sequence[int],
+    mesh: Mesh,
+    granularity: Sequence[int | None] | None = None,
+    family: str | None = None,
 ) -> Axes:
     """The mesh axis along which each dimension of a variable lies, None for one that stays whole.
 
@@ -82,12 +101,13 @@ def axes(
         granularity: by dimension, how many equal parts belong together, None for as many as it is
             long.
             A kernel with one key/value head of 256 outputs has (None, 1): it is never cut there.
+        family: that the variable belongs to, see `dimensions`.
 
     Returns:
         By dimension one of "fsdp", "model" or None; an axis of length 1 is never named.
     """
     found: list[str | None] = []
-    known = dimensions(path, len(shape)) or (None,) * len(shape)
+    known = dimensions(path, len(shape), family) or (None,) * len(shape)
     most = list(granularity or (None,) * len(shape))
     for dimension, size, part in zip(known, shape, most, strict=True):
         axis = MESH_AXES[dimension] if dimension else None
@@ -118,7 +138,8 @@ def _say(axis: str, path: str, size: int, part: int | None) -> None:
 
 def axes_of(variable: Any, mesh: Mesh) -> Axes:
     """`axes` of a Keras variable, one that exists or one that is being made."""
-    return axes(variable.path, variable.shape, mesh, granularity_of(variable))
+    granularity, family = granularity_of(variable), family_of(variable)
+    return axes(variable.path, variable.shape, mesh, granularity, family)
 
 
 def layout_map(device_mesh: Any, rules: Mapping[str, Axes], names: Mapping[str, str]) -> Any:

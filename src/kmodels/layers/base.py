@@ -12,7 +12,7 @@ import keras
 
 from kmodels.core import initializers
 from kmodels.core.precision import check_policy
-from kmodels.layers import remat
+from kmodels.layers import layout_family, remat
 from kmodels.layers.shard_granularity import Granularity, add_weight
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
@@ -99,6 +99,7 @@ class Layer(keras.layers.Layer):
     def __init__(self, **kwargs: Any):
         check_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
+        self.layout_family = layout_family.current()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from kmodels.core import keras_internals
+from kmodels.layers import layout_family
 
 # By dimension: how many equal parts may lie apart; None for as many as the dimension is long.
 Granularity = Sequence[int | None]
@@ -24,18 +25,26 @@ def add_weight(layer: Any, granularity: Granularity | None, **settings: Any) -> 
 
     It gets its place while it is made, before it can carry anything itself.
     """
+    family = getattr(layer, "layout_family", None) or layout_family.current()
     token = _making.set(granularity)
     try:
-        if keras_internals.draws_later():
-            with keras_internals.without_values():
-                variable = layer.add_weight(**settings)
-            keras_internals.draw_values([variable])
-        else:
-            variable = layer.add_weight(**settings)
+        with layout_family.making(family):
+            variable = _made(layer, settings)
     finally:
         _making.reset(token)
     if granularity is not None:
         variable.shard_granularity = tuple(granularity)
+    if family is not None:
+        variable.layout_family = family
+    return variable
+
+
+def _made(layer: Any, settings: dict[str, Any]) -> Any:
+    if not keras_internals.draws_later():
+        return layer.add_weight(**settings)
+    with keras_internals.without_values():
+        variable = layer.add_weight(**settings)
+    keras_internals.draw_values([variable])
     return variable
 
 

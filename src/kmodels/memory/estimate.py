@@ -15,6 +15,7 @@ import keras
 
 from kmodels.core.dispatch import backend_module
 from kmodels.layers import quantized
+from kmodels.layers.layout_family import family_of
 from kmodels.layers.shard_granularity import granularity_of
 from kmodels.lora.targets import choose, linear_layers
 from kmodels.memory import activations
@@ -106,7 +107,14 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
             yield from _quantized(kernels[variable.path], setup.quantize)
         else:
             shape, granularity = tuple(variable.shape), granularity_of(variable)
-            yield Held(part, variable.path, shape, policy.variable_dtype, granularity=granularity)
+            yield Held(
+                part,
+                variable.path,
+                shape,
+                policy.variable_dtype,
+                granularity=granularity,
+                family=family_of(variable),
+            )
     if setup.lora is not None:
         for path, layer in choose(backbone, setup.lora.targets).items():
             rank, (inward, outward) = setup.lora.rank, layer.shard_granularity
@@ -118,14 +126,24 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
                 made["magnitude"] = ((layer.units,), (outward,))
             for name, (shape, granularity) in made.items():
                 yield Held(
-                    TRAINED, f"{path}/lora_{name}", shape, "float32", granularity=granularity
+                    TRAINED,
+                    f"{path}/lora_{name}",
+                    shape,
+                    "float32",
+                    granularity=granularity,
+                    family=layer.layout_family,
                 )
 
 
 def _quantized(layer: Any, mode: str) -> Iterator[Held]:
     for name, (shape, dtype) in quantized.shapes(mode, layer.input_dim, layer.units).items():
         yield Held(
-            FROZEN, f"{layer.path}/{name}", shape, dtype, granularity=layer.shard_granularity
+            FROZEN,
+            f"{layer.path}/{name}",
+            shape,
+            dtype,
+            granularity=layer.shard_granularity,
+            family=layer.layout_family,
         )
 
 

@@ -133,6 +133,7 @@ class Held:
             () for what each device holds as a whole. Weights, gradients and slots lie on a mesh as
             the variable of that path does.
         granularity: of a variable, see `layers.shard_granularity`.
+        family: of a variable, see `layers.layout_family`.
     """
 
     part: str
@@ -141,6 +142,7 @@ class Held:
     dtype: str
     axes: tuple[str | None, ...] = ()
     granularity: Granularity | None = None
+    family: str | None = None
 
     @property
     def size(self) -> int:

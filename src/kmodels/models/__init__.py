@@ -38,8 +38,8 @@ from kmodels.models.vit import (
 )
 from kmodels.models.vit.sharding import LAYOUT as _VIT
 
-for _layout in (_GEMMA, _QWEN3, _VIT):
-    register(_layout)
+for _family, _layout in {"gemma": _GEMMA, "qwen3": _QWEN3, "vit": _VIT}.items():
+    register(_layout, family=_family)
 
 __all__ = [
     "DINOV2Backbone",

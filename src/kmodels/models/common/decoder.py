@@ -11,6 +11,7 @@ from kmodels.core.errors import check_whole
 from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
+from kmodels.layers.layout_family import of_family
 from kmodels.models.common.inputs import (
     OptionalInputs,
     Reordered,
@@ -97,6 +98,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
     block_class: ClassVar[type[DecoderBlock]]
     layout: ClassVar[Mapping[str, layouts.Axes]] = {}
 
+    @of_family
     def __init__(
         self,
         vocabulary_size: int,

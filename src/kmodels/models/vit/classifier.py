@@ -10,6 +10,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers import block_compile as compiling
+from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import npz, timm
@@ -60,6 +61,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
     backbone_class = ViTBackbone
     preprocessor_class = ViTImageClassifierPreprocessor
 
+    @of_family
     def __init__(
         self,
         backbone: ViTBackbone,

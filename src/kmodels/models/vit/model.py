@@ -24,6 +24,7 @@ from kmodels.layers import (
     LayerScale,
     SwiGLU,
 )
+from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import npz, timm
@@ -151,6 +152,7 @@ class ViTBackbone(Backbone):
     named_inputs: ClassVar[bool] = False
     token_embedding = None
 
+    @of_family
     def __init__(
         self,
         image_shape: tuple[int, int, int] = (224, 224, 3),

@@ -27,7 +27,7 @@ def share(held: Held, mesh: Mesh) -> Held:
         one = share(replace(held, part=TRAINED, shape=tuple(shape)), mesh)
         return replace(held, shape=(slots, *one.shape))
     if held.part in (*WEIGHTS, GRADIENTS):
-        axes = layout.axes(held.name, held.shape, mesh, held.granularity)
+        axes = layout.axes(held.name, held.shape, mesh, held.granularity, held.family)
         lengths = [mesh.lengths[axis] if axis else 1 for axis in axes]
     else:
         words = held.axes or (None,) * len(held.shape)
@@ -95,7 +95,7 @@ def group_of(path: str) -> int:
 
 def on_axis(held: Held, mesh: Mesh, axis: str) -> bool:
     """Whether a variable lies in parts along an axis of the mesh."""
-    return axis in layout.axes(held.name, held.shape, mesh, held.granularity)
+    return axis in layout.axes(held.name, held.shape, mesh, held.granularity, held.family)
 
 
 def on_device(held: Sequence[Held], mesh: Mesh, setup: Setup) -> list[Held]:

@@ -114,7 +114,7 @@ def _weights(held: Sequence[Held], setup: Setup, mesh: Mesh) -> Iterator[Exchang
     tables = [
         h
         for h in cut
-        if "vocab" in (layout.dimensions(h.name, len(h.shape)) or ())
+        if "vocab" in (layout.dimensions(h.name, len(h.shape), h.family) or ())
         and gathers_again(h.name, setup)
     ]
     first = first_learned(held)
