@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
+from kmodels.core.remote import local_copy
 
 # How Qwen 2 and 3 cut a text before merges: transformers' `Qwen2Tokenizer`, llama.cpp's "qwen2".
 QWEN = (
@@ -95,6 +95,6 @@ def pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
 
 def _text(path: str | Path) -> str:
     try:
-        return local_path(path).read_text(encoding="utf-8")
+        return local_copy(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error

@@ -26,7 +26,6 @@ VIT = (
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
 )
-TRAINING = ("AdamW", "SGD", "WarmupSchedule")
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),
     "kmodels.generation.samplers": (
@@ -35,7 +34,8 @@ MODULES = {
     ),
     "kmodels.layers": LAYERS,
     "kmodels.models": (*GEMMA, *QWEN3, *VIT),
-    "kmodels.training.optim": TRAINING,
+    "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
+    "kmodels.training.optim.schedules": ("WarmupSchedule",),
 }
 
 
