@@ -59,6 +59,7 @@ def cases() -> list[Case]:
         hidden = [tokens, (width, 1536), (1536,), (1536, width), (width,)]
         found.append(("mlp", "8x197x384 by 1536", dtype, hidden, {}))
         found.append(("gated_gelu", "2x256x2048", dtype, [(2, 256, 2048)] * 2, {}))
+        found.append(("gated_silu", "2x256x2048", dtype, [(2, 256, 2048)] * 2, {}))
         found.append(("dense", "8x197x384 to 1536", dtype, [tokens, (width, 1536), (1536,)], {}))
         found.append(
             ("dense", "8x197x1536 to 384", dtype, [(8, 197, 1536), (1536, width), (width,)], {})

@@ -151,6 +151,7 @@ def cases() -> list[OpCase]:
         ("rms_norm", "plain scale", [normal(2, 5, 12) * 3, normal(12)], {"offset": 0.0}),
         ("gelu", "three axes", [normal(2, 5, 12) * 2], {}),
         ("gated_gelu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
+        ("gated_silu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
         (
             "mlp",
             "three axes",
@@ -235,7 +236,7 @@ def few_cases() -> list[OpCase]:
 def without_rows(case: OpCase) -> OpCase:
     """The same call with a batch of 0."""
     name, label, given, keywords = case
-    rows = {"attention": 3, "gated_gelu": 2}.get(name, 1)
+    rows = {"attention": 3, "gated_gelu": 2, "gated_silu": 2}.get(name, 1)
     given = [x[:0] if i < rows else x for i, x in enumerate(given)]
     of_batch = ("labels", "weights") + (("mask",) if name == "attention" else ())
     keywords = {key: x[:0] if key in of_batch else x for key, x in keywords.items()}

@@ -59,6 +59,7 @@ if keras.backend.backend() == "torch":
             (lambda x, k: ops.dense(x, k), [(3, 4), (4, 5)]),
         ],
         "dropout_torch._Dropout": [(lambda x: ops.dropout(x, 0.4, seed()) ** 2, [(3, 4)])],
+        "gated_silu_torch._GatedSilu": [(lambda g, u: ops.gated_silu(g, u), [(3, 4), (3, 4)])],
         "gated_gelu_torch._GatedGelu": [(lambda g, u: ops.gated_gelu(g, u), [(3, 4), (3, 4)])],
         "linear_cross_entropy_torch._Losses": [
             (

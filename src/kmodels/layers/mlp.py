@@ -179,5 +179,5 @@ class SwiGLU(_WithDropout):
 
     def call(self, x: Any, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""
-        x = keras.ops.silu(self.gate(x)) * self.up(x)
+        x = ops.gated_silu(self.gate(x), self.up(x))
         return self.down(self.dropout(x, training=training))

@@ -5,6 +5,7 @@ from kmodels.ops.attention import attention
 from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout
 from kmodels.ops.gated_gelu import gated_gelu
+from kmodels.ops.gated_silu import gated_silu
 from kmodels.ops.gelu import gelu
 from kmodels.ops.layer_norm import layer_norm
 from kmodels.ops.linear_cross_entropy import linear_cross_entropy
@@ -21,6 +22,7 @@ __all__ = [
     "dense",
     "dropout",
     "gated_gelu",
+    "gated_silu",
     "gelu",
     "layer_norm",
     "linear_cross_entropy",
