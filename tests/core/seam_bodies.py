@@ -53,8 +53,8 @@ from kmodels.memory import facts_jax as memory_facts_jax
 from kmodels.memory import facts_tensorflow as memory_facts_tensorflow
 from kmodels.memory import facts_torch as memory_facts_torch
 from kmodels.memory.sizes import FactsBackend
-from kmodels.models.gemma import order_torch as models_gemma_order_torch
-from kmodels.models.gemma.inputs import OrderBackend
+from kmodels.models.common import order_torch as models_common_order_torch
+from kmodels.models.common.inputs import OrderBackend
 from kmodels.tools import doctor_jax as tools_doctor_jax
 from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
 from kmodels.tools import doctor_torch as tools_doctor_torch
@@ -131,7 +131,7 @@ _layers_remat_tensorflow: RematBackend = layers_remat_tensorflow
 _memory_facts_jax: FactsBackend = memory_facts_jax
 _memory_facts_torch: FactsBackend = memory_facts_torch
 _memory_facts_tensorflow: FactsBackend = memory_facts_tensorflow
-_models_gemma_order_torch: OrderBackend = models_gemma_order_torch
+_models_common_order_torch: OrderBackend = models_common_order_torch
 _tools_bench_device_jax: DeviceBackend = tools_bench_device_jax
 _tools_bench_device_torch: DeviceBackend = tools_bench_device_torch
 _tools_bench_device_tensorflow: DeviceBackend = tools_bench_device_tensorflow
