@@ -33,7 +33,7 @@ class WholeBatches(ShardedDataset):
 
 
 class Resumed(keras.utils.PyDataset):
-    """A loader whose epoch begins with batches that are only gone through again.
+    """Begins the epoch of a loader with batches that are only gone through again.
 
     Args:
         loader: batches by number.

@@ -74,11 +74,11 @@ def run_request(
 
 
 class Predicts:
-    """A base of a model whose `predict` takes no samples too, where Keras' own fails."""
+    """Lets `predict` of a model take no samples too, where Keras' own fails."""
 
     @like(keras.Model.predict)
     def predict(self, x: Any, **kwargs: Any) -> Any:
-        """Keras' `predict`; of no samples no predictions."""
+        """Predicts as Keras does; of no samples it returns no predictions."""
         from kmodels.data.fit import arrays
 
         if arrays.is_empty(x, None):
@@ -88,7 +88,7 @@ class Predicts:
 
 
 class KerasMethods(traced.Follows):
-    """First base of a model that preprocesses what it is given, and takes any data.
+    """Lets a model preprocess what it is given, and take any data; it is the first base.
 
     Attributes:
         preprocessor: called as preprocessor(x, y, sample_weight), or None.
@@ -98,7 +98,7 @@ class KerasMethods(traced.Follows):
 
     @like(keras.Model.fit)
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-        """Keras' `fit` on anything that yields batches.
+        """Trains, as Keras' `fit` does, on anything that yields batches.
 
         Args:
             x: arrays, a PyTorch DataLoader, tf.data, grain, a PyDataset, a Hugging Face dataset,
@@ -112,12 +112,12 @@ class KerasMethods(traced.Follows):
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-        """Keras' `evaluate` on anything that `fit` takes."""
+        """Evaluates, as Keras does, on anything that `fit` takes."""
         return self._run(super().evaluate, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
     @like(keras.Model.predict)
     def predict(self, x: Any, **kwargs: Any) -> Any:
-        """Keras' `predict` on anything that `fit` takes; of no samples no predictions."""
+        """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
         from kmodels.data.fit import arrays
 
         if arrays.is_empty(x, self.preprocessor):
@@ -128,24 +128,24 @@ class KerasMethods(traced.Follows):
     def train_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any
     ) -> Any:
-        """Keras' `train_on_batch` on one batch of what `fit` takes, preprocessed as there."""
+        """Trains, as Keras does, on one batch of what `fit` takes, preprocessed as there."""
         batch = self._one_batch("train_on_batch", x, y, sample_weight)
         return super().train_on_batch(*batch, **kwargs)
 
     @like(keras.Model.test_on_batch)
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
-        """Keras' `test_on_batch`; as `train_on_batch`."""
+        """Evaluates, as Keras does, on a batch as `train_on_batch` takes it."""
         batch = self._one_batch("test_on_batch", x, y, sample_weight)
         return super().test_on_batch(*batch, **kwargs)
 
     @like(keras.Model.predict_on_batch)
     def predict_on_batch(self, x: Any) -> Any:
-        """Keras' `predict_on_batch`; as `train_on_batch`."""
+        """Predicts, as Keras does, on a batch as `train_on_batch` takes it."""
         return super().predict_on_batch(self._one_batch("predict_on_batch", x)[0])
 
     @like(keras.Model.save)
     def save(self, filepath: Any, **kwargs: Any) -> None:
-        """Keras' `save`; of several processes that hold all weights one may call it alone."""
+        """Saves as Keras does; of several processes that hold all weights one may call it alone."""
         local_path(filepath)
         gather.check_whole(self, "save")
         with without_distribution():
@@ -153,7 +153,7 @@ class KerasMethods(traced.Follows):
 
     @like(keras.Model.save_weights)
     def save_weights(self, filepath: Any, **kwargs: Any) -> None:
-        """Keras' `save_weights`; as `save`."""
+        """Saves the weights as Keras does; one process may call it alone, see `save`."""
         local_path(filepath)
         gather.check_whole(self, "save_weights")
         with without_distribution():

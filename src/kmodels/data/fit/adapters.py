@@ -49,7 +49,7 @@ def as_dataset(
     preprocess: Preprocess | None = None,
     class_weight: dict[int, float] | None = None,
 ) -> Any:
-    """One object that Keras' `fit`, `evaluate` and `predict` take as x on this backend.
+    """Returns one object that Keras' `fit`, `evaluate` and `predict` take as x on this backend.
 
     Args:
         x: arrays (nested, too), a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face
@@ -106,7 +106,7 @@ def as_dataset(
 
 
 def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[Any, ...]:
-    """One batch as `train_on_batch` and its like take it.
+    """Returns one batch as `train_on_batch` and its like take it.
 
     Args:
         parts: (x,), (x, y, ...) or (x, y, sample_weight), None for what there is not.
@@ -212,7 +212,7 @@ def with_validation(request: FitRequest, preprocess: Preprocess | None = None) -
 def validation_data(
     data: Any, *, preprocess: Preprocess | None = None, batch_size: int | None = None
 ) -> Any:
-    """`validation_data` as Keras' `fit` takes it.
+    """Returns `validation_data` as Keras' `fit` takes it.
 
     Args:
         data: (x, y) or (x, y, sample_weight) of arrays, or anything that `as_dataset` takes.
@@ -253,7 +253,7 @@ def _named_columns(spec: Any) -> bool:
 
 
 def _split(given: tuple, share: float, preprocess: Preprocess | None) -> tuple[tuple, tuple]:
-    """(x, y, sample_weight) to train on, and the last share of them without what is None."""
+    """Returns (x, y, sample_weight) to train on, and what there is of them in the last share."""
     x = given[0]
     if not arrays.is_arrays(x, preprocess):
         raise InputError(
@@ -269,7 +269,7 @@ def _split(given: tuple, share: float, preprocess: Preprocess | None) -> tuple[t
 
 
 def _collate(dataset: Any, rows: np.ndarray) -> tuple:
-    """Samples of a sequence, column by column."""
+    """Returns samples of a sequence, column by column."""
     samples = [as_tuple(dataset[row]) for row in rows.tolist()]
     return tuple(list(column) for column in zip(*samples, strict=True))
 

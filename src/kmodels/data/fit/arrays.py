@@ -11,7 +11,7 @@ from kmodels.data.fit.batches import Preprocess, to_numpy
 
 
 def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
-    """Whether x is samples side by side, as opposed to something that yields batches."""
+    """Returns whether x is samples side by side, and not something that yields batches."""
     if isinstance(x, dict):
         return not _is_data(x) and all(is_arrays(part, None) for part in x.values())
     if isinstance(x, list | tuple):
@@ -25,7 +25,7 @@ def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
 
 
 def is_empty(x: Any, preprocess: Preprocess | None) -> bool:
-    """Whether x is samples side by side, of which there are none."""
+    """Returns whether x is samples side by side, of which there are none."""
     if not is_arrays(x, preprocess):
         return False
     parts = keras.tree.flatten(x)
@@ -33,7 +33,7 @@ def is_empty(x: Any, preprocess: Preprocess | None) -> bool:
 
 
 def columns(x: Any, preprocess: Preprocess | None) -> Any:
-    """A table of pandas to preprocess as its columns, a column of Hugging Face's as a list."""
+    """Returns a table of pandas to preprocess as its columns, a Hugging Face column as a list."""
     if preprocess is not None and package(x) == "pandas" and hasattr(x, "columns"):
         return {name: x[name].to_numpy(dtype=object) for name in x.columns}
     return x[:] if package(x) == "datasets" and type(x).__name__ == "Column" else x
@@ -52,7 +52,7 @@ def _is_leaf(part: Any) -> bool:
 
 
 def _is_record(part: Any) -> bool:
-    """Whether it is named texts of one sample, such as a question and an answer."""
+    """Returns whether it is named texts of one sample, such as a question and an answer."""
     return isinstance(part, dict) and all(
         value is None
         or isinstance(value, str | int | float)
@@ -66,17 +66,17 @@ def _is_data(x: Any) -> bool:
 
 
 def package(x: Any) -> str:
-    """The package that a thing's class comes from."""
+    """Returns the name of the package that a thing's class comes from."""
     return type(x).__module__.partition(".")[0]
 
 
 def is_tf_data(x: Any) -> bool:
-    """Whether it is a `tf.data.Dataset`."""
+    """Returns whether it is a `tf.data.Dataset`."""
     return hasattr(x, "element_spec") and hasattr(x, "cardinality")
 
 
 def all_numpy(tree: Any) -> bool:
-    """Whether all arrays of a tree are NumPy's."""
+    """Returns whether all arrays of a tree are NumPy's."""
     if isinstance(tree, dict):
         return all(map(all_numpy, tree.values()))
     if isinstance(tree, list | tuple):
@@ -85,7 +85,7 @@ def all_numpy(tree: Any) -> bool:
 
 
 def plain(part: Any, preprocess: Preprocess | None) -> Any:
-    """Arrays of any framework as NumPy; a list to preprocess stays a list of samples."""
+    """Returns arrays of any framework as NumPy's; a list to preprocess stays one of samples."""
     if part is None:
         return None
     if isinstance(part, dict):
@@ -100,7 +100,7 @@ def plain(part: Any, preprocess: Preprocess | None) -> Any:
 
 
 def length(parts: Any) -> int:
-    """How many samples arrays have; `InputError` where they differ."""
+    """Returns how many samples arrays have, and raises `InputError` where they differ."""
     lengths = set(_lengths(parts))
     if len(lengths) != 1:
         raise InputError(f"arrays have {sorted(lengths)} samples; give as many in each")
@@ -116,7 +116,7 @@ def _lengths(tree: Any) -> Iterator[int]:
 
 
 def take(tree: Any, rows: Any) -> Any:
-    """Some samples of a tree of arrays: a slice, or numbers int (B,)."""
+    """Returns some samples of a tree of arrays, by a slice or by their numbers, int (B,)."""
     if isinstance(tree, dict):
         return {key: take(part, rows) for key, part in tree.items()}
     if isinstance(tree, tuple):

@@ -23,7 +23,7 @@ LABEL_KEYS = ("label", "labels", "fine_label", "y")
 
 
 def as_tuple(batch: Any) -> tuple:
-    """(x,), (x, y) or (x, y, sample_weight) from what a loader gave.
+    """Returns (x,), (x, y) or (x, y, sample_weight) of what a loader gave.
 
     Of named columns the label is y, and x the picture where there is one, else all other columns,
     a model's named inputs. A list of texts is x, since loaders collate texts so.
@@ -52,7 +52,7 @@ def _is_text(part: Any) -> bool:
 
 
 def to_numpy(thing: Any) -> Any:
-    """Arrays of any framework, pictures and nested lists of them, as NumPy arrays."""
+    """Returns arrays of any framework, pictures and nested lists of them as NumPy arrays."""
     if isinstance(thing, dict):
         return {key: to_numpy(value) for key, value in thing.items()}
     if isinstance(thing, tuple):
@@ -72,7 +72,7 @@ def to_numpy(thing: Any) -> Any:
 
 
 def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
-    """A batch as Keras takes it: the backend's own tensors stay, all else becomes NumPy."""
+    """Returns a batch as Keras takes it: the backend's own tensors stay, all else is NumPy's."""
     if preprocess is not None:
         # Pictures of one batch may differ in size here; resizing is what preprocessing does.
         x = batch[0]
@@ -98,7 +98,7 @@ def _kept(part: Any) -> Any:
 
 
 class IndexedBatches(keras.utils.PyDataset):
-    """Batches of numbered samples in the order of (seed, epoch), on every backend the same.
+    """Gives batches of numbered samples in the order of (seed, epoch), alike on every backend.
 
     Args:
         take: from sample numbers, int (B,), to a batch (x,), (x, y) or (x, y, sample_weight).
@@ -137,14 +137,14 @@ class IndexedBatches(keras.utils.PyDataset):
         self.epoch = 0
 
     def part(self, start: int, stop: int) -> "IndexedBatches":
-        """The same batches, less all rows but these: see `rows_within`."""
+        """Returns the same batches with these rows alone, see `rows_within`."""
         part = copy.copy(self)
         part._rows = start, stop
         return part
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch."""
+        """Returns how many batches an epoch has."""
         return -(-self.samples // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
@@ -170,7 +170,7 @@ class IndexedBatches(keras.utils.PyDataset):
 
 
 class Mapped(keras.utils.PyDataset):
-    """A PyDataset whose batches go through a function.
+    """Passes the batches of a PyDataset through a function.
 
     Args:
         dataset: any; what Keras and `fit` tell about epochs is passed on to it.
@@ -184,7 +184,7 @@ class Mapped(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch."""
+        """Returns how many batches an epoch has."""
         return self._dataset.num_batches
 
     def __len__(self) -> int:
@@ -194,14 +194,14 @@ class Mapped(keras.utils.PyDataset):
         return prepared(as_tuple(self._dataset[index]), self._preprocess)
 
     def set_epoch(self, *which: int) -> None:
-        """See `ImageLoader.set_epoch`; for a dataset without one it does nothing."""
+        """Tells a dataset that has `set_epoch` which epoch comes next, see `ImageLoader`."""
         if (tell := getattr(self._dataset, "set_epoch", None)) is not None:
             tell(*which)
 
     def on_epoch_begin(self) -> None:
-        """Before an epoch."""
+        """Passes on that an epoch begins."""
         self._dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """After an epoch."""
+        """Passes on that an epoch has ended."""
         self._dataset.on_epoch_end()

@@ -14,7 +14,7 @@ SHOWN_SHARE, SHOWN_SECONDS = 0.05, 0.1
 
 
 class DataWaitTimer:
-    """Counts by epoch and over the run of `fit`.
+    """Counts how long steps wait for data, by epoch and over the run of `fit`.
 
     A wait is time in which a step had no batch and the device nothing to do: where the device works
     on while the next batch is made, nothing was lost. Nothing is synchronised to find out.
@@ -41,7 +41,7 @@ class DataWaitTimer:
         self._ended = True
 
     def begin_epoch(self) -> None:
-        """Training of an epoch begins."""
+        """Starts the counts of an epoch, as its training begins."""
         self.batches = self._made = 0
         self.waited = self.seconds = self._making = self._making_cpu = 0.0
         self._begun, self._begun_cpu = perf_counter(), time.process_time()
@@ -50,11 +50,11 @@ class DataWaitTimer:
         self._asked = None
 
     def begin_pass(self, ahead: bool) -> None:
-        """Batches are about to be made, by a pipeline that is ahead of the steps or for them."""
+        """Notes that a pass begins, by a pipeline that is ahead of the steps or for them."""
         self._ready = deque() if ahead else None
 
     def made(self, seconds: float, cpu: float) -> None:
-        """A batch was made, in this process or by asking workers, in so much time."""
+        """Notes that a batch was made, here or by asking workers, in so many seconds."""
         self._made += 1
         self._making += seconds
         self._making_cpu += cpu
@@ -62,14 +62,14 @@ class DataWaitTimer:
             self._ready.append(perf_counter())
 
     def steps(self, batch: int) -> None:
-        """A step begins; where a pipeline is ahead, it asks now for batch `batch` of the epoch."""
+        """Notes that a step begins, which asks a pipeline that is ahead for batch `batch`."""
         self._account(batch)
         # The first step of all is compiled before it asks.
         counts = batch or self._all_seconds
         self._asked = (batch, perf_counter() if counts else math.inf)
 
     def waits(self, seconds: float) -> None:
-        """A step got its batch after waiting so long."""
+        """Notes that a step got its batch after waiting so many seconds."""
         if self.batches == 1:
             # The first step compiles, and workers start before it.
             self._later = (perf_counter() - seconds, self.waited)
@@ -77,7 +77,7 @@ class DataWaitTimer:
         self.batches += 1
 
     def end_epoch(self) -> None:
-        """Training of the epoch is over; what follows is validation."""
+        """Ends the counts of an epoch, before its validation."""
         if self._ended:
             return
         self._ended = True
@@ -89,7 +89,7 @@ class DataWaitTimer:
         self._all_waited += self.waited
 
     def _account(self, batch: int | None) -> None:
-        """The step before has ended: its batches, up to this one, were ready before it or not."""
+        """Adds the wait of the step before for each of its batches, up to this one."""
         if self._asked is None or self._ready is None:
             return
         first, asked = self._asked
@@ -101,11 +101,11 @@ class DataWaitTimer:
 
     @property
     def share(self) -> float:
-        """Of the time of training, what was waited for data; over the run."""
+        """Returns the share of the time of training, over the run, in which steps waited."""
         return min(self._all_waited / self._all_seconds, 1.0) if self._all_seconds else 0.0
 
     def line(self) -> str | None:
-        """What to say after an epoch; None where the wait is not worth a line."""
+        """Returns the line to print after an epoch, or None where the wait is not worth one."""
         self.end_epoch()
         if self.waited < max(SHOWN_SHARE * self.seconds, SHOWN_SECONDS):
             return None

@@ -49,7 +49,7 @@ def passes(begin: Callable[[], Iterator[Any]]) -> Any:
 
 
 def batches_ahead() -> int:
-    """How many batches a thread makes ahead and puts on the device; 0 for no thread.
+    """Returns how many batches a thread makes ahead and puts on the device; 0 for no thread.
 
     Raises:
         InputError: where the environment says something else than a number.
@@ -63,7 +63,7 @@ def batches_ahead() -> int:
 
 
 class InstrumentedData:
-    """What all data in `fit` have in common.
+    """Hands batches to the steps of Keras, and counts how long those wait.
 
     Attributes:
         clock: how long steps waited.
@@ -82,7 +82,7 @@ class InstrumentedData:
         self._pass: _Pass | None = None
 
     def begin(self) -> None:
-        """What was read to build the model was it; from here on batches are made ahead.
+        """Begins to make batches ahead, as the model is built and steps follow.
 
         Not before: so many that nobody takes would be made as there is time for, and draw as many
         random numbers.
@@ -97,7 +97,7 @@ class InstrumentedData:
             ahead.close()
 
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Batches as the step, or the pipeline in front of it, asks for them."""
+        """Returns batches as the step, or the pipeline in front of it, asks for them."""
         piped = keeps_pipeline(self.model)
         made = self._made(batches, piped)
         if piped:
@@ -148,7 +148,7 @@ class InstrumentedData:
 
 
 class _Pass:
-    """Batches, the first of which may be made before it is asked for."""
+    """Gives batches, of which the first may be made before it is asked for."""
 
     def __init__(self, batches: Iterator[Any]):
         self._batches = batches
@@ -174,7 +174,7 @@ def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, fl
 
 
 class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetBatches):
-    """A PyDataset.
+    """Hands a PyDataset to Keras, with its waits counted.
 
     Args:
         dataset: ours or a user's. Where it has `handed_out`, it is told how many batches were.
@@ -192,17 +192,17 @@ class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetBatches):
         keras_internals.PyDatasetBatches.__init__(self, dataset, class_weight=class_weight)
 
     def handed(self) -> Iterator[Any]:
-        """One pass over the batches, as `feed` gives them."""
+        """Returns one pass over the batches, as `feed` gives them."""
         return self.feed(self.raw())
 
     def get_tf_dataset(self) -> Any:
-        """As in Keras' adapter, or batches without tf.data."""
+        """Returns Keras' dataset, or passes over batches without tf.data."""
         if keeps_pipeline(self.model):
             return super().get_tf_dataset()
         return passes(self.handed)
 
     def on_epoch_end(self) -> None:
-        """As in Keras' adapter."""
+        """Tells the dataset that the epoch has ended, and how many batches were taken."""
         if self.taken is not None and hasattr(self.py_dataset, "handed_out"):
             # It has counted what was asked of it, which may be ahead.
             self.py_dataset.handed_out = self.taken
@@ -215,62 +215,62 @@ class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetBatches):
 
 
 class DelegatingAdapter(keras_internals.DataAdapter):
-    """A data adapter that stands in front of another one.
+    """Stands in front of another data adapter and gives its answers.
 
     Args:
-        adapter: of Keras or ours, whose answers it gives.
+        adapter: the other one, of Keras or ours.
     """
 
     def __init__(self, adapter: Any):
         self.adapter = adapter
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """As in Keras' adapter."""
+        """Returns the NumPy batches of the other adapter."""
         return self.adapter.get_numpy_iterator()
 
     def get_jax_iterator(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """As in Keras' adapter, which takes a number of batches since 3.16."""
+        """Returns the other adapter's batches for JAX; Keras gives it a number since 3.16."""
         return self.adapter.get_jax_iterator(*args, **kwargs)
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        """As in Keras' adapter."""
+        """Returns the other adapter's batches for torch."""
         return self.adapter.get_torch_dataloader()
 
     def get_tf_dataset(self) -> Any:
-        """As in Keras' adapter."""
+        """Returns the other adapter's dataset for TensorFlow."""
         return self.adapter.get_tf_dataset()
 
     @property
     def num_batches(self) -> int | None:
-        """As in Keras' adapter."""
+        """Returns how many batches an epoch has, or None where that is not known."""
         return self.adapter.num_batches
 
     @property
     def batch_size(self) -> int | None:
-        """As in Keras' adapter."""
+        """Returns how many samples a batch has, or None where that is not known."""
         return self.adapter.batch_size
 
     @property
     def has_partial_batch(self) -> bool | None:
-        """As in Keras' adapter."""
+        """Returns whether the last batch is a smaller one."""
         return self.adapter.has_partial_batch
 
     @property
     def partial_batch_size(self) -> int | None:
-        """As in Keras' adapter."""
+        """Returns how many samples a smaller last batch has."""
         return self.adapter.partial_batch_size
 
     def on_epoch_begin(self) -> None:
-        """As in Keras' adapter."""
+        """Passes on that an epoch begins."""
         self.adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """As in Keras' adapter."""
+        """Passes on that an epoch has ended."""
         self.adapter.on_epoch_end()
 
 
 def workers_of(data: Any) -> tuple[int, str | None]:
-    """How many processes make batches of it, and what their number is called there."""
+    """Returns how many processes make batches of it, and what their number is called there."""
     for name in ("worker_count", "num_workers"):
         if isinstance(count := getattr(data, name, None), int):
             return count, "workers" if name == "worker_count" else name

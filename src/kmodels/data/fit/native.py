@@ -9,7 +9,7 @@ from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData, keeps_pip
 
 
 class Native(InstrumentedData, DelegatingAdapter):
-    """Data that Keras has an adapter for.
+    """Counts the waits for data that Keras has an adapter for.
 
     Args:
         adapter: Keras'.
@@ -21,16 +21,16 @@ class Native(InstrumentedData, DelegatingAdapter):
         DelegatingAdapter.__init__(self, adapter)
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """As in Keras' adapter, which has batches side by side for several steps since 3.16."""
+        """Returns batches for JAX; Keras 3.16 asks for several in one, side by side."""
         batches = self.feed(self.adapter.get_jax_iterator())
         return keras_internals.side_by_side(batches, super_batch) if super_batch else batches
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        """As in Keras' adapter."""
+        """Returns the batches of Keras' adapter."""
         return self.feed(self.adapter.get_torch_dataloader())
 
     def get_tf_dataset(self) -> Any:
-        """As in Keras' adapter, or gone through here, where waits are seen.
+        """Returns Keras' dataset, or passes over it here, where waits are seen.
 
         A clock in the graph would need a thread of TensorFlow's beside the step's.
         """

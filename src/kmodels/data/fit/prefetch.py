@@ -42,7 +42,7 @@ class Ahead:
         thread.start()
 
     def take(self, busy: Callable[[], bool] | None = None) -> tuple[Any, float]:
-        """The next batch, and the seconds waited for it.
+        """Returns the next batch, and the seconds waited for it.
 
         Args:
             busy: whether the device still works at what it was given; that time is not counted.
@@ -80,7 +80,7 @@ class Ahead:
 
 
 class _Shelf:
-    """What the thread and its owner share."""
+    """Holds what the thread and its owner share."""
 
     def __init__(self, count: int):
         self.count = count
@@ -94,7 +94,7 @@ class _Shelf:
         return bool(self.batches) or self.ended
 
     def wait_for_room(self) -> bool:
-        """False where nobody wants more."""
+        """Waits for room, and returns False where nobody wants more."""
         with self.changed:
             while len(self.batches) >= self.count and not self.closed:
                 self.changed.wait()

@@ -11,7 +11,7 @@ import keras
 
 
 class Method(StrEnum):
-    """The methods of `keras.Model` that take any data; each is its own name."""
+    """Names the methods of `keras.Model` that take any data."""
 
     FIT = "fit"
     EVALUATE = "evaluate"
@@ -20,7 +20,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class FitRequest:
-    """The arguments of one call of `fit`, `evaluate` or `predict`, none of them missing.
+    """Holds all arguments of one call of `fit`, `evaluate` or `predict`.
 
     A field that the caller left out holds Keras' default, and a field that the method does not have
     holds the default given here, so code reads fields and never asks what was passed.
@@ -89,7 +89,7 @@ class FitRequest:
 
 @cache
 def _parameters(method: Method) -> dict[str, tuple[str | None, Any]]:
-    """Keras' parameters: the field that holds each, None for one of `more`, and its default."""
+    """Returns, by Keras' name, the field of each parameter (None for `more`) and its default."""
     held = {part.name for part in fields(FitRequest)}
     found = {}
     for name, parameter in inspect.signature(getattr(keras.Model, method)).parameters.items():

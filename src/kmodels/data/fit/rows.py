@@ -5,7 +5,7 @@ Workers run this, so it imports no framework.
 
 
 def rows_within(start: int, stop: int, size: int) -> slice:
-    """Rows start to stop of a batch of `size` rows: those that there are, but at least one.
+    """Returns rows start to stop of a batch of `size` rows: those there are, but at least one.
 
     So there is always something to fill up the last batch of an epoch with.
     """

@@ -20,7 +20,7 @@ from kmodels.data.fit.stream import Stream
 
 
 class RequestData(DelegatingAdapter):
-    """Data as Keras is handed it for one call.
+    """Marks data as what Keras was handed for one call.
 
     Keras' `fit` gives it to `evaluate`, which so sees that nothing is left to prepare.
 
@@ -89,7 +89,7 @@ def _handed(data: Any) -> Any:
 
 @contextmanager
 def _unwarned(feeds: Sequence[InstrumentedData], steps: int | None) -> Iterator[None]:
-    """Without Keras' warning that data ended, where nobody had said how much there is."""
+    """Silences Keras' warning that data ended, where nobody had said how much there is."""
     if steps or not any(
         isinstance(feed, Native | Stream) and feed.num_batches is None for feed in feeds
     ):
@@ -126,7 +126,7 @@ class FollowEpoch(keras.callbacks.Callback):
         self._clock = data.clock if isinstance(data, InstrumentedData) else None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Before the first batch is asked for."""
+        """Tells the data its epoch, before the first batch is asked for."""
         self._speak()
         if self._tells and hasattr(self._data, "set_epoch"):
             self._data.set_epoch(epoch)
@@ -136,41 +136,41 @@ class FollowEpoch(keras.callbacks.Callback):
     # Keras calls hooks at the end of a batch beside the training, as long as none has to be waited
     # for; this one it calls in time, and hands it no logs that would have to be fetched.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Before a step."""
+        """Notes that a step begins."""
         if self._clock is not None:
             self._clock.steps(batch)
             if batch == 0:
                 self._data.look()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Before a step of evaluate."""
+        """Gets the first batch before a step of evaluate."""
         data = self._data if self._held_out is None else self._held_out
         if batch == 0 and isinstance(data, InstrumentedData):
             data.look()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """After validation."""
+        """Ends the counts of an epoch that had no validation."""
         if self._clock is not None:
             self._clock.end_epoch()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """After Keras has read batches to build the model."""
+        """Lets batches be made ahead, once Keras has read some to build the model."""
         if self._clock is not None:
             self._clock.model = self.model
         _begin(self._data)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """After the last epoch."""
+        """Prints the line of the last epoch."""
         self._speak()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Before evaluate, inside of fit or not."""
+        """Ends the counts of training, and lets batches to evaluate on be made ahead."""
         if self._clock is not None:
             self._clock.end_epoch()
         _begin(self._data if self._held_out is None else self._held_out)
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """Before predict."""
+        """Lets batches be made ahead."""
         _begin(self._data)
 
     def _speak(self) -> None:

@@ -20,7 +20,7 @@ from kmodels.data.fit.feed import DatasetAdapter, workers_of
 
 
 class Stream(DatasetAdapter):
-    """Anything that can be gone through, batch by batch, handed to Keras as a data adapter.
+    """Hands anything that can be gone through, batch by batch, to Keras as a data adapter.
 
     Args:
         batches: gives one batch after another; gone through once an epoch.
@@ -46,7 +46,7 @@ class Stream(DatasetAdapter):
         super().__init__(_Sample(self._batches, count), class_weight, clock)
 
     def tuples(self) -> Iterator[tuple]:
-        """One pass over the batches as they come, less their preprocessing."""
+        """Returns one pass over the batches as they come, not preprocessed."""
         return map(as_tuple, started(self.batches))
 
     def _batches(self) -> Iterator[tuple]:
@@ -54,7 +54,7 @@ class Stream(DatasetAdapter):
             yield prepared(batch, self.preprocess)
 
     def raw(self) -> Iterator[tuple]:
-        """One pass over the batches."""
+        """Returns one pass over the batches."""
         return (self.as_batch(batch) for batch in self._batches())
 
     def set_epoch(self, epoch: int) -> None:
@@ -65,14 +65,14 @@ class Stream(DatasetAdapter):
                 return
 
     def begin(self) -> None:
-        """Training begins: batches read until now, to build the model, are given again."""
+        """Lets training begin: batches read until now, to build the model, are given again."""
         super().begin()
         if isinstance(self.batches, OneShot):
             self.batches.begin()
 
 
 def started(batches: Iterable[Any]) -> Iterator[Any]:
-    """`iter`, with workers that are not forked where the backend runs threads.
+    """Returns `iter` of batches, whose workers are not forked where the backend runs threads.
 
     Raises:
         InputError: where the data cannot be sent to such workers.
@@ -101,7 +101,7 @@ def _forks() -> bool:
 
 
 class _Sample(keras.utils.PyDataset):
-    """What Keras' adapter asks for to learn shapes: the first batches and how many there are."""
+    """Tells Keras' adapter the shapes of the first batches and how many there are."""
 
     def __init__(self, batches: Callable[[], Iterator[tuple]], count: int | None):
         super().__init__()
@@ -111,7 +111,7 @@ class _Sample(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """As known."""
+        """Returns how many there are, or None where that is not known."""
         return self._count
 
     def __getitem__(self, index: int) -> tuple:
@@ -124,7 +124,7 @@ class _Sample(keras.utils.PyDataset):
 
 
 class OneShot:
-    """An iterator or generator, of which no batch is lost to building the model.
+    """Gives the batches of an iterator or generator, none of them lost to building the model.
 
     Keras reads a batch or two before training and throws them away. They are kept until `begin`.
     """
@@ -136,7 +136,7 @@ class OneShot:
         self._empty = False
 
     def begin(self) -> None:
-        """From here on each batch is given once."""
+        """Gives each batch once from here on."""
         if self._kept is not None:
             self._again, self._kept = self._kept, None
 
@@ -158,7 +158,7 @@ class OneShot:
 
 
 class Calls:
-    """A function that gives the batches of an epoch, called anew for each.
+    """Calls a function anew for the batches of each epoch.
 
     Args:
         function: takes nothing and gives an iterable, as a generator function does.
@@ -172,7 +172,7 @@ class Calls:
 
 
 class Chunks:
-    """A Hugging Face IterableDataset in batches, from its start each time.
+    """Gives a Hugging Face IterableDataset in batches, from its start each time.
 
     Args:
         dataset: of single samples.

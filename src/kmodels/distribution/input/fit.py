@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` do with their arguments over a mesh."""
+"""`fit`, `evaluate` and `predict` over a mesh: each process is handed its rows of the data."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _made: Counter[str] = Counter()
 def shard(
     data: Any, rule: BatchSharding, use: Method, steps: int | None = None
 ) -> ShardedDataset | ShardedStream | Native:
-    """This process's rows of data, after all processes have compared theirs.
+    """Returns this process's rows of data, after all processes have compared theirs.
 
     Args:
         data: of `kmodels.data.as_dataset`.
@@ -85,7 +85,7 @@ def shard(
 
 
 def rule(plan: Any, own: bool = False) -> BatchSharding:
-    """What this process takes of batches over the mesh of a plan."""
+    """Returns what this process takes of batches over the mesh of a plan."""
     return BatchSharding(plan.mesh, plan.engine.shards, plan.engine.shard, own)
 
 
@@ -135,7 +135,7 @@ def run(
 
 
 def _sharded(plan: Any, request: FitRequest, preprocess: Preprocess | None) -> FitRequest:
-    """The request with this process's part of the data, preprocessed."""
+    """Returns the request with this process's part of the data, preprocessed."""
     data, method = request.x, request.method
     if isinstance(data, ShardedDataset | ShardedStream):
         data = data.prepared_by(preprocess)

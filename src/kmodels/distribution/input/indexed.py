@@ -18,7 +18,7 @@ from kmodels.distribution.input.sharding_rule import (
 
 
 class ShardedDataset(keras.utils.PyDataset):
-    """The rows of one process of batches that have numbers.
+    """Gives the rows of one process of batches that have numbers.
 
     Args:
         source: has `batch_size`, `samples`, `num_batches` and `part(start, stop)`.
@@ -66,7 +66,7 @@ class ShardedDataset(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int:
-        """Batches left in this epoch, as many in each process."""
+        """Returns how many batches this epoch has left, as many in each process."""
         return len(self)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class ShardedDataset(keras.utils.PyDataset):
 
     @property
     def epoch(self) -> int:
-        """That comes, or is going on."""
+        """Returns the epoch that comes, or is going on."""
         return getattr(self.source, "epoch", 0)
 
     def set_epoch(self, epoch: int, skip: int | None = None) -> None:
@@ -110,7 +110,7 @@ class ShardedDataset(keras.utils.PyDataset):
 
 
 class Given(keras.utils.PyDataset):
-    """A user's PyDataset with batches of one size, of which some rows can be asked for.
+    """Gives some rows of the batches of a user's PyDataset, which have one size.
 
     Args:
         dataset: its first and its last batch, which may be shorter, are read here.
@@ -133,14 +133,14 @@ class Given(keras.utils.PyDataset):
         self.samples = (count - 1) * self.batch_size + last
 
     def part(self, start: int, stop: int) -> "Given":
-        """The same batches, less all rows but these."""
+        """Returns the same batches with these rows alone."""
         part = copy.copy(self)
         part._rows = start, stop
         return part
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch."""
+        """Returns how many batches an epoch has."""
         return self._count
 
     def __getitem__(self, index: int) -> tuple:

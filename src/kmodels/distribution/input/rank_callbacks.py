@@ -31,7 +31,7 @@ class SyncStop(keras.callbacks.Callback):
         processes.check_equal("fit", facts)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """After the other callbacks."""
+        """Compares, after the other callbacks, who stops and which learning rate holds."""
         rate = getattr(self.model.optimizer, "learning_rate", None)
         own = float(keras.ops.convert_to_numpy(rate)) if _is_set(rate) else None
         told = processes.all_gather_object(
@@ -44,7 +44,7 @@ class SyncStop(keras.callbacks.Callback):
 
 
 def followers(callbacks: Any, plan: Any, use: Method) -> Any:
-    """The callbacks that this process calls.
+    """Returns the callbacks that this process calls.
 
     Args:
         callbacks: as given to `fit`, `evaluate` or `predict`.

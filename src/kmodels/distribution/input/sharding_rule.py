@@ -22,7 +22,7 @@ from kmodels.distribution.mesh import Mesh, check_batch
 
 @dataclass(frozen=True)
 class BatchSharding:
-    """What this process takes of each batch.
+    """Says which rows of each batch this process takes.
 
     Args:
         mesh: whose data and fsdp axes divide each global batch.
@@ -37,7 +37,7 @@ class BatchSharding:
     own: bool = False
 
     def rows(self, size: int) -> tuple[int, int]:
-        """Where the rows to take of a batch begin and end.
+        """Returns where the rows to take of a batch begin and end.
 
         Args:
             size: rows of the batch as the data gives it.
@@ -51,7 +51,7 @@ class BatchSharding:
         return self.shard * size // self.shards, (self.shard + 1) * size // self.shards
 
     def extent(self, batches: int, samples: int, size: int) -> tuple[int, int, float]:
-        """How long evaluation is.
+        """Returns how long evaluation is.
 
         Args:
             batches: that the data gives to this process.
@@ -70,7 +70,7 @@ class BatchSharding:
 
 
 def length(batch: tuple) -> int:
-    """Rows of a batch.
+    """Returns how many rows a batch has.
 
     Raises:
         InputError: where its parts differ.
@@ -79,7 +79,7 @@ def length(batch: tuple) -> int:
 
 
 def uneven(size: int, first: int) -> InputError:
-    """What to raise for a batch of another size."""
+    """Returns the error to raise for a batch of another size."""
     return InputError(
         f"a batch has {size} rows and the first {first}; give batches of one size, of which the "
         "last alone may be shorter"
@@ -87,7 +87,7 @@ def uneven(size: int, first: int) -> InputError:
 
 
 def filled(batch: tuple, wanted: int, real: int, weight: float | None) -> tuple:
-    """A batch with as many rows as in every process, and with weights where some stand for none.
+    """Returns a batch with as many rows as in every process, and weights where some are filled.
 
     Args:
         batch: (x,), (x, y) or (x, y, sample_weight), at least a row.
@@ -116,7 +116,7 @@ def filled(batch: tuple, wanted: int, real: int, weight: float | None) -> tuple:
 
 
 def digest(batch: Any) -> str:
-    """A short hash of a batch, for processes to compare."""
+    """Returns a short hash of a batch, for processes to compare."""
     found = hashlib.sha256()
     for leaf in keras.tree.flatten(batch):
         if leaf is not None:

@@ -21,7 +21,7 @@ from kmodels.distribution.input.sharding_rule import (
 
 
 class ShardedStream(Stream):
-    """The rows of one process of batches that come one after another.
+    """Gives the rows of one process of batches that come one after another.
 
     What many processes train on is compared as it comes: the first batch and the number of all, or,
     where each process has its own rows, before each step whether all have another batch.
@@ -122,7 +122,7 @@ class ShardedStream(Stream):
 
 
 def _without_short(source: Iterator[tuple]) -> Iterator[tuple]:
-    """Batches, less a last one that is shorter than the first."""
+    """Gives batches, less a last one that is shorter than the first."""
     first, held = 0, None
     for batch in source:
         if held is not None:
@@ -135,7 +135,7 @@ def _without_short(source: Iterator[tuple]) -> Iterator[tuple]:
 
 
 def _full(batches: Any, count: int) -> int | None:
-    """How many of `count` batches `_without_short` gives; None where only going through tells."""
+    """Returns how many of `count` batches `_without_short` gives, or None if that is unknown."""
     if getattr(batches, "drop_last", False):  # a DataLoader's
         return count
     if (known := _samples(batches)) is not None:
@@ -150,7 +150,7 @@ def _full(batches: Any, count: int) -> int | None:
 
 
 def _samples(batches: Any) -> tuple[int, int] | None:
-    """Samples and batch size of a DataLoader whose sampler knows them."""
+    """Returns samples and batch size of a DataLoader whose sampler knows them."""
     size, sampler = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)
     try:
         return (len(sampler), size) if size else None  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def _samples(batches: Any) -> tuple[int, int] | None:
 
 
 def _counted(stream: Stream, steps: int | None) -> tuple[int, int, int]:
-    """Batches, samples and rows of a full batch."""
+    """Returns the numbers of batches, of samples, and of rows of a full batch."""
     if (known := _samples(batches := stream.batches)) is not None:
         samples, size = known
         if getattr(batches, "drop_last", False):

@@ -19,7 +19,7 @@ from kmodels.data.fit.stream import Calls, Stream, started
 
 
 def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
-    """Data like the given, whose dictionaries arrive in one piece.
+    """Returns data like the given, whose dictionaries arrive in one piece.
 
     Args:
         x: anything that `fit` takes, or None.
@@ -45,16 +45,16 @@ def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
 
 
 class WholeStream(Stream):
-    """Batches one after another, dictionaries in one piece."""
+    """Gives batches one after another, dictionaries in one piece."""
 
     def tuples(self) -> Iterator[tuple]:
-        """As in `Stream`."""
+        """Returns one pass over the batches, see `Stream`."""
         for batch in started(self.batches):
             yield (batch,) if isinstance(batch, dict) else as_tuple(batch)
 
 
 def tensors(batch: Any) -> Any:
-    """A batch on the device; as Keras' `fit` has it with arrays, float64 is nobody's wish."""
+    """Returns a batch on the device, with float64 as Keras' float type, as `fit` has arrays."""
     return keras.tree.map_structure(_tensor, batch)
 
 
