@@ -307,13 +307,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
             self.optimizer.build(self.trainable_variables)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step; what was changed since `compile` is looked at before.
-
-        Raises:
-            InputError: where compiled blocks cannot work any more.
-        """
-        if compiling.compiled(self):
-            compiling.check(self)
+        """Returns Keras' step, with an optimizer for the variables that are trained now."""
         if self.optimizer is not None and self.built:
             # In TensorFlow's first step Keras would make the slots while it traces: a condition in
             # the graph for each of them, and the whole step traced again without.

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.layers import block_compile
 
 
 class Parallel(keras_internals.NoKerasDDP):
@@ -42,6 +43,16 @@ class Model(keras_internals.OwnLoss, Parallel, keras.Model):
     Keras' step lets go of them between forward and backward pass, so that they take memory just
     when the activations are all there. Between two steps they are to be seen, as in Keras.
     """
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Returns Keras' step, after a look at the blocks that are compiled.
+
+        Raises:
+            InputError: where something was done since to compiled blocks that they cannot follow.
+        """
+        if block_compile.compiled(self):
+            block_compile.check(self)
+        return super().make_train_function(force)
 
     def train_step(self, data: Any) -> Any:
         """Keras' step."""
