@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 import torch
-from torch._C._functorch import peek_interpreter_stack
+
+from kmodels.core.framework_internals import internals_torch
 
 # What `torch.autocast` casts: arguments of the ops that multiply matrices. All else stays as it is.
 NARROW = {
@@ -21,7 +22,7 @@ NARROW = {
 
 def transformed() -> str | None:
     """Why no body may hold what autograd or a tracer cannot look into (a clause), or `None`."""
-    if peek_interpreter_stack() is not None:
+    if internals_torch.in_transform():
         return "inside a transform of torch.func"
     if torch.jit.is_tracing():
         return "inside torch.jit.trace"

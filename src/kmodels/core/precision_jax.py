@@ -3,7 +3,8 @@
 import os
 
 import jax
-from jax._src import xla_bridge
+
+from kmodels.core.framework_internals import internals_jax
 
 
 def set_matmul_precision(precision: str) -> None:
@@ -25,7 +26,7 @@ def lacks_float64() -> str | None:
 
 def memory_fraction(fraction: float) -> bool:
     """Sets the variable that XLA's client reads when it starts; returns whether it still can."""
-    if xla_bridge.backends_are_initialized():
+    if internals_jax.backends_are_initialized():
         return False
     os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(fraction)
     return True

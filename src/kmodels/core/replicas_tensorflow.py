@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import keras
 import tensorflow as tf
+
+from kmodels.core import keras_internals
 
 # Odd and large: far from the number of calls, which Keras adds to the seed.
 _STRIDE = 0x9E3779B1
-_kept: list[Any] = []
 
 
 def count() -> int:
@@ -41,16 +41,10 @@ def draw_apart(active: bool) -> None:
     Seeds are state of the model, saved and compared like weights, so which replica draws counts
     when it draws.
     """
-    if active and not _kept:
-        # Layers of Keras and of the user draw there; nothing else can be told who draws.
-        _kept.append(keras.random.SeedGenerator.next)
-        keras.random.SeedGenerator.next = _next
-    elif not active and _kept:
-        keras.random.SeedGenerator.next = _kept.pop()
+    keras_internals.change_draws(_apart if active else None)
 
 
-def _next(generator: Any, ordered: bool = True) -> Any:
-    state = _kept[0](generator, ordered)
+def _apart(state: Any) -> Any:
     if (replica := inside()) is None:
         return state
     offset = tf.cast(replica.replica_id_in_sync_group, tf.int64) * _STRIDE % (1 << 31)

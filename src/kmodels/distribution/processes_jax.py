@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import jax
-from jax._src import distributed
 
 from kmodels.core.errors import InputError
+from kmodels.core.framework_internals import internals_jax
 
 _PREFIX = "KERAS_DISTRIBUTION_"
 # What tells that JAX finds the cluster out by itself.
@@ -58,17 +58,17 @@ def join(seconds: float) -> None:
 
 def index() -> int:
     """See `processes`."""
-    return distributed.global_state.process_id
+    return internals_jax.process_id()
 
 
 def count() -> int:
     """See `processes`."""
-    return distributed.global_state.num_processes
+    return internals_jax.process_count()
 
 
 def exchange(key: str, text: str, seconds: float) -> list[str]:
     """See `processes`; through the key-value store, so that no device has to answer."""
-    client: Any = distributed.global_state.client
+    client: Any = internals_jax.coordination_client()
     client.key_value_set(f"kmodels/{key}/{index()}", text)
     end = time.monotonic() + seconds
     found = []

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import distributed_c10d
 
 from kmodels.core.errors import InputError
+from kmodels.core.framework_internals import internals_torch
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The first one holds what all exchange; by then they have read why it ends.
@@ -58,7 +58,7 @@ def count() -> int:
 
 def exchange(key: str, text: str, seconds: float) -> list[str]:
     """See `processes`; through the store, so that no device has to answer."""
-    store: Any = distributed_c10d._get_default_store()
+    store: Any = internals_torch.default_store()
     end = time.monotonic() + seconds
     keys = [f"kmodels/{key}/{process}" for process in range(count())]
     try:

@@ -13,6 +13,7 @@ import torch
 
 from kmodels.core.dispatch import generic_now
 from kmodels.core.errors import InputError
+from kmodels.core.framework_internals import internals_torch
 from kmodels.layers.base import direct_calls
 
 # Training and inference, full batches and a smaller last one, the last block, rates of drop path.
@@ -67,16 +68,10 @@ def is_compiled(block: Any) -> bool:
 
 def check_compiler() -> None:
     """Raises `InputError` where torch.compile would find no compiler for its C++ code."""
-    if torch.accelerator.is_available():
-        return
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
+    if not torch.accelerator.is_available() and not internals_torch.has_compiler():
         raise InputError(
             'jit_compile=True needs a C++ compiler on a CPU; install g++, or leave "auto"'
-        ) from None
+        )
 
 
 def _call(block: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._functorch import peek_interpreter_stack
 from torch.utils.checkpoint import checkpoint
+
+from kmodels.core.framework_internals import internals_torch
 
 
 def call(
@@ -13,7 +14,7 @@ def call(
 ) -> Any:
     """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
     # Transforms of torch.func have no hooks for it: inside them all is kept.
-    if not torch.is_grad_enabled() or peek_interpreter_stack() is not None:
+    if not torch.is_grad_enabled() or internals_torch.in_transform():
         return fn(*args, **kwargs)
     begun = [seed.value.clone() for seed in seeds]
     first = True

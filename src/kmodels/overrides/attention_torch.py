@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from kmodels.core.dispatch import Tensor, override
 from kmodels.core.errors import InputError
+from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides._backward_torch import backward
 from kmodels.overrides._tensors_torch import as_tensor
@@ -319,7 +320,7 @@ class _Products(torch.autograd.Function):
                 if kept is not None:
                     stays = kept[part, :, rows, seen].flatten(0, 1)
                     dropped, slope = weights * stays, slope.mul_(stays)
-                slope = torch._softmax_backward_data(slope, weights, -1, weights.dtype)
+                slope = internals_torch.softmax_backward(slope, weights)
                 of_block = (
                     _scaled_product(slope, k[:, seen], ctx.scale),
                     _scaled_product(slope.transpose(1, 2), q[:, rows], ctx.scale),

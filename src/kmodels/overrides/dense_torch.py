@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from kmodels.core.dispatch import Tensor, override
+from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.dense import check_width, dense
 from kmodels.overrides._backward_torch import backward
 from kmodels.overrides._tensors_torch import as_tensor, stored
@@ -39,12 +40,9 @@ def by_onednn(x: Tensor, kernel: Tensor, biased: bool = False) -> bool:
 @cache
 def has_narrow_products() -> bool:
     """Whether oneDNN is there and multiplies bfloat16 on this processor."""
-    names = ("_linear_pointwise", "_is_mkldnn_bf16_supported")
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available() or not internals_torch.has_onednn_linear():
         return False
-    if not all(hasattr(torch.ops.mkldnn, name) for name in names):
-        return False
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return internals_torch.has_bfloat16_matmul()
 
 
 @cache
@@ -52,7 +50,7 @@ def mkl_is_slow() -> bool:
     """Whether torch multiplies by MKL on a processor of AMD, and has oneDNN too."""
     if not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available():
         return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not internals_torch.has_onednn_linear():
         return False
     return INFO.is_file() and "AuthenticAMD" in INFO.read_text()
 
@@ -101,7 +99,7 @@ class _Affine(torch.autograd.Function):
 
 def product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """X (..., in) @ kernel (in, out) + bias by oneDNN, without autograd."""
-    return torch.ops.mkldnn._linear_pointwise(x, kernel.T, bias, "none", [], "")
+    return internals_torch.onednn_linear(x, kernel, bias)
 
 
 def affine(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:

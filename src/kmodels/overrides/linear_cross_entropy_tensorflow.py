@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 from kmodels.core.dispatch import Tensor, override
+from kmodels.core.framework_internals import internals_tensorflow
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,
@@ -44,7 +44,7 @@ def linear_cross_entropy_tensorflow(
     labels = tf.boolean_mask(tf.cast(labels, tf.int32), counted)
     weights = tf.stop_gradient(tf.cast(tf.boolean_mask(weights, counted), dtype))
     # Outside of a gradient tape, as in evaluate(), half of the products are left out.
-    gradient = record.could_possibly_record()
+    gradient = internals_tensorflow.may_record()
 
     def sums(total: Tensor, right: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
         hits = tf.cast(right >= top, dtype)

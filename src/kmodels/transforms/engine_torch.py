@@ -1,6 +1,5 @@
 """Transforms on torch."""
 
-import importlib
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -8,14 +7,12 @@ from typing import Any
 
 import keras
 import torch
-from torch._C._functorch import peek_interpreter_stack
-from torch._dynamo.exc import TorchDynamoException
-from torch._higher_order_ops.while_loop import while_loop as traced_while_loop
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.errors import InputError
+from kmodels.core.framework_internals import internals_torch
 from kmodels.transforms.loops import chosen, unrolled
 from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
 
@@ -85,7 +82,7 @@ def _load_forward_mode() -> None:
     """What torch loads at the first use, without its warning that a part of its own is outdated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        importlib.import_module("torch._decomp.decompositions_for_jvp")
+        internals_torch.load_forward_rules()
 
 
 def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pair: bool) -> Any:
@@ -113,17 +110,12 @@ def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 def _inside_another() -> bool:
     """Whether torch is transforming or tracing already."""
-    return _transforming() or get_proxy_mode() is not None
-
-
-def _transforming() -> bool:
-    return peek_interpreter_stack() is not None
+    return internals_torch.in_transform() or get_proxy_mode() is not None
 
 
 def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     """The graph of ATen operations; with fake tensors, so that no value can slip into it."""
-    tracer = make_fx(fun, ZEROS, "fake", _allow_non_fake_inputs=True)
-    found = tracer(*leaves)
+    found = internals_torch.trace_graph(fun, ZEROS, leaves)
     found.graph.eliminate_dead_code()
     found.recompile()
     return found
@@ -134,7 +126,7 @@ def _zeros(size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any
 
 
 # Forward mode has zeros without memory, which turn into tensors of no device in a trace.
-ZEROS: Any = {torch.ops.aten._efficientzerotensor.default: _zeros}
+ZEROS: Any = {internals_torch.zero_without_memory(): _zeros}
 
 
 def show(form: Any) -> str:
@@ -157,7 +149,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     try:
         value = bool(pred)
     except RuntimeError as error:
-        if _mapped(error) or (_unknown(error) and _transforming()):
+        if _mapped(error) or (_unknown(error) and internals_torch.in_transform()):
             return chosen(pred, true_fn, false_fn)
         if not _unknown(error):
             raise
@@ -165,7 +157,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
         return true_fn() if value else false_fn()
     try:
         return _one_of(pred, true_fn, false_fn)
-    except TorchDynamoException as error:
+    except internals_torch.trace_error() as error:
         if "RecursionError" in str(error):
             raise
         # Dynamo, by which torch traces branches, does not know all of Python and keras.ops; a plain
@@ -215,7 +207,7 @@ def while_loop(
         # Copies, for torch takes no results that are what came in.
         return (count + 1, *keras.tree.map_structure(_copy, found))
 
-    _, *held = traced_while_loop(proceed, step, (keras.ops.zeros((), "int32"), *held))
+    _, *held = internals_torch.while_loop(proceed, step, (keras.ops.zeros((), "int32"), *held))
     return held[0] if alone else tuple(held)
 
 

@@ -48,7 +48,12 @@ from kmodels.core.keras_internals.optimizer import (
 )
 from kmodels.core.keras_internals.optimizer_steps import OwnDecay, ParallelSteps, ReplicatedSteps
 from kmodels.core.keras_internals.saving import saved_arrays
-from kmodels.core.keras_internals.seeds import count_since_seed, global_seed, random_seed
+from kmodels.core.keras_internals.seeds import (
+    change_draws,
+    count_since_seed,
+    global_seed,
+    random_seed,
+)
 from kmodels.core.keras_internals.trainer import (
     additional_losses,
     build_metrics,
@@ -118,6 +123,7 @@ __all__ = [
     "built_for",
     "call_context",
     "change_class",
+    "change_draws",
     "changing",
     "children",
     "count_since_seed",

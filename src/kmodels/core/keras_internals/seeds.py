@@ -1,8 +1,10 @@
 """The seeds of Keras: the process's own, and how often something was drawn since it was set."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.utils import rng_utils
@@ -48,3 +50,32 @@ def global_seed() -> Any:
     """The state variable of the seed that Keras takes where none is given; None before its use."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
+
+
+_next_of_keras: list[Any] = []
+
+
+def change_draws(change: Callable[[Any], Any] | None) -> None:
+    """Has what every `keras.random.SeedGenerator` gives for a draw go through a function.
+
+    The method is replaced for the whole process, since nothing narrower sees all draws. Layers of
+    Keras and of users make generators of their own, at any time, and Keras one for draws without a
+    seed; none of them can be given another class, and Keras calls no hook where it draws. The
+    state cannot be changed instead: it is saved and compared like weights.
+
+    Args:
+        change: takes the state of a draw, (2,) integers, and returns the one to draw from; None
+            gives the method back.
+    """
+    generator: Any = keras.random.SeedGenerator
+    if _next_of_keras:
+        generator.next = _next_of_keras.pop()
+    if change is None:
+        return
+    draw = generator.next
+    _next_of_keras.append(draw)
+
+    def changed(self: Any, ordered: bool = True) -> Any:
+        return change(draw(self, ordered))
+
+    generator.next = changed

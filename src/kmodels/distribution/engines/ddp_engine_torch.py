@@ -12,6 +12,9 @@ from kmodels.distribution.engines.ddp_torch import DataParallel
 from kmodels.distribution.mesh import Mesh
 from kmodels.training.step.keras_model_torch import Parallel
 
+# Of one process's rows; `SyncBatchNorm` is none of them.
+_BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+
 
 class DDPEngine:
     """A copy of the model in every process; see `engine.Engine`."""
@@ -58,8 +61,7 @@ def check_norms(model: Any) -> None:
             )
         module = getattr(layer, "module", None)
         for part in module.modules() if isinstance(module, torch.nn.Module) else ():
-            batch = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
-            if batch and not isinstance(part, torch.nn.SyncBatchNorm):
+            if isinstance(part, _BATCH_NORMS):
                 raise InputError(
                     f"{layer.name} holds a {type(part).__name__}, which would norm by one "
                     "process's rows alone; use torch.nn.SyncBatchNorm, see its "

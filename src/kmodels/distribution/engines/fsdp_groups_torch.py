@@ -24,6 +24,7 @@ from torch.distributed.tensor import Shard
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.framework_internals import internals_torch
 from kmodels.distribution.engines.sharded_variable_torch import put_in
 
 
@@ -43,8 +44,8 @@ class Group(torch.nn.Module):
         """`function(*args, **kwargs)`."""
         found = function(*args, **kwargs)
         # Torch warns of views, since an operation in place would lose the hook that gathers again.
-        if isinstance(found, torch.Tensor) and found.requires_grad and found._base is not None:
-            return found.clone()
+        if isinstance(found, torch.Tensor) and found.requires_grad:
+            return found.clone() if internals_torch.is_view(found) else found
         return found
 
 

@@ -7,6 +7,7 @@ import keras
 import torch
 
 from kmodels.core import keras_internals
+from kmodels.core.framework_internals import internals_torch
 
 # On torch Keras answers the constructor with a class of its own that has the parallel step; a
 # subclass of the public name would lose it.
@@ -49,7 +50,7 @@ class _Groups(keras_internals.ParallelSteps):
         for (multiplier, _), (gradients, members, decayed) in groups.items():
             rate = learning_rate * multiplier
             if self.weight_decay and decayed:
-                torch._foreach_mul_(decayed, 1 - self.weight_decay * rate)
+                internals_torch.multiply_all_(decayed, 1 - self.weight_decay * rate)
             super().move_all(gradients, members, rate)
 
     @torch.no_grad()
@@ -61,8 +62,8 @@ class _Groups(keras_internals.ParallelSteps):
         averages = [_own(average.value) for _, average in keras_internals.moving_averages(self)]
         # The first update starts the average at the weights, as Keras' own does.
         momentum = (self.iterations != 0) * self.ema_momentum
-        torch._foreach_mul_(averages, momentum)
-        torch._foreach_add_(averages, torch._foreach_mul(values, 1 - momentum))
+        internals_torch.multiply_all_(averages, momentum)
+        internals_torch.add_all_(averages, internals_torch.multiply_all(values, 1 - momentum))
 
 
 class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
@@ -85,10 +86,10 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
         # torch corrects the root by the count of steps before it adds epsilon, Keras after. With
         # a count without end torch corrects nothing; the correction is in the rate.
         endless = torch.full_like(step, math.inf)
-        torch._fused_adamw_(
+        internals_torch.fused_adamw_(
             weights, own, first, second, highest, [endless] * len(weights),
-            lr=rate.to(torch.float32), beta1=self.beta_1, beta2=self.beta_2, weight_decay=0.0,
-            eps=self.epsilon, amsgrad=self.amsgrad, maximize=False,
+            learning_rate=rate.to(torch.float32), beta_1=self.beta_1, beta_2=self.beta_2,
+            epsilon=self.epsilon, amsgrad=self.amsgrad,
         )  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def _norm(parts: list[Any]) -> torch.Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh, placements = parts[0].device_mesh, parts[0].placements
-    norms = torch._foreach_norm([_own(part) for part in parts], dtype=torch.float32)
+    norms = internals_torch.norms_of_all([_own(part) for part in parts])
     square = torch.stack(norms).square().sum()
     sums = [Partial() if placement.is_shard() else Replicate() for placement in placements]
     return DTensor.from_local(square, mesh, sums, run_check=False).full_tensor().sqrt()

@@ -101,7 +101,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         objectives = Objectives(models, losses if several else None, train)
         super().__init__(name=name)
         self.held = models
-        self._players, self._losses = objectives, losses
+        self._players, self._loss_functions = objectives, losses
         self._running = Running(objectives.names)
         self.built = objectives.built
 
@@ -250,11 +250,14 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         batch = self._batch(data_batch)
 
         def turns(batch: Any) -> list[Any]:
-            return [objectives.call(p, self._losses[p.name], batch, True)[0] for p in objectives]
+            return [
+                objectives.call(p, self._loss_functions[p.name], batch, True)[0] for p in objectives
+            ]
 
         def measured(batch: Any) -> list[Any]:
             results = {
-                p.name: objectives.loss(p, self._losses[p.name], batch, True) for p in objectives
+                p.name: objectives.loss(p, self._loss_functions[p.name], batch, True)
+                for p in objectives
             }
             running.check(running.update(results, 1))
             return [loss for loss, _ in results.values()]

@@ -127,7 +127,7 @@ class Step(keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives
-    _losses: Mapping[str, LossFunction]
+    _loss_functions: Mapping[str, LossFunction]
 
     def train_step(self, state: Any, data: Any) -> Any:
         """From weights, other variables, slots and metrics to logs and all of them."""
@@ -136,7 +136,7 @@ class Step(keras.Model):
         values = {}
         for variables, held in zip(kinds, state[:3], strict=True):
             values |= by_id(variables, held)
-        results, values = advance(self._players, self._losses, values, batch)
+        results, values = advance(self._players, self._loss_functions, values, batch)
         logs, metrics = self._measure(results, batch, state[3])
         return logs, (*(take(variables, values) for variables in kinds), metrics)
 
@@ -145,7 +145,7 @@ class Step(keras.Model):
         batch = self._batch(data)
         kinds = self._kinds()[:2]
         values = by_id(kinds[0], state[0]) | by_id(kinds[1], state[1])
-        results, values = evaluate(self._players, self._losses, values, batch)
+        results, values = evaluate(self._players, self._loss_functions, values, batch)
         logs, metrics = self._measure(results, batch, state[2])
         return logs, (*(take(variables, values) for variables in kinds), metrics)
 

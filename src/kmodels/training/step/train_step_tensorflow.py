@@ -65,7 +65,7 @@ class Step(keras_internals.OwnFirstBatch, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives
-    _losses: Mapping[str, LossFunction]
+    _loss_functions: Mapping[str, LossFunction]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step."""
@@ -76,13 +76,13 @@ class Step(keras_internals.OwnFirstBatch, keras.Model):
     def train_step(self, data: Any) -> Any:
         """Moves the variables; the logs."""
         batch = self._batch(data)
-        results = advance(self._players, self._losses, batch)
+        results = advance(self._players, self._loss_functions, batch)
         return logged(self._update_metrics(results, rows(batch)))
 
     def test_step(self, data: Any) -> Any:
         """The logs."""
         batch = self._batch(data)
-        results = evaluate(self._players, self._losses, batch)
+        results = evaluate(self._players, self._loss_functions, batch)
         return logged(self._update_metrics(results, rows(batch)))
 
     def build_where_needed(self, iterator: Any = None, data_batch: Any = None) -> None:

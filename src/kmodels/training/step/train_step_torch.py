@@ -87,18 +87,18 @@ class Step(Parallel, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives
-    _losses: Mapping[str, LossFunction]
+    _loss_functions: Mapping[str, LossFunction]
 
     def train_step(self, data: Any) -> Any:
         """Moves the variables; the logs."""
         batch = self._batch(data)
-        results = advance(self._players, self._losses, batch, self.parallel)
+        results = advance(self._players, self._loss_functions, batch, self.parallel)
         return self._logs(self._update_metrics(results, rows(batch)))
 
     def test_step(self, data: Any) -> Any:
         """The logs."""
         batch = self._batch(data)
-        results = evaluate(self._players, self._losses, batch)
+        results = evaluate(self._players, self._loss_functions, batch)
         return self._logs(self._update_metrics(results, rows(batch)))
 
     def _logs(self, fed: list[Any]) -> Any:

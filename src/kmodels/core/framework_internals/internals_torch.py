@@ -1,0 +1,167 @@
+"""Private names of torch, each behind a function with a name of its own.
+
+What is slow to import (torch's compiler) is imported where it is called.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+def in_transform() -> bool:
+    """Tells whether the code runs inside a transform of `torch.func`, which has no public test."""
+    return peek_interpreter_stack() is not None
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Tells whether a tensor shares its memory with another one that autograd knows."""
+    return tensor._base is not None
+
+
+def multiply_all(tensors: list[torch.Tensor], factor: Any) -> list[torch.Tensor]:
+    """Returns the tensors times a number or a scalar tensor, in few kernels."""
+    return list(torch._foreach_mul(tensors, factor))
+
+
+def multiply_all_(tensors: list[torch.Tensor], factor: Any) -> None:
+    """Multiplies tensors in place by a number or a scalar tensor, in few kernels."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def add_all_(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    """Adds to each tensor in place the one at its place among the others, in few kernels."""
+    torch._foreach_add_(tensors, others)
+
+
+def norms_of_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the 2-norm of each tensor, float32 scalars.
+
+    `torch.nn.utils.get_total_norm` is public, and sums in the dtype of the tensors.
+    """
+    return list(torch._foreach_norm(tensors, dtype=torch.float32))
+
+
+def fused_adamw_(
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    first: list[torch.Tensor],
+    second: list[torch.Tensor],
+    highest: list[torch.Tensor],
+    counts: list[torch.Tensor],
+    *,
+    learning_rate: torch.Tensor,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    amsgrad: bool,
+) -> None:
+    """Moves weights in place by AdamW without decay, and its slots, in one pass over memory.
+
+    `torch.optim.AdamW(fused=True)` is public, and keeps slots and counts of its own.
+
+    Args:
+        weights: as all lists of one dtype and device, contiguous.
+        gradients: in the order of the weights.
+        first: moments of the gradients.
+        second: moments of their squares.
+        highest: of the second moments, empty without `amsgrad`.
+        counts: of steps, float32 scalars.
+        learning_rate: a float32 scalar.
+        beta_1: decay of the first moments.
+        beta_2: decay of the second moments.
+        epsilon: added to the root.
+        amsgrad: divides by the highest second moment.
+    """
+    torch._fused_adamw_(
+        weights, gradients, first, second, highest, counts,
+        lr=learning_rate, beta1=beta_1, beta2=beta_2, weight_decay=0.0,
+        eps=epsilon, amsgrad=amsgrad, maximize=False,
+    )  # fmt: skip
+
+
+def softmax_backward(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Returns the gradient of the scores whose softmax over the last axis is `weights`."""
+    return torch._softmax_backward_data(gradient, weights, -1, weights.dtype)
+
+
+def has_onednn_linear() -> bool:
+    """Tells whether torch was built with `onednn_linear`."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def has_bfloat16_matmul() -> bool:
+    """Tells whether oneDNN multiplies matrices in bfloat16 on this CPU."""
+    name = "_is_mkldnn_bf16_supported"
+    return hasattr(torch.ops.mkldnn, name) and getattr(torch.ops.mkldnn, name)()
+
+
+def onednn_linear(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Returns `x @ kernel + bias` of oneDNN, which keeps no copy of the operands.
+
+    Args:
+        x: (..., D).
+        kernel: (D, F).
+        bias: (F,) or None.
+    """
+    return torch.ops.mkldnn._linear_pointwise(x, kernel.T, bias, "none", [], "")
+
+
+def zero_without_memory() -> Any:
+    """Returns the op by which forward mode makes zeros that have no memory."""
+    return torch.ops.aten._efficientzerotensor.default
+
+
+def load_forward_rules() -> None:
+    """Loads the rules by which torch differentiates in forward mode what has no kernel for it."""
+    importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
+def while_loop(proceed: Callable[..., Any], step: Callable[..., Any], held: tuple) -> tuple:
+    """Returns what a loop leaves, as one op in a trace: `while proceed(*held): held = step(*held)`.
+
+    Torch has it under no public name.
+    """
+    from torch._higher_order_ops.while_loop import while_loop as traced
+
+    return traced(proceed, step, held)
+
+
+def trace_graph(function: Callable[..., Any], rules: dict[Any, Any], inputs: list[Any]) -> Any:
+    """Returns the graph of ATen operations of a call, traced with fake tensors.
+
+    Args:
+        function: takes the inputs, and may hold tensors that are not among them.
+        rules: what stands for an operation, by operation.
+        inputs: tensors.
+    """
+    return make_fx(function, rules, "fake", _allow_non_fake_inputs=True)(*inputs)
+
+
+def trace_error() -> type[Exception]:
+    """Returns the base of what torch's tracer raises for Python that it cannot follow."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
+def has_compiler() -> bool:
+    """Tells whether `torch.compile` finds a C++ compiler for its code on a CPU."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return False
+    return True
+
+
+def default_store() -> Any:
+    """Returns the key-value store of the processes that `init_process_group` has joined.
+
+    A public one would be a second server, whose port all processes would have to learn first.
+    """
+    return torch.distributed.distributed_c10d._get_default_store()
