@@ -20,7 +20,8 @@ from kmodels.checkpoint.resume import ResumePlan, warn_where_done
 from kmodels.checkpoint.save_interval import SaveInterval
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.files import local_path, unlock
+from kmodels.core.files import unlock
+from kmodels.core.remote import mirror
 from kmodels.distribution import processes
 
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
@@ -51,7 +52,7 @@ class Checkpoint(keras.callbacks.Callback):
     after the same step.
 
     Args:
-        directory: of the run's checkpoints; no other process may be using it.
+        directory: of the run's checkpoints, local or as "gs://bucket/run"; no other process has it.
         every: steps between checkpoints, or seconds as in "300s"; by default one after each epoch.
             Where Keras executes several steps at once, the first end of them counts.
         keep: how many of the newest stay.
@@ -100,7 +101,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
         if mode == "auto":
             mode = "max" if best and any(part in best for part in _HIGHER_IS_BETTER) else "min"
-        self.directory = local_path(directory)
+        self.directory = mirror.local_directory(directory)
         self.due = SaveInterval(every)
         self.keep, self.best, self.mode, self.resume = keep, best, mode, resume
         self.only_trainable, self.origin = only_trainable, origin

@@ -36,6 +36,7 @@ from kmodels.checkpoint.optimizer_state import averages
 from kmodels.checkpoint.state import CheckpointError
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory, remove_directory, sync
+from kmodels.core.remote import mirror
 from kmodels.distribution import processes
 
 _NAME = re.compile(r"step_(\d+)$")
@@ -104,7 +105,9 @@ def save(
             text = json.dumps(dict(sorted(manifest.items())), indent=1)
             (new / MANIFEST).write_text(text + "\n")
             stack.close()
+            mirror.push(folder, target)
             _remove_old(folder, target, keep, best, mode)
+            mirror.remove_others(folder, target)
 
         processes.broadcast("checkpoint ends", saying(end))
     return target
@@ -243,16 +246,18 @@ def _names(folder: Path) -> list[str]:
     return [path.name for path in list_checkpoints(folder)]
 
 
-def restore_newest(folder: Path, model: keras.Model) -> Path:
+def restore_newest(folder: str | Path, model: keras.Model) -> Path:
     """Fills the model for evaluation, with the moving average of the weights where there is one.
 
     Args:
-        folder: where the checkpoints of one run are.
+        folder: where the checkpoints of one run are, local or at an address.
         model: compiled as the run's.
 
     Raises:
         CheckpointError: where there is no checkpoint that verifies, or it is of another model.
     """
+    # Each process reads a copy of its own.
+    folder = all_or_raise("checkpoints are here", lambda: mirror.copy_to_read(folder))
     while True:
         found = newest(folder)
         if found is None:

@@ -7,6 +7,7 @@ from kmodels.checkpoint import manager
 from kmodels.checkpoint.consensus import all_or_raise
 from kmodels.core.errors import InputError
 from kmodels.core.files import lock, remove_leftovers
+from kmodels.core.remote import mirror
 from kmodels.distribution import processes
 
 # What the first process writes and the others look for, to see that they share the directory.
@@ -29,6 +30,7 @@ def take(directory: Path, resume: bool) -> None:
         # Where this process held it, what is being written is its own.
         if lock(directory):
             remove_leftovers(directory, manager.PREFIX)
+            mirror.pull(directory)
         if processes.count() > 1:
             token = uuid.uuid4().hex
             (directory / _TOKEN).write_text(token)

@@ -1,9 +1,10 @@
 """Directories and files at addresses such as "gs://bucket/run", through fsspec."""
 
-from kmodels.core.remote.address import is_remote
+from kmodels.core.remote.address import is_remote, open_address
 from kmodels.core.remote.fetch import (
     fetch,
     fetch_published,
+    holds_file,
     list_matching,
     list_published,
     local_copy,
@@ -14,10 +15,12 @@ from kmodels.core.remote.staged import staged
 __all__ = [
     "fetch",
     "fetch_published",
+    "holds_file",
     "is_remote",
     "list_matching",
     "list_published",
     "local_copy",
+    "open_address",
     "publish",
     "remove",
     "staged",

@@ -84,6 +84,23 @@ def fetch_published(address: str | Path, into: Path) -> bool:
     return True
 
 
+def holds_file(address: str | Path, file: Path) -> bool:
+    """Returns whether a published directory holds a file of this name and content.
+
+    Args:
+        address: of the remote directory.
+        file: local.
+
+    Raises:
+        InputError: where it cannot be read.
+    """
+    source = open_address(address)
+    with telling("read", source.address):
+        described = _described(source)
+    files = {} if described is None else described["files"]
+    return file.is_file() and files.get(file.name) == stamp(file)
+
+
 def list_published(address: str | Path) -> list[str]:
     """Returns the names of the published directories in a remote directory, in order."""
     source = open_address(address)
