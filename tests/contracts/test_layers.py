@@ -144,6 +144,10 @@ CASES = [
         losses=4,
         name="Attention with settings",
     ),
+    Case(
+        layers.Attention, {"num_heads": 2, "causal": True, "rope_wavelength": 100.0},
+        TOKENS, TOKENS, (8, 0, 0), name="Attention, causal and rotary",
+    ),
     Case(layers.MLP, {"hidden_dim": 6, "dropout": 0.1}, TOKENS, TOKENS, (4, 0, 1)),
     Case(
         layers.MLP,

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.layers import MLP, Attention, Dropout, DropPath, LayerScale
+from kmodels import ops
+from kmodels.core.errors import InputError
+from kmodels.layers import MLP, Attention, Dropout, DropPath, Embedding, LayerScale
+
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
 @pytest.mark.parametrize("kind", [Dropout, DropPath])
@@ -83,3 +89,91 @@ def test_mlp_against_numpy(approximate):
     else:
         h = 0.5 * h * (1 + np.vectorize(erf)(h / np.sqrt(2)))
     np.testing.assert_allclose(y, h @ down, atol=1e-5)
+
+
+def test_a_causal_attention_sees_what_a_mask_of_that_form_lets_it_see():
+    x, context = normal(2, 4, 8), normal(2, 6, 8)
+    plain, causal = Attention(2, name="one"), Attention(2, causal=True, name="two")
+    plain(x), causal(x)
+    causal.set_weights(plain.get_weights())
+    whole = np.tril(np.ones((4, 4), bool))[None].repeat(2, 0)
+    expected = to_numpy(plain(x, attention_mask=whole))
+    np.testing.assert_allclose(to_numpy(causal(x)), expected, atol=1e-6)
+    assert np.abs(to_numpy(plain(x)) - expected).max() > 1e-2
+    # A mask of three axes, or of four by head, is an attention mask under Keras' name too.
+    np.testing.assert_allclose(to_numpy(plain(x, mask=whole)), expected, atol=1e-6)
+    by_head = whole[:, None].repeat(2, 1)
+    np.testing.assert_allclose(to_numpy(plain(x, mask=by_head)), expected, atol=1e-6)
+    padding = np.array([[True, True, True, False]] * 2)
+    both = to_numpy(plain(x, attention_mask=whole & padding[:, None]))
+    np.testing.assert_allclose(to_numpy(causal(x, mask=padding)), both, atol=1e-6)
+    # The last query sees all of a longer context.
+    seen = np.tril(np.ones((4, 6), bool), 2)[None].repeat(2, 0)
+    np.testing.assert_allclose(
+        to_numpy(causal(x, context)), to_numpy(plain(x, context, seen)), atol=1e-6
+    )
+    weights = to_numpy(causal.probabilities(x))
+    assert np.all(weights[..., ~whole[0]] == 0)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+
+
+def test_rotary_positions_count_as_distances():
+    x = normal(2, 4, 8)
+    layer = Attention(2, rope_wavelength=100.0, name="attention")
+    found = to_numpy(layer(x))
+    moved = to_numpy(layer(x, positions=np.arange(4) + 3))
+    np.testing.assert_allclose(moved, found, atol=1e-5)
+    rows = np.array([[0, 1, 2, 3], [0, 2, 4, 6]])
+    other = to_numpy(layer(x, positions=rows))
+    np.testing.assert_allclose(other[0], found[0], atol=1e-5)
+    assert np.abs(other[1] - found[1]).max() > 1e-3
+    halved = Attention(2, rope_wavelength=100.0, rope_scaling=2.0, name="other")
+    halved(x)
+    halved.set_weights(layer.get_weights())
+    np.testing.assert_allclose(to_numpy(halved(x, positions=2 * rows)), other, atol=1e-5)
+    # By the op itself, of queries and keys alone.
+    q, k, v = layer.heads(x)
+    plain = [layer._split(part(x)) for part in (layer.query_dense, layer.key_dense)]
+    for turned, still in zip((q, k), plain, strict=True):
+        expected = ops.rotary_embedding(still, np.arange(4), max_wavelength=100.0)
+        np.testing.assert_allclose(to_numpy(turned), to_numpy(expected), atol=1e-6)
+    np.testing.assert_allclose(to_numpy(v), to_numpy(layer._split(layer.value_dense(x))), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: Attention(2)(x, positions=np.arange(4)), "got positions and has no rotary"),
+        (lambda x: Attention(8, rope_wavelength=1e4)(x), "1 channels; a rotary embedding needs an"),
+    ],
+)
+def test_what_does_not_go_with_a_rotary_embedding(call, message):
+    with pytest.raises(InputError, match=message):
+        call(normal(2, 4, 8))
+
+
+def test_an_embedding_with_an_output_table_of_its_own(tmp_path):
+    layer = Embedding(7, 4, scaled=False, tie_weights=False, name="table")
+    ids = np.array([[0, 3, 6]])
+    rows = to_numpy(layer(ids))
+    table, output = (to_numpy(w) for w in layer.weights)
+    np.testing.assert_array_equal(rows, table[ids])
+    hidden = normal(1, 3, 4)
+    logits = to_numpy(layer(hidden, reverse=True))
+    np.testing.assert_allclose(logits, hidden @ output.T, atol=1e-6)
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), layer])
+    model.save_weights(tmp_path / "x.weights.h5")
+    before = [to_numpy(w) for w in layer.weights]
+    model.set_weights([np.zeros_like(w) for w in before])
+    model.load_weights(tmp_path / "x.weights.h5")
+    for weight, value in zip(layer.weights, before, strict=True):
+        np.testing.assert_array_equal(to_numpy(weight), value)
+    layer.resize(9)
+    assert [tuple(w.shape) for w in layer.weights] == [(9, 4)] * 2
+    np.testing.assert_allclose(to_numpy(layer.output_table)[7], output.mean(0), atol=1e-6)
+    tied = Embedding(7, 4, name="tied")
+    tied(ids)
+    with pytest.raises(InputError, match="the file holds an output layer of its own"):
+        tied.load_own_variables({"0": table, "1": output})
+    with pytest.raises(InputError, match="the file holds no output layer of its own"):
+        layer.load_own_variables({"0": table})

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels import ops
 from kmodels.core.errors import InputError, check_whole
@@ -22,19 +23,27 @@ class Attention(WithKernel):
         qk_norm: normalises queries and keys per head (Dehghani et al. 2023).
         epsilon: of those norms.
         seed: of the dropout; None for the layer's own stream.
+        causal: no query sees what stands behind it; the last query sees the whole context.
+        rope_wavelength: base of a rotary embedding of queries and keys, such as 10,000; None for
+            none.
+        rope_scaling: divides the positions of the rotary embedding.
         **kwargs: initializers, regularizers and constraints of the projections, as in
             `keras.layers.MultiHeadAttention`, and what every Keras layer takes.
 
     Call:
         query (B, T, D), context (B, S, D) or None for self-attention -> (B, T, D). No query sees
-        what `attention_mask` (B, T, S) or (B, 1, S) forbids, nor what is padding by the mask that
-        Keras hands on, (B, T) of the query and (B, S) of the context.
+        what `attention_mask` (B, T, S), (B, 1, S) or by head (B, N, T, S) forbids, nor what is
+        padding by the mask that Keras hands on, (B, T) of the query and (B, S) of the context.
+        A `mask` of three or four axes counts as an attention mask. With `rope_wavelength`,
+        `positions` (T,) or (B, T) and `context_positions` (S,) or (B, S) say where tokens stand;
+        0, 1, ... by default.
 
     Weights:
         query, key, value, output: kernel (D, D) and bias (D,).
 
     Raises:
-        InputError: for heads that do not divide the width.
+        InputError: for heads that do not divide the width, heads of an odd width with a rotary
+            embedding, or positions without one.
     """
 
     def __init__(
@@ -45,6 +54,9 @@ class Attention(WithKernel):
         qk_norm: bool = False,
         epsilon: float = 1e-6,
         seed: int | None = None,
+        causal: bool = False,
+        rope_wavelength: float | None = None,
+        rope_scaling: float = 1.0,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -55,6 +67,9 @@ class Attention(WithKernel):
         self.qk_norm = qk_norm
         self.epsilon = epsilon
         self.seed = seed
+        self.causal = causal
+        self.rope_wavelength = rope_wavelength
+        self.rope_scaling = rope_scaling
         self.seed_generator = None
 
     def build(self, query_shape: Shape, context_shape: Shape | None = None) -> None:
@@ -63,6 +78,11 @@ class Attention(WithKernel):
         if width % self.num_heads:
             raise InputError(
                 f"{self.num_heads} heads do not divide the width of {width}; give num_heads that do"
+            )
+        if self.rope_wavelength is not None and width // self.num_heads % 2:
+            raise InputError(
+                f"{self.num_heads} heads of a width of {width} have {width // self.num_heads} "
+                "channels; a rotary embedding needs an even number"
             )
         self.seed_generator = self.add_seed(self.dropout, self.seed)
         for name in ("query", "key", "value", "output"):
@@ -83,14 +103,40 @@ class Attention(WithKernel):
                 setattr(self, name, norm)
                 norm.build((None, width // self.num_heads))
 
-    def heads(self, query: Any, context: Any = None) -> tuple[Any, Any, Any]:
-        """Projected (query, key, value), each (B, length, N, H)."""
+    def heads(
+        self,
+        query: Any,
+        context: Any = None,
+        positions: Any = None,
+        context_positions: Any = None,
+    ) -> tuple[Any, Any, Any]:
+        """Projected (query, key, value), each (B, length, N, H), turned by their positions.
+
+        Raises:
+            InputError: for positions without a rotary embedding.
+        """
+        if context is None:
+            context_positions = positions
         context = query if context is None else context
         q, k, v = self.query_dense(query), self.key_dense(context), self.value_dense(context)
         q, k, v = (self._split(x) for x in (q, k, v))
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
-        return q, k, v
+        return self._turned(q, positions), self._turned(k, context_positions), v
+
+    def _turned(self, x: Any, positions: Any) -> Any:
+        if self.rope_wavelength is None:
+            if positions is not None:
+                raise InputError(
+                    f"{self.name} got positions and has no rotary embedding; give rope_wavelength, "
+                    "or leave them out"
+                )
+            return x
+        if positions is None:
+            positions = keras.ops.arange(keras.ops.shape(x)[1], dtype="int32")
+        return ops.rotary_embedding(
+            x, positions, max_wavelength=self.rope_wavelength, scaling=self.rope_scaling
+        )
 
     def _split(self, x: Any) -> Any:
         batch, length = keras.ops.shape(x)[:2]
@@ -106,9 +152,14 @@ class Attention(WithKernel):
         context_mask: Any = None,
         mask: Any = None,
         training: bool = False,
+        positions: Any = None,
+        context_positions: Any = None,
     ) -> Any:
         """(B, T, D), (B, S, D) -> (B, T, D)."""
-        q, k, v = self.heads(query, context)
+        q, k, v = self.heads(query, context, positions, context_positions)
+        whole = None
+        if mask is not None and len(mask.shape) > 2:
+            whole, mask = mask, None
         # Keras says `mask` where the query is the only tensor.
         own = mask if query_mask is None else query_mask
         padding = own if context is None else context_mask
@@ -117,7 +168,8 @@ class Attention(WithKernel):
             q,
             k,
             v,
-            mask=_visible(attention_mask, padding),
+            mask=_visible(attention_mask, whole, padding),
+            causal=self.causal,
             dropout=self.dropout if active else 0.0,
             seed=self.seed_generator if active else None,
         )
@@ -128,6 +180,10 @@ class Attention(WithKernel):
         q, k, _ = self.heads(query, context)
         q, k = keras.ops.cast(q, "float32"), keras.ops.cast(k, "float32")
         scores = keras.ops.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5
+        if self.causal:
+            length, held = q.shape[1], k.shape[1]
+            seen = np.arange(held) <= np.arange(length)[:, None] + held - length
+            scores = keras.ops.where(seen, scores, float("-inf"))
         return keras.ops.softmax(scores, axis=-1)
 
     def compute_mask(self, query: Any, previous_mask: Any = None) -> Any:
@@ -139,11 +195,16 @@ class Attention(WithKernel):
         return query_shape
 
 
-def _visible(attention_mask: Any, padding: Any) -> Any:
+def _visible(attention_mask: Any, mask: Any, padding: Any) -> Any:
     """What each query may see, broadcastable to (B, N, T, S); None for all."""
-    if padding is not None:
-        padding = keras.ops.cast(padding, "bool")[:, None, None, :]
-    if attention_mask is None:
-        return padding
-    allowed = keras.ops.cast(attention_mask, "bool")[:, None]
-    return allowed if padding is None else keras.ops.logical_and(allowed, padding)
+    allowed = None
+    for given in (attention_mask, mask, padding):
+        if given is None:
+            continue
+        given = keras.ops.cast(given, "bool")
+        if len(given.shape) == 2:  # (B, S)
+            given = given[:, None, None]
+        elif len(given.shape) == 3:  # (B, T, S)
+            given = given[:, None]
+        allowed = given if allowed is None else keras.ops.logical_and(allowed, given)
+    return allowed

@@ -17,15 +17,7 @@ from kmodels.models.qwen3.sharding import LAYOUT
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Qwen3Block(DecoderBlock):
-    """`DecoderBlock` of a `Qwen3Config`.
-
-    Args:
-        config: of the backbone.
-        index: of the block, from 0.
-
-    Call:
-        As of `DecoderBlock`: x (B, T, D) -> (B, T, D).
-    """
+    """`DecoderBlock` of a `Qwen3Config`."""
 
     config_class = Qwen3Config
 

@@ -62,8 +62,7 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
         **decoder.form(model),
         "hidden_act": "silu",
         "rope_theta": config.rope_max_wavelength,
-        "use_sliding_window": window is not None,
-        "sliding_window": window,
+        **{"use_sliding_window": window is not None, "sliding_window": window},
         "layer_types": ["sliding_attention" if window else "full_attention"] * config.num_layers,
     }
     if config.rope_scaling_factor != 1.0:
