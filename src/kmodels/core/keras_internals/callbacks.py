@@ -15,8 +15,10 @@ _CALLBACK_LIST: Any = CallbackList
 def fit_callbacks(callback: Any) -> tuple[list[Any], CodeType | None]:
     """The callbacks that the running `fit` calls, and the code of that `fit`.
 
-    Call it inside a hook of the callback. Keras tells a callback its model, never the list that it
-    is in, so the list is looked up on the stack.
+    Call it inside a hook of the callback. Keras tells a callback its model and the numbers of the
+    `fit`, never the list that it is in: the list is a local variable of `fit`, the model does not
+    hold it, and of the model's methods only `evaluate` is given it, after an epoch. So it is looked
+    up on the stack, also for a user's own `keras.Model`, whose `fit` is none of ours.
     """
     if (frame := _frame_of_hook(callback)) is None:
         return [callback], None

@@ -1,0 +1,410 @@
+"""A contract for each private name of Keras in `kmodels.core.keras_internals`.
+
+Each test goes by the name: where Keras lacks it or means something else by it, that is said.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.core import keras_internals
+from private_names import is_private
+
+ROOM = Path(keras_internals.__file__).parent
+BACKEND = keras.backend.backend()
+SINCE_316 = tuple(int(part) for part in keras.__version__.split(".")[:2]) >= (3, 16)
+CONTRACTS: dict[str, Callable[[], object]] = {}
+
+
+def contract(*names, where=True):
+    def keep(function):
+        for name in names:
+            assert name not in CONTRACTS
+            CONTRACTS[name] = function if where else (lambda: None)
+        return function
+
+    return keep
+
+
+def parameters(function):
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def dense():
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    return layer
+
+
+def trained(optimizer=None, **settings):
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    optimizer = optimizer or keras.optimizers.AdamW(0.1, amsgrad=True, **settings)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
+    return model
+
+
+def graph():
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, keras.layers.Dense(2)(inputs))
+
+
+@contract("_layers", "_flatten_layers")
+def layers_below():
+    model = trained()
+    assert keras_internals.children(model.layers[0]) == []
+    assert model.layers[0] in keras_internals.children(model)
+    assert {id(model), id(model.layers[0])} <= set(map(id, keras_internals.sublayers(model)))
+
+
+@contract("_trainable_variables", "_trainable")
+def what_is_made_trainable_stays_known():
+    layer = dense()
+    keras_internals.set_trainable(layer, False)
+    assert not layer.trainable and not layer.trainable_variables
+    assert keras_internals.made_trainable(layer) == [layer.kernel, layer.bias]
+    assert keras_internals.built_for(trained().optimizer)[0].shape == (3, 1)
+
+
+@contract("_tracker", "_track_variable", "_untrack_variable")
+def a_built_layer_takes_and_gives_variables():
+    layer, other = dense(), dense()
+    with pytest.raises(ValueError):
+        layer.add_weight(shape=(1,))
+    with keras_internals.changing(layer):
+        layer.add_weight(shape=(1,))
+    keras_internals.attach(layer, [other.kernel])
+    assert any(v is other.kernel for v in layer.weights) and len(layer.weights) == 4
+    keras_internals.detach(layer, [other.kernel])
+    assert len(layer.weights) == 3
+
+
+@contract("_remat_mode")
+def a_scope_makes_layers_rematerialized():
+    with keras.RematScope("full"):
+        layer = dense()
+    assert keras_internals.is_rematerialized(layer)
+    keras_internals.set_rematerialized(layer, False)
+    assert not keras_internals.is_rematerialized(layer)
+
+
+@contract("_clear_losses")
+def losses_are_let_go():
+    layer = dense()
+    layer.add_loss(keras.ops.ones(()))
+    assert layer.losses
+    keras_internals.forget_losses(layer)
+    assert not layer.losses
+
+
+@contract("_modules", "_torch_params", where=BACKEND == "torch")
+def parameters_are_listed_anew():
+    layer = dense()
+    assert list(layer.parameters()) and "_torch_params" in vars(layer)["_modules"]
+    keras_internals.forget_parameters(layer)
+    assert "_torch_params" not in vars(layer)["_modules"]
+
+
+@contract("_inbound_nodes", "_run_through_graph", "_shape", "_maybe_warn_inputs_struct_mismatch")
+def graphs_are_gone_through():
+    model = graph()
+    (call,) = keras_internals.symbolic_calls(model.layers[-1])
+    assert call[1][0] is model.outputs[0]
+    found = keras_internals.through_graph(
+        model, np.ones((2, 3)), lambda layer: layer, lambda layer, *a, **k: layer(*a, **k)
+    )
+    assert keras.tree.flatten(found)[0].shape == (2, 2)
+    keras_internals.give_shape(model.outputs[0], (None, 7))
+    assert model.output_shape == (None, 7) or model.outputs[0].shape == (None, 7)
+    with pytest.warns(UserWarning, match="structure"):
+        keras_internals.warn_of_inputs(model, {"another": np.ones((2, 3))})
+
+
+@contract("_value", "_initializer", "_initialize", "_deferred_initialize", "_direct_assign")
+def values_wait():
+    with keras_internals.without_values() as made:
+        layer = dense()
+    assert {id(v) for v in made} == {id(layer.kernel), id(layer.bias)}
+    assert not keras_internals.has_value(layer.kernel)
+    assert keras_internals.first_value(layer.bias, (5,)).shape == (5,)
+    keras_internals.draw_values([layer.kernel])
+    keras_internals.give_value(layer.bias, keras.ops.ones((2,)))
+    assert all(map(keras_internals.has_value, made))
+    taken = []
+    kind = type("Taking", (keras_internals.OwnAssign,), {"take": lambda self, v: taken.append(v)})
+    keras_internals.change_class(layer.bias, kind)
+    layer.bias.assign(np.zeros(2))
+    assert len(taken) == 1 and layer.bias.held.shape == (2,)
+
+
+@contract("_initialize_with_initializer")
+def an_initializer_fills_a_variable():
+    assert parameters(keras.Variable._initialize_with_initializer) == ["initializer"]
+
+
+@contract("_autocast")
+def variables_say_whether_they_are_cast():
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    own = layer.add_weight(shape=(), autocast=False) if not layer.built else None
+    assert own is None and keras_internals.autocasts(layer.kernel)
+    assert not keras_internals.autocasts(keras.Variable(0.0, autocast=False))
+
+
+@contract("_layout")
+def a_variable_without_a_distribution_has_no_layout():
+    variable = keras.Variable(0.0)
+    assert keras_internals.layout_of(variable) is None
+    source = inspect.getsource(inspect.getmodule(keras.distribution.ModelParallel))
+    assert "_layout" in source or BACKEND == "tensorflow"
+
+
+@contract("_iterations", "_learning_rate", "_variables", "_trainable_variables_indices")
+def an_optimizer_is_unbuilt_and_built():
+    model = trained()
+    optimizer = model.optimizer
+    assert int(keras_internals.batches_seen(optimizer)) == 1
+    keras_internals.unbuild(optimizer, restart=True)
+    assert not optimizer.built and int(optimizer.iterations) == 0
+    assert len(optimizer.variables) == 2
+    optimizer.build(model.trainable_variables)
+    assert keras_internals.variable_index(optimizer, model.trainable_variables[1]) == 1
+
+
+@contract("_get_variable_index", "_momentums", "_velocities", "_velocity_hats")
+def the_slots_of_adam_are_those_of_a_weight():
+    model = trained()
+    kernel = model.trainable_variables[0]
+    slots = keras_internals.adam_slots(model.optimizer, kernel)
+    assert [tuple(slot.shape) for slot in slots] == [(3, 1)] * 3
+    assert {name for name, _ in keras_internals.slot_lists(model.optimizer)} >= {
+        "_momentums",
+        "_velocities",
+    }
+
+
+@contract("_model_variables_moving_average")
+def averages_go_with_their_weights():
+    pairs = keras_internals.moving_averages(trained(use_ema=True).optimizer)
+    assert [weight.shape == average.shape for weight, average in pairs] == [True, True]
+    assert keras_internals.moving_averages(trained().optimizer) == []
+
+
+@contract("_accumulated_gradients")
+def gradients_are_accumulated():
+    model = trained(gradient_accumulation_steps=2)
+    held = keras_internals.accumulated_gradient(model.optimizer, model.trainable_variables[0])
+    assert np.any(keras.ops.convert_to_numpy(held) != 0)
+    assert keras_internals.updates_next(model.optimizer)
+
+
+@contract("_distribution_strategy", "_distributed_tf_update_step", where=BACKEND == "tensorflow")
+@contract("_all_reduce_sum_gradients", where=BACKEND == "tensorflow")
+def an_optimizer_knows_its_replicas():
+    optimizer = trained().optimizer
+    assert keras_internals.strategy_of(optimizer).num_replicas_in_sync == 1
+    names = ["distribution", "grads_and_vars", "learning_rate"]
+    assert parameters(optimizer._distributed_tf_update_step) == names
+    assert parameters(optimizer._all_reduce_sum_gradients) == ["grads_and_vars"]
+
+
+STEPS = {
+    "_apply_weight_decay": ["variables"],
+    "_backend_apply_gradients": ["grads", "trainable_variables"],
+    "_backend_increment_gradient_accumulators": ["grads", "acc_grads"],
+    "_backend_update_step": ["grads", "trainable_variables", "learning_rate"],
+    "_clip_gradients": ["grads"],
+    "_update_model_variables_moving_average": ["trainable_variables"],
+}
+# Without an average, and where the backend accumulates in a way of its own.
+UNASKED = {"_update_model_variables_moving_average"} | (
+    {"_backend_increment_gradient_accumulators"} if BACKEND == "jax" else set()
+)
+
+
+def _signature(name, wanted):
+    def check():
+        assert parameters(getattr(keras.optimizers.AdamW(), name)) == wanted
+        # Keras calls it in a step: what is put in its place is asked.
+        optimizer = keras.optimizers.AdamW(gradient_accumulation_steps=2, weight_decay=0.1)
+        asked, own = [], getattr(optimizer, name)
+        vars(optimizer)[name] = lambda *args: asked.append(name) or own(*args)
+        model = trained(optimizer)
+        model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
+        assert asked or name in UNASKED
+
+    return check
+
+
+for _name, _wanted in STEPS.items():
+    CONTRACTS[_name] = _signature(_name, _wanted)
+
+
+@contract("_parallel_update_step", where=BACKEND == "torch")
+def the_parallel_step_takes_all_variables():
+    found = parameters(keras.optimizers.AdamW()._parallel_update_step)
+    assert found == ["grads", "variables", "learning_rate"]
+
+
+@contract("_save_state")
+def what_a_file_would_hold_is_listed():
+    found = keras_internals.saved_arrays(trained())
+    assert any(path.endswith("/vars/0") for path in found)
+
+
+@contract("_set_monitor_op")
+def a_monitor_keeps_its_best():
+    callback = keras.callbacks.EarlyStopping("loss")
+    callback.best = 0.5
+    keras_internals.preserve_monitor(callback, ["best"])
+    callback.set_model(trained())
+    callback._set_monitor_op()
+    assert callback.best == 0.5
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.full((1, 3), index), np.ones((1, 1))
+
+
+@contract("_get_iterator", "_standardize_batch")
+def batches_of_a_dataset_are_handed_on():
+    class Handed(keras_internals.PyDatasetBatches):
+        asked = 0
+
+        def handed(self):
+            self.asked += 1
+            return super().handed()
+
+    adapter = Handed(Batches())
+    assert len(list(adapter.get_numpy_iterator())) == 2 and adapter.asked == 1
+    assert len(adapter.as_batch((np.ones(1), np.ones(1)))) >= 2
+
+
+@contract("_epoch")
+def keras_counts_epochs_of_arrays():
+    adapter = keras_internals.data_adapter(np.ones((4, 3)), shuffle=True)
+    assert hasattr(adapter, "_epoch") == SINCE_316
+    keras_internals.set_epoch(adapter, 3)
+
+
+@contract("_initial_epoch")
+def fit_begins_where_it_is_told():
+    model, seen = trained(), []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))
+    keras_internals.set_initial_epoch(model, 2)
+    model.fit(np.ones((2, 3)), np.ones((2, 1)), epochs=3, verbose=0, callbacks=[note])
+    assert seen == [2]
+
+
+@contract("_compile_metrics", "_user_metrics", "_symbolic_build")
+def metrics_are_built_and_let_go():
+    model = trained()
+    assert keras_internals.metrics_built(model)
+    assert keras_internals.unweighted_metrics(model) == ["mae"]
+    model.compile("adam", "mse", metrics=["mae"])
+    assert not keras_internals.metrics_built(model)
+    batch = keras.tree.map_structure(
+        keras.ops.convert_to_tensor, (np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))
+    )
+    keras_internals.symbolic_build(model, (*batch, None))
+    assert keras_internals.metrics_built(model)
+    keras_internals.forget_metrics(model)
+    assert keras_internals.unweighted_metrics(model) is None
+
+
+@contract("_loss_tracker")
+def a_loss_tracker_takes_the_place():
+    model, tracker = trained(), keras.metrics.Mean("loss")
+    keras_internals.set_loss_tracker(model, tracker)
+    assert keras_internals.loss_tracker(model) is tracker and tracker in model.metrics
+
+
+@contract("_aggregate_additional_loss")
+def additional_losses_are_scalars():
+    layer = keras.layers.Dense(1, kernel_regularizer="l2")
+    model = keras.Sequential([keras.layers.Input((3,)), layer])
+    (found,) = keras_internals.additional_losses(model)
+    assert tuple(found.shape) == ()
+
+
+@contract("_jax_state", where=BACKEND == "jax")
+def the_state_of_a_step_is_outside_of_the_model():
+    model, seen = trained(), []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(keras_internals.step_output(model))
+    )
+    model.fit(np.ones((2, 3)), np.ones((2, 1)), verbose=0, callbacks=[note])
+    assert seen[0] is not None
+    keras_internals.forget_step(model)
+    assert keras_internals.step_output(model) is None
+
+
+@contract("_assert_compile_called", "_compute_loss", "_warn_if_trainable_state_changed")
+def a_model_takes_part_in_its_steps():
+    asked = []
+
+    class Model(
+        keras_internals.OwnCompile,
+        keras_internals.OwnLoss,
+        keras_internals.NoTrainableWarning,
+        keras.Sequential,
+    ):
+        def before_use(self):
+            asked.append("compile")
+
+        def loss_of_step(self, *args, **kwargs):
+            asked.append("loss")
+            return super().loss_of_step(*args, **kwargs)
+
+    model = Model([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.layers[0].trainable = True
+    model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
+    assert {"compile", "loss"} <= set(asked)
+    assert parameters(keras.Model._warn_if_trainable_state_changed) == []
+
+
+@contract("_maybe_symbolic_build", where=BACKEND == "tensorflow")
+def tensorflow_builds_where_it_likes():
+    assert parameters(keras.Model._maybe_symbolic_build) == ["iterator", "data_batch"]
+
+
+@contract("_initialize_ddp", where=BACKEND == "torch")
+def keras_reduces_gradients_since_316():
+    assert hasattr(keras.Model, "_initialize_ddp") == SINCE_316
+
+
+@pytest.mark.parametrize("name", sorted(CONTRACTS))
+def test_keras_means_by_it_what_it_did(name):
+    try:
+        CONTRACTS[name]()
+    except Exception as error:
+        raise AssertionError(f"Keras {keras.__version__} changed {name}: {error}") from error
+
+
+def private_in_room():
+    """Names with an underscore that the room reads, assigns, overrides or has as a string."""
+    for path in ROOM.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield from (part.name for part in node.body if isinstance(part, ast.FunctionDef))
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_each_private_name_has_a_contract():
+    # Two are of a class of the room itself, one is of Python.
+    used = {n for n in private_in_room() if is_private(n)} - {"_found", "_path", "_getframe"}
+    assert used - CONTRACTS.keys() == set(), "these have no contract"
+    assert CONTRACTS.keys() - used == set(), "these are used by nobody"
