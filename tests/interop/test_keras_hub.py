@@ -10,7 +10,13 @@ import pytest
 import hub_models
 from kmodels.core.errors import InputError
 from kmodels.interop import keras_hub as interop
-from kmodels.models import Gemma3CausalLM, GemmaBackbone, ViTBackbone, ViTImageClassifier
+from kmodels.models import (
+    Gemma3CausalLM,
+    GemmaBackbone,
+    Qwen3Backbone,
+    ViTBackbone,
+    ViTImageClassifier,
+)
 from tolerances import tolerance
 
 pytestmark = [pytest.mark.needs("keras_hub"), pytest.mark.across("torch")]
@@ -241,6 +247,13 @@ def test_both_towers_give_the_vision_tower(models):
 def test_other_models_of_keras_hub_have_no_counterpart(models):
     with pytest.raises(InputError, match="VGGBackbone has no counterpart; Gemma3Back"):
         interop.from_hub(models.VGGBackbone(stackwise_num_repeats=[1], stackwise_num_filters=[2]))
+
+
+def test_a_family_without_a_table_of_keras_hub_is_named(tmp_path):
+    ours = Qwen3Backbone.from_preset("qwen3_debug")
+    for call in (interop.to_hub, lambda model: interop.read_lora(model, tmp_path / "x.lora.h5")):
+        with pytest.raises(InputError, match="Qwen3Backbone has no counterpart in kmodels' tables"):
+            call(ours)
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")

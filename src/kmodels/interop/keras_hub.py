@@ -95,8 +95,7 @@ def to_hub(model: Any, *, preprocessor: bool = True, text_only: bool = False) ->
         )
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
-    peers = registry.family(backbone.family).keras_hub
-    peer = next(peer for peer in peers if peer.belongs(config, settings))
+    peer = _mapping_of(backbone, settings)
     if problems := peer.unsupported_out(config, settings):
         raise InputError(
             f"keras-hub's {peer.backbone} has no counterpart for {', '.join(problems)}"
@@ -149,10 +148,19 @@ def read_lora(model: Any, file: str | Path) -> None:
         InputError: for a file that does not fit the model; the model is unchanged then.
     """
     backbone = getattr(model, "backbone", model)
-    peers = registry.family(backbone.family).keras_hub
-    settings = getattr(model, "settings", {})
-    peer = next(peer for peer in peers if peer.belongs(backbone.config, settings))
+    peer = _mapping_of(backbone, getattr(model, "settings", {}))
     hub_lora.read(model, local_path(file), peer, _hub())
+
+
+def _mapping_of(backbone: Any, settings: Any) -> KerasHubMapping:
+    """The pair with keras-hub that a backbone of ours belongs to."""
+    for peer in registry.family(backbone.family).keras_hub:
+        if peer.belongs(backbone.config, settings):
+            return peer
+    raise InputError(
+        f"{type(backbone).__name__} has no counterpart in kmodels' tables of keras-hub; write "
+        "export_to_transformers, whose directories keras-hub reads"
+    )
 
 
 def _load(source: str | Path) -> Any:
