@@ -197,7 +197,7 @@ def main() -> None:
                 if turn >= 0:
                     runs[path].append(1e3 * (clock() - start))
         times = {path: statistics.median(values) for path, values in runs.items()}
-        declines = op.supports(*arrays, **keywords) if op.supports else None
+        declines = op.supports(op.bind(*arrays, **keywords)) if op.supports else None
         row = {
             "override": f"{name}_{BACKEND}",
             "case": label,

@@ -1,9 +1,12 @@
 """How an op chooses its body: registration, switches, counting, abstract tensors, torch.compile."""
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +16,7 @@ import pytest
 import kmodels
 from kmodels import ops
 from kmodels.core import dispatch
+from kmodels.core.dispatch import OpCall
 from kmodels.core.errors import InputError
 from kmodels.core.precision import PrecisionBackend
 
@@ -32,7 +36,7 @@ def doubled():
         return x * times
 
     op = dispatch.op(doubled)
-    supports = lambda x, *, times=2.0: "x is a vector" if len(x.shape) == 1 else None  # noqa: E731
+    supports = lambda call: "x is a vector" if len(call.x.shape) == 1 else None  # noqa: E731
     dispatch.override(op, supports)(
         _named(lambda x, *, times=2.0: x * (times + 1), f"doubled_{BACKEND}")
     )
@@ -122,10 +126,49 @@ def test_registration_is_checked(doubled) -> None:
     for wrong in (lambda x, *, time=2.0: x, lambda x, times=2.0: x, lambda x, *, times=1.0: x):
         with pytest.raises(TypeError, match="must take the parameters of bare"):
             dispatch.override(bare)(_named(wrong, f"bare_{BACKEND}"))
-    with pytest.raises(TypeError, match="must take the parameters of bare"):
-        dispatch.override(bare, lambda x: None)(
-            _named(lambda x, *, times=2.0: x, f"bare_{BACKEND}")
-        )
+    for wrong in (lambda x: None, lambda x, *, times=2.0: None, lambda call, times: None):
+        with pytest.raises(TypeError, match="must take one parameter, call: an OpCall with"):
+            dispatch.override(bare, wrong)(_named(lambda x, *, times=2.0: x, f"bare_{BACKEND}"))
+    assert bare.override is None
+
+
+def test_supports_gets_the_arguments_by_name_with_the_defaults(doubled) -> None:
+    x, held = keras.ops.ones((2,)), []
+    doubled.supports = held.append
+    doubled(x)
+    doubled(x=x, times=4.0)
+    assert doubled.declines(x, times=5.0) is None
+    assert [call.x for call in held] == [x] * 3
+    assert [call.times for call in held] == [2.0, 4.0, 5.0]
+    assert all(isinstance(call, OpCall) for call in held)
+    with pytest.raises(AttributeError, match="rate"):
+        _ = held[0].rate
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        doubled(x, 3.0)
+
+
+def test_a_call_without_supports_builds_nothing(doubled) -> None:
+    doubled.supports, doubled.bind = None, lambda *_, **__: pytest.fail("an OpCall was made")
+    assert value(doubled(keras.ops.ones((2,)))) == 3
+    with kmodels.generic_only():
+        doubled.supports = pytest.fail
+        assert value(doubled(keras.ops.ones((2,)))) == 2
+
+
+@pytest.mark.once
+def test_supports_asks_for_parameters_of_its_op() -> None:
+    """On all backends: by the syntax trees, for an attribute that is none would raise in a call."""
+    checked = 0
+    folder = Path(kmodels.__file__).parent / "overrides"
+    for path in sorted(folder.glob("[!_]*_*.py")):
+        op = dispatch.ops().get(path.stem.rpartition("_")[0])
+        for node in ast.walk(ast.parse(path.read_text())):
+            if op is None or not isinstance(node, ast.Attribute):
+                continue
+            if isinstance(node.value, ast.Name) and node.value.id == "call":
+                assert node.attr in inspect.signature(op.generic).parameters, (path.name, node.attr)
+                checked += 1
+    assert checked > 30
 
 
 def test_environment(doubled, monkeypatch) -> None:

@@ -19,7 +19,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import keras
 
@@ -29,6 +39,7 @@ Tensor: TypeAlias = Any
 P = ParamSpec("P")
 R = TypeVar("R")
 Seam = TypeVar("Seam")
+Supports: TypeAlias = Callable[["OpCall"], str | None]
 
 ENVIRONMENT = "KMODELS_GENERIC_OPS"
 OVERRIDE, GENERIC = "override", "generic"
@@ -80,7 +91,10 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False) -> Any:
 
 
 def _count(name: str, outcome: str) -> None:
-    _DECISIONS.setdefault(name, Counter())[outcome] += 1
+    counts = _DECISIONS.get(name)
+    if counts is None:  # Counter() takes longer than all else here
+        counts = _DECISIONS.setdefault(name, Counter())
+    counts[outcome] += 1
 
 
 def decline_all(reason: str | None) -> None:
@@ -139,6 +153,38 @@ if backend() == "torch":
         return False
 
 
+class OpCall:
+    """The arguments of a call by the names of the op's parameters, defaults filled in.
+
+    def supports(call: OpCall) -> str | None:
+        return "there is no soft cap" if call.soft_cap is not None else None
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def _call_type(generic: Callable[..., Any]) -> type[OpCall]:
+    """Makes the class of an op's calls: its constructor takes the parameters of the op.
+
+    It is compiled once, as `dataclasses` does it, since ops are called for each layer and token:
+    `inspect.Signature.bind` would take a hundred times as long.
+    """
+    names = list(inspect.signature(generic).parameters)
+    code = generic.__code__
+    plain, keyword = names[: code.co_argcount], names[code.co_argcount :]
+    given = ", ".join(["self", *plain, *(["*", *keyword] if keyword else [])])
+    lines = [f"def __init__({given}):", *(f"    self.{name} = {name}" for name in names)]
+    found: dict[str, Any] = {}
+    exec("\n".join(lines), found)
+    made = found["__init__"]
+    made.__defaults__, made.__kwdefaults__ = generic.__defaults__, generic.__kwdefaults__
+    return type("OpCall", (OpCall,), {"__slots__": tuple(names), "__init__": made})
+
+
 class Op(Generic[P, R]):
     """A function with a body for all backends and, maybe, one for the running backend.
 
@@ -146,14 +192,16 @@ class Op(Generic[P, R]):
         name: the function's name, which is also its file's name.
         generic: the `keras.ops` body.
         override: the backend's own body, `None` if there is none.
-        supports: same arguments as the op; returns `None` or why the override declines.
+        supports: takes an `OpCall`; returns `None` or why the override declines it.
+        bind: makes the `OpCall` of the op's arguments; `None` where nobody asks for it.
     """
 
     def __init__(self, generic: Callable[P, R]) -> None:
         self.name = generic.__name__
         self.generic = generic
         self.override: Callable[P, R] | None = None
-        self.supports: Callable[..., str | None] | None = None
+        self.supports: Supports | None = None
+        self.bind: type[OpCall] | None = None
         self.__name__ = self.name
         self.__doc__ = generic.__doc__
         self.__module__ = generic.__module__
@@ -169,8 +217,8 @@ class Op(Generic[P, R]):
         if self.override is None or switched_off(self.name) is not None:
             _count(self.name, GENERIC)
             return self.generic(*args, **kwargs)
-        if self.supports is not None:
-            reason = self.supports(*args, **kwargs)
+        if self.supports is not None and self.bind is not None:
+            reason = self.supports(self.bind(*args, **kwargs))
             if reason is not None:
                 _count(self.name, reason)
                 return self.generic(*args, **kwargs)
@@ -182,8 +230,8 @@ class Op(Generic[P, R]):
         if self.override is None:
             return f"no override for {backend()}"
         reason = switched_off(self.name)
-        if reason is None and self.supports is not None:
-            reason = self.supports(*args, **kwargs)
+        if reason is None and self.supports is not None and self.bind is not None:
+            reason = self.supports(self.bind(*args, **kwargs))
         return reason
 
     def __repr__(self) -> str:
@@ -204,17 +252,19 @@ def op(function: Callable[P, R]) -> Op[P, R]:
 
 
 def override(
-    target: Op[P, R], supports: Callable[..., str | None] | None = None
+    target: Op[P, R], supports: Supports | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Registers the running backend's own body of an op; the function itself stays callable.
 
     Args:
         target: the op, not its name, so that tools can follow it.
-        supports: takes the op's arguments; returns `None`, or one clause saying why not.
+        supports: takes an `OpCall`, which has the op's arguments by name; returns `None`, or one
+            clause saying why not.
 
     Raises:
-        TypeError: if the function is not named `<op>_<backend>`, if its or `supports`' parameters
-            differ from the op's in name, kind or default, or if there is an override already.
+        TypeError: if the function is not named `<op>_<backend>`, if its parameters differ from the
+            op's in name, kind or default, if `supports` takes anything but one `call`, or if there
+            is an override already.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
@@ -225,12 +275,18 @@ def override(
             )
         if target.override is not None:
             raise TypeError(f"Op {target.name!r} has an override on {backend()} already.")
-        for candidate in (function, supports):
-            if candidate is not None and _parameters(candidate) != _parameters(target.generic):
+        if _parameters(function) != _parameters(target.generic):
+            raise TypeError(
+                f"{function.__name__}{inspect.signature(function)} must take the "
+                f"parameters of {target.name}{inspect.signature(target.generic)}."
+            )
+        if supports is not None:
+            if list(inspect.signature(supports).parameters) != ["call"]:
                 raise TypeError(
-                    f"{candidate.__name__}{inspect.signature(candidate)} must take the "
-                    f"parameters of {target.name}{inspect.signature(target.generic)}."
+                    f"{supports.__name__}{inspect.signature(supports)} must take one parameter, "
+                    f"call: an OpCall with the arguments of {target.name}."
                 )
+            target.bind = _call_type(target.generic)
         target.override = function
         target.supports = supports
         return function

@@ -14,7 +14,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks, near
@@ -23,29 +23,18 @@ from kmodels.overrides.blocks import blocks, near
 SIZE = 64
 
 
-def supports(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """Everything on CPU but soft caps, seeds that are no generator, and model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU were products by blocks measured to be faster"
-    if soft_cap is not None:
+    if call.soft_cap is not None:
         return "the backward pass by blocks has no soft cap"
-    if dropout and seed is not None and not isinstance(seed, keras.random.SeedGenerator):
+    drops = call.dropout and call.seed is not None
+    if drops and not isinstance(call.seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if meshes.layers_are_cut():
         return "under ModelParallel heads may lie on several devices"
-    if not all(isinstance(size, int) for size in (*query.shape[1:], *key.shape[1:])):
+    if not all(isinstance(size, int) for size in (*call.query.shape[1:], *call.key.shape[1:])):
         return "lengths are not known"  # None, or what jax.export has for them
     return None
 

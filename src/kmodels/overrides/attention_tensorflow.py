@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides._tensors_tensorflow import later, wide
@@ -22,28 +22,16 @@ from kmodels.overrides.blocks import Block, blocks, near
 SIZE = 128
 
 
-def supports(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """Attention without a soft cap, of known sizes, on CPU."""
-    drops = dropout and seed is not None
-    if not causal and not drops and tf.as_dtype(query.dtype).size > 2:
+    drops = call.dropout and call.seed is not None
+    if not call.causal and not drops and tf.as_dtype(call.query.dtype).size > 2:
         return "in float32 only a causal mask and dropout were measured to make it faster"
-    if soft_cap is not None:
+    if call.soft_cap is not None:
         return "the backward pass by blocks has no soft cap"
-    if drops and (reason := dropout_tensorflow.supports(query, dropout, seed)):
+    if drops and (reason := dropout_tensorflow.unsupported(call.query, call.dropout, call.seed)):
         return reason
-    if None in (*query.shape[1:], *key.shape[1:]):
+    if None in (*call.query.shape[1:], *call.key.shape[1:]):
         return "lengths are not known"
     if tf.config.list_physical_devices("GPU"):
         return "only on CPU were blocks measured to be faster"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
@@ -27,27 +27,16 @@ LONG = 1024
 NEAR = 2**18
 
 
-def supports(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """Everything but soft caps, and seeds that are no generator."""
-    if soft_cap is not None:
+    if call.soft_cap is not None:
         return "scaled_dot_product_attention has no soft cap"
-    if dropout and seed is not None and not isinstance(seed, keras.random.SeedGenerator):
+    query, drops = call.query, call.dropout and call.seed is not None
+    if drops and not isinstance(call.seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
-    if dropout and seed is not None and query.dtype == torch.float16 and query.device.type == "cpu":
+    if drops and query.dtype == torch.float16 and query.device.type == "cpu":
         return "products would have their scores in float16"
-    if torch.compiler.is_compiling() and by_products(query, key, causal, dropout):
+    if torch.compiler.is_compiling() and by_products(query, call.key, call.causal, call.dropout):
         return "on CPU, the compiler makes products of the op itself"
     return None
 

@@ -6,16 +6,16 @@ import jax
 import keras
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.dense import check_width, dense
 from kmodels.overrides import meshes
 
 
-def supports(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> str | None:
+def supports(call: OpCall) -> str | None:
     """Three axes or more or bfloat16, on CPU, no model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU is a flat product faster"
-    if len(x.shape) < 3 and not narrow(x, kernel):
+    if len(call.x.shape) < 3 and not narrow(call.x, call.kernel):
         return "x is a matrix already"
     if meshes.layers_are_cut():
         return "merging axes could gather a sharded tensor"

@@ -12,19 +12,24 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
 
 WORD = 2.0**32
 
 
-def supports(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
+def unsupported(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
     """Seeded dropout on CPU."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if jax.default_backend() != "cpu":
         return "only on CPU do random numbers take longer than the layer in front"
     return None
+
+
+def supports(call: OpCall) -> str | None:
+    """See `unsupported`."""
+    return unsupported(call.x, call.rate, call.seed)
 
 
 @override(dropout, supports)

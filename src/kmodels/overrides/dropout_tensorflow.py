@@ -6,20 +6,25 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._tensors_tensorflow import later, wide
 
 LANE = 1 << 16
 
 
-def supports(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
+def unsupported(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
     """Seeded dropout with a rate that 16 bits can tell from 0 and 1."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if not 0 < round(rate * LANE) < LANE:
         return "the rate rounds to 0 or 1 in 16 bits"
     return None
+
+
+def supports(call: OpCall) -> str | None:
+    """See `unsupported`."""
+    return unsupported(call.x, call.rate, call.seed)
 
 
 @override(dropout, supports)

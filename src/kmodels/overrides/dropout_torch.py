@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kmodels.core import rng_offset_torch
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._backward_torch import backward
 
@@ -24,7 +24,7 @@ def _lanes(rate: float) -> int:
     return round(rate * LANE)
 
 
-def supports(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
+def unsupported(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
     """Seeded dropout on CPU with a rate that 16 bits can tell from 0 and 1."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
@@ -33,6 +33,11 @@ def supports(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) 
     if not 0 < _lanes(rate) < LANE:
         return "the rate rounds to 0 or 1 in 16 bits"
     return None
+
+
+def supports(call: OpCall) -> str | None:
+    """See `unsupported`."""
+    return unsupported(call.x, call.rate, call.seed)
 
 
 @override(dropout, supports)

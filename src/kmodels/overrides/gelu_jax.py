@@ -6,13 +6,13 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.gelu import gelu
 
 
-def supports(x: Tensor, *, approximate: bool | str = False) -> str | None:
+def supports(call: OpCall) -> str | None:
     """The form with the error function."""
-    return "the approximations are left to XLA" if approximate else None
+    return "the approximations are left to XLA" if call.approximate else None
 
 
 @override(gelu, supports)

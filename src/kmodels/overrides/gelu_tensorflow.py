@@ -5,14 +5,14 @@ import math
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.gelu import gelu
 from kmodels.overrides._tensors_tensorflow import later, wide
 
 
-def supports(x: Tensor, *, approximate: bool | str = False) -> str | None:
+def supports(call: OpCall) -> str | None:
     """The form with the error function."""
-    return "only the exact form was measured to be faster" if approximate else None
+    return "only the exact form was measured to be faster" if call.approximate else None
 
 
 @override(gelu, supports)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,
@@ -24,17 +24,7 @@ from kmodels.overrides import meshes
 BLOCK, SIZES, SMALLEST = 1024, 8, 64
 
 
-def _supports(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    *,
-    soft_cap: float | None = None,
-    trainable_table: bool = False,
-    rows: Tensor | None = None,
-    row_ids: Tensor | None = None,
-) -> str | None:
+def _supports(call: OpCall) -> str | None:
     if meshes.layers_are_cut():
         return "under ModelParallel the vocabulary may lie in parts on several devices"
     return None

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from kmodels.core import keras_internals
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_tensorflow
@@ -19,22 +19,12 @@ from kmodels.overrides._tensors_tensorflow import after, later, sum_of_rows, wid
 from kmodels.overrides.gelu_tensorflow import density, share
 
 
-def supports(
-    x: Tensor,
-    up: Tensor,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
-    *,
-    approximate: bool | str = False,
-    dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """The form of GELU with the error function; dropout as far as its own override goes."""
-    if approximate:
+    if call.approximate:
         return "only the exact form of GELU was measured to be faster"
-    if dropout and seed is not None:
-        return dropout_tensorflow.supports(x, dropout, seed)
+    if call.dropout and call.seed is not None:
+        return dropout_tensorflow.unsupported(call.x, call.dropout, call.seed)
     return None
 
 

@@ -11,7 +11,7 @@ import keras
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.gelu import QUICK
 from kmodels.ops.mlp import mlp
@@ -23,24 +23,14 @@ from kmodels.overrides.dense_torch import affine, matmul
 _FORMS: dict[bool | str, str] = {False: "none", True: "tanh", "sigmoid": "sigmoid"}
 
 
-def supports(
-    x: Tensor,
-    up: Tensor,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
-    *,
-    approximate: bool | str = False,
-    dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """In training, outside torch.compile; dropout as far as its own override goes."""
     if not torch.is_grad_enabled():
         return "without gradients nothing is kept"
     if torch.compiler.is_compiling():
         return "the compiler decides what to keep"
-    if dropout and seed is not None:
-        return dropout_torch.supports(x, dropout, seed)
+    if call.dropout and call.seed is not None:
+        return dropout_torch.unsupported(call.x, call.dropout, call.seed)
     return None
 
 

@@ -3,18 +3,16 @@
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.patch_embedding import check_patches, patch_embedding
 from kmodels.overrides._tensors_torch import as_tensor
 
 
-def supports(
-    images: Tensor, kernel: Tensor, bias: Tensor | None = None, *, patch_size: int
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """float32 on CPU, where it was measured to be faster; a GPU's convolution may use TF32."""
-    if not isinstance(images, torch.Tensor) or images.device.type != "cpu":
+    if not isinstance(call.images, torch.Tensor) or call.images.device.type != "cpu":
         return "only on CPU is the convolution known to be faster"
-    if images.dtype != torch.float32:
+    if call.images.dtype != torch.float32:
         return "in half precision the matrix product is faster"
     return None
 

@@ -3,7 +3,7 @@
 import jax
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,
@@ -11,9 +11,7 @@ from kmodels.ops.rotary_embedding import (
 )
 
 
-def supports(
-    x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """On CPU; elsewhere XLA fuses the op itself."""
     return None if jax.default_backend() == "cpu" else "only on CPU was it measured to be faster"
 

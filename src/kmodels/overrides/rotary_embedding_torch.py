@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,
@@ -15,9 +15,7 @@ from kmodels.overrides._backward_torch import backward
 from kmodels.overrides._tensors_torch import as_tensor
 
 
-def supports(
-    x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
-) -> str | None:
+def supports(call: OpCall) -> str | None:
     """All but code under torch.compile, which fuses the op's own body."""
     return "the compiler fuses the op itself" if torch.compiler.is_compiling() else None
 
