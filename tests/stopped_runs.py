@@ -87,5 +87,5 @@ def run(folder, stops=(), others=lambda: [], optimizer=None, epochs=EPOCHS, **se
             return model, fit(model, callbacks, epochs), callbacks[1:]
         with pytest.raises(Killed):
             fit(model, [*callbacks, Kill(stop)], epochs)
-        callbacks[0]._writer.wait()
+        callbacks[0].wait()
     raise AssertionError

@@ -49,7 +49,7 @@ def saved(out: Path, said: str, steps: int) -> bool:
         found = manager.newest(out / "checkpoints")
     except InputError:
         return False
-    return found is not None and not found[2] and found[1]["step"] == stopped
+    return found is not None and not found[2] and found[1].step == stopped
 
 
 def interrupted(signums: tuple[int, ...], wanted: int, early: float) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import numpy as np
 import tally
 
 from kmodels.checkpoint import manager
+from kmodels.checkpoint.run_state import RunState
 from kmodels.core.errors import InputError
 from kmodels.core.files import remove_leftovers
 from kmodels.weights import read_safetensors
@@ -31,7 +32,7 @@ def snapshot(step: int, size: int = SIZE) -> manager.Snapshot:
     """A state whose values all say which step it is of."""
     arrays = {"a/kernel": np.full(size, step, "float32"), "a/bias": np.full(7, step, "float32")}
     parts = {"model": arrays, "optimizer": {f"{k}:momentum": v for k, v in arrays.items()}}
-    return manager.Snapshot({"step": step, "logs": {"loss": float(step)}}, parts)
+    return manager.Snapshot(RunState(step, logs={"loss": float(step)}), parts)
 
 
 def is_whole(folder: Path) -> int:
@@ -39,7 +40,7 @@ def is_whole(folder: Path) -> int:
     found = manager.newest(folder)
     assert found is not None
     path, described, _ = found
-    step = described["step"]
+    step = described.step
     for part in ("model", "optimizer"):
         for tensor in read_safetensors(path / f"{part}.safetensors").values():
             if not (tensor.read() == step).all():
@@ -181,7 +182,7 @@ def _read(folder: Path, seen: set[int]) -> str:
         if found is None:
             return "errors"
         try:
-            step = is_whole_at(found[0], found[1]["step"])
+            step = is_whole_at(found[0], found[1].step)
         except InputError:
             if found[0].is_dir():
                 return "errors"

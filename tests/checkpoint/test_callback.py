@@ -12,7 +12,7 @@ import pytest
 
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.checkpoint.save_interval import SaveInterval
+from kmodels.checkpoint.saving import SaveInterval
 from kmodels.core.errors import InputError
 from kmodels.training import AdamW, track_step_loss
 from kmodels.weights import read_safetensors
@@ -134,7 +134,8 @@ def test_hooks_that_are_called_again_change_nothing(tmp_path, before):
 def test_a_signal_saves_and_ends(whole, tmp_path, capsys, signum, code):
     """Once at the last batch of an epoch: its validation comes after the resume."""
     before = signal.getsignal(signum)
-    for step in (4, STEPS):
+    # After the resume, the last step before it is told once more.
+    for step in (4, STEPS - 4 + 1):
         with pytest.raises(SystemExit) as left:
             kill = Kill(step, lambda: os.kill(os.getpid(), signum))
             fit(make_model(**ALL), [kill, Checkpoint(tmp_path)])
@@ -176,13 +177,13 @@ def test_a_loss_that_is_not_finite_is_told_and_never_saved(tmp_path):
     message = r"the loss is nan at step 3 \(learning rate 0.05\); the last finite one was \d.*"
     with pytest.raises(InputError, match=message + "; checkpoint step_00000002 is good; check"):
         model.fit(bad, Y, batch_size=BATCH, shuffle=False, callbacks=callbacks, verbose=0)
-    assert manager.newest(tmp_path)[1]["step"] == 2
+    assert manager.newest(tmp_path)[1].step == 2
     # Where nobody looks at the loss, the state itself is looked at.
     model = make_model()
     callbacks = [Checkpoint(tmp_path / "b", every=1, stop_on_non_finite=False)]
     with pytest.raises(InputError, match="is not finite, so this state is not saved"):
         model.fit(bad, Y, batch_size=BATCH, shuffle=False, callbacks=callbacks, verbose=0)
-    assert manager.newest(tmp_path / "b")[1]["step"] == 2
+    assert manager.newest(tmp_path / "b")[1].step == 2
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -330,7 +331,7 @@ def test_a_step_that_is_not_finite_can_be_skipped():
 
 
 def test_by_the_clock(tmp_path, monkeypatch):
-    from kmodels.checkpoint import save_interval
+    from kmodels.checkpoint import saving
 
     now = [0.0]
 
@@ -338,7 +339,7 @@ def test_by_the_clock(tmp_path, monkeypatch):
         now[0] += 1.0
         return now[0]
 
-    monkeypatch.setattr(save_interval, "perf_counter", perf_counter)
+    monkeypatch.setattr(saving, "perf_counter", perf_counter)
     run(tmp_path, epochs=1, every="3s", keep=9)
     names = [path.name for path in manager.list_checkpoints(tmp_path)]
     assert names == ["step_00000006", "step_00000003"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kmodels.checkpoint import format, manager, state
+from kmodels.checkpoint.run_state import RunState
 from kmodels.core.errors import InputError
 from kmodels.training import AdamW
 
@@ -33,8 +34,7 @@ def contents(model):
 
 def save(folder, model, keep=2, best=None, **described):
     arrays = {part: state.copied(held) for part, held in state.parts(model, False).items()}
-    described = {"base": None, "logs": {}, **described}
-    return manager.save(folder, manager.Snapshot(described, arrays), keep, best)
+    return manager.save(folder, manager.Snapshot(RunState(**described), arrays), keep, best)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_everything_comes_back(model, folder):
     wanted = contents(model)
     fill(model, 0)
     path, found, passed_over = manager.newest(folder)
-    assert (path.name, found["step"], passed_over) == ("step_00000002", 2, [])
+    assert (path.name, found.step, passed_over) == ("step_00000002", 2, [])
     manager.restore(path, found, model)
     for got, expected in zip(contents(model), wanted, strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -139,7 +139,7 @@ def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
     message = r"cannot write checkpoint .*step_00000003 of \d+ bytes: No space left on device; make"
     with pytest.raises(InputError, match=message):
         save(folder, model, step=3)
-    assert manager.newest(folder)[1]["step"] == 2
+    assert manager.newest(folder)[1].step == 2
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000001", "step_00000002"]
 
 
@@ -170,14 +170,14 @@ def test_a_state_that_is_not_finite_is_not_saved(model, folder):
     kernel.assign(np.full((4, 5), np.inf))
     with pytest.raises(InputError, match="first/kernel is not finite, so this state is not saved"):
         save(folder, model, step=3)
-    assert manager.newest(folder)[1]["step"] == 2
+    assert manager.newest(folder)[1].step == 2
 
 
 def test_one_that_does_not_verify_does_not_push_a_good_one_out(model, folder):
     (folder / "step_00000002" / "model.safetensors").write_bytes(b"")
     (folder / "step_00000002").rename(folder / "step_00000009")
     save(folder, model, step=3, keep=1)
-    assert manager.newest(folder)[1]["step"] == 3
+    assert manager.newest(folder)[1].step == 3
 
 
 def test_digest_sees_values_and_paths(model):

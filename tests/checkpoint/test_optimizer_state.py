@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from kmodels.checkpoint.optimizer_state import slots
+from kmodels.checkpoint.state import slots
 
 EXPECTED = {
     "AdamW": {"momentum", "velocity"},

@@ -6,7 +6,7 @@ import pytest
 
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.checkpoint.save_interval import SaveInterval
+from kmodels.checkpoint.saving import SaveInterval
 from kmodels.core.errors import InputError
 from stopped_runs import BATCH, EPOCHS, STEPS, Kill, Killed, X, Y, fit, make_model, run
 

@@ -223,7 +223,7 @@ def stopped(folder, mesh, found):
     except SystemExit as error:
         found["stopped"] = error.code
     _, described, _ = newest(folder / "stopped")
-    found["stopped at"] = described["step"]
+    found["stopped at"] = described.step
 
 
 def exported(folder, mesh, found):

@@ -16,6 +16,7 @@ import pytest
 
 from kmodels.checkpoint import manager
 from kmodels.checkpoint import state as states
+from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.state import digest, named, slots, weights_digest
 from kmodels.core.errors import InputError
 from kmodels.lora.enable import adapters
@@ -157,7 +158,7 @@ def test_a_checkpoint_of_a_run(model, tmp_path):
 
     def saved(changed):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        found = manager.Snapshot({"step": 1, "logs": {}}, {**arrays, "model": changed})
+        found = manager.Snapshot(RunState(1), {**arrays, "model": changed})
         return manager.save(tmp_path / "run", found)
 
     def load():

@@ -5,7 +5,7 @@ Settings do not change, so those of the resumed run hold.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -54,7 +54,7 @@ class CallbackStates:
             for name, callback in self._named.items()
         }
 
-    def restore(self, described: dict[str, dict[str, Any]], arrays: Arrays) -> None:
+    def restore(self, described: Mapping[str, Mapping[str, Any]], arrays: Arrays) -> None:
         """Puts back what `capture` gave; callbacks that are not there any more are left out."""
         for name, changed in described.items():
             if (callback := self._named.get(name)) is None:

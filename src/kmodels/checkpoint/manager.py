@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import re
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,19 +31,21 @@ from typing import Any, TypeVar
 import keras
 
 from kmodels.checkpoint import format, sharded, state
-from kmodels.checkpoint.consensus import all_or_raise
 from kmodels.checkpoint.format import Arrays
-from kmodels.checkpoint.optimizer_state import averages
-from kmodels.checkpoint.state import CheckpointError
+from kmodels.checkpoint.run_state import RunState
+from kmodels.checkpoint.state import CheckpointError, averages
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_directory, remove_directory, sync
+from kmodels.core.files import atomic_directory, lock, remove_directory, remove_leftovers, sync
 from kmodels.core.remote import mirror
 from kmodels.distribution import processes
+from kmodels.distribution.processes import all_or_raise
 
 _NAME = re.compile(r"step_(\d+)$")
 PREFIX = "step_"
 FORMAT = 2
 STATE, MANIFEST = "state.json", "manifest.json"
+# What the first process writes and the others look for, to see that they share the directory.
+_TOKEN = ".shared"
 T = TypeVar("T")
 
 
@@ -51,12 +54,63 @@ class Snapshot:
     """All that this process writes of a checkpoint, in host memory.
 
     Args:
-        state: plain values; "step" names the directory.
-        arrays: by name, by part of the checkpoint, as `stored.write` takes them.
+        run: where the run is; its step names the directory.
+        arrays: of the variables, by name, by part of the checkpoint, as `format.write` takes them.
     """
 
-    state: dict[str, Any]
+    run: RunState
     arrays: dict[str, Arrays]
+
+
+def take(directory: Path, resume: bool) -> None:
+    """Keeps other runs out of the directory until `files.unlock`; all processes call it.
+
+    Args:
+        directory: of the checkpoints; it is made where it is missing.
+        resume: whether it may hold checkpoints.
+
+    Raises:
+        InputError: where another run uses it, a process does not see it, or it holds checkpoints
+            that nobody is to go on with.
+    """
+
+    def lock_it() -> str:
+        # Where this process held it, what is being written is its own.
+        if lock(directory):
+            remove_leftovers(directory, PREFIX)
+            mirror.pull(directory)
+        if processes.count() > 1:
+            token = uuid.uuid4().hex
+            (directory / _TOKEN).write_text(token)
+            return token
+        return ""
+
+    token = processes.broadcast("checkpoint directory", lock_it)
+    if processes.count() > 1:
+        all_or_raise("checkpoint directory is seen", lambda: _check_seen(directory, token))
+        if processes.is_rank_zero():
+            (directory / _TOKEN).unlink()
+    all_or_raise("directory is new", lambda: _check_new(directory, resume))
+
+
+def _check_seen(directory: Path, token: str) -> None:
+    try:
+        seen = (directory / _TOKEN).read_text()
+    except OSError:
+        seen = None
+    if seen != token:
+        raise InputError(
+            f"process {processes.index()} does not see what the first one writes to "
+            f"{directory}; give a directory on a disk that all processes share"
+        )
+
+
+def _check_new(directory: Path, resume: bool) -> None:
+    if not resume and list_checkpoints(directory):
+        raise InputError(
+            f"{directory} holds checkpoints of a run; go on with it by resume=True, or "
+            "give another directory"
+        )
 
 
 def save(
@@ -68,14 +122,14 @@ def save(
         folder: where the checkpoints of one run are.
         snapshot: what to write.
         keep: how many of the newest stay; at least 1.
-        best: name of the number in state["logs"] whose best checkpoint stays too.
+        best: name of the number in the logs whose best checkpoint stays too.
         mode: whether the best is the "min" or the "max".
 
     Raises:
         InputError: where a weight is not finite, the disk is full or the folder cannot be written;
             what was there stays.
     """
-    target = folder / f"{PREFIX}{snapshot.state['step']:08d}"
+    target = folder / f"{PREFIX}{snapshot.run.step:08d}"
     size = sum(a.nbytes for part in snapshot.arrays.values() for a in part.values())
 
     def saying(act: Callable[[], T]) -> Callable[[], T]:
@@ -98,7 +152,7 @@ def save(
         stamps = processes.all_gather_object("checkpoint has its hashes", own)
 
         def end() -> None:
-            text = json.dumps({"format": FORMAT, **snapshot.state}, indent=1)
+            text = json.dumps({"format": FORMAT, **snapshot.run.to_json()}, indent=1)
             (new / STATE).write_text(text + "\n")
             manifest = {name: stamp for told in stamps for name, stamp in told.items()}
             manifest |= {STATE: _stamp(new / STATE)}
@@ -122,6 +176,7 @@ def _write(new: Path, snapshot: Snapshot) -> dict[str, Any]:
     """Writes the files of this process; their names with size and hash."""
     arrays = dict(snapshot.arrays)
     arrays["metrics"] = state.finite_averages(arrays.get("metrics", {}))
+    arrays["other"] = snapshot.run.to_arrays()
     parts = ((part, arrays.get(part, {})) for part in format.PARTS)
     files = [file for part, held in parts for file in format.write(new, part, held)]
     for file in files if not processes.is_rank_zero() else ():
@@ -172,8 +227,10 @@ def newest_step(folder: Path) -> int:
     return int(names[0].removeprefix(PREFIX)) if names else -1
 
 
-def verify(path: Path) -> dict[str, Any]:
+def verify(path: Path) -> RunState:
     """Checks a checkpoint and returns its state; of several processes each checks a share of it.
+
+    The arrays of the state are not read, see `RunState.with_arrays`.
 
     Raises:
         CheckpointError: naming the file that is missing, cut short or changed.
@@ -199,7 +256,7 @@ def verify(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has format {found.get('format')}; this version reads format {FORMAT}"
         )
-    return found
+    return RunState.from_json(found)
 
 
 def _is_whole(names: set[str]) -> bool:
@@ -207,7 +264,7 @@ def _is_whole(names: set[str]) -> bool:
     return STATE in names and found == set(format.PARTS)
 
 
-def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
+def newest(folder: Path) -> tuple[Path, RunState, list[str]] | None:
     """The newest checkpoint that verifies, also while another run writes and removes some.
 
     One that a process finds damaged is passed over by all of them.
@@ -226,16 +283,16 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
             break
         listed, reasons = names, []
         for name in names:
-            described, problem = {}, None
+            run, problem = RunState(-1), None
             try:
-                described = verify(folder / name)
+                run = verify(folder / name)
             except CheckpointError as error:
                 problem = str(error)
             problems = [
                 said for said in processes.all_gather_object("checkpoint is good", problem) if said
             ]
             if not problems:
-                return folder / name, described, reasons
+                return folder / name, run, reasons
             reasons.append(problems[0])
     if reasons:
         raise CheckpointError(f"no checkpoint in {folder} verifies: {'; '.join(reasons)}")
@@ -277,18 +334,18 @@ def restore_newest(folder: str | Path, model: keras.Model) -> Path:
     return found[0]
 
 
-def restore(path: Path, described: dict[str, Any], model: keras.Model) -> None:
+def restore(path: Path, run: RunState, model: keras.Model) -> None:
     """Fills a compiled model and its optimizer, all or none.
 
     Args:
         path: of the checkpoint, verified.
-        described: its state.
+        run: its state.
         model: compiled as the run's.
 
     Raises:
         CheckpointError: lists all that does not fit, or says that the frozen weights are others.
     """
-    base = described.get("base")
+    base = run.base
     wanted = state.parts(model, base is not None)
     if base is not None and not state.is_frozen_base(model, base["sha256"]):
         raise CheckpointError(

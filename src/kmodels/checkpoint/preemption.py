@@ -1,14 +1,20 @@
-"""SIGTERM and SIGINT ask a run to stop; the run does so at its next step boundary."""
+"""SIGTERM and SIGINT ask a run to stop; all of its processes do so at the same step boundary."""
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
+from kmodels.distribution import processes
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Asking the others waits for the slowest of them, so they are asked about so often.
+SECONDS = 1.0
 
 
 class Interrupted(SystemExit):
@@ -81,3 +87,81 @@ class StopRequest:
         while frame is not None and frame.f_code is not self._within:
             frame = frame.f_back
         return frame is not None
+
+
+class Requests:
+    """Whether a signal came to one of the processes, or something failed in one.
+
+    Signals come to processes at different steps, and one that stopped alone would leave the others
+    waiting for it. So all ask one another after the same steps, about once a second.
+
+    Attributes:
+        signum: of the first signal that one of them told of, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._calls, self._asked, self._next = 0, 0, 1
+        self._since = perf_counter()
+
+    def ask(self, signum: int | None, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
+        """Called by all processes after the same steps.
+
+        Args:
+            signum: that came to this process.
+            failed: whether something went wrong in this process.
+            due: whether it is time for something here; that of the first process counts.
+            at_once: asks the others even if it was done a moment ago.
+
+        Returns:
+            Whether something failed in one of them, and whether it is time; both False where the
+            others were not asked.
+        """
+        self._calls += 1
+        if self._calls < self._next and not at_once:
+            return False, False
+        now = perf_counter()
+        per_call = (now - self._since) / (self._calls - self._asked) if self._asked else SECONDS
+        told = processes.all_gather_object("requests", [signum, failed, due, per_call])
+        self._since, self._asked = now, self._calls
+        self._next = self._calls + max(int(SECONDS / max(told[0][3], 1e-6)), 1)
+        signals = [one[0] for one in told if one[0] is not None]
+        self.signum = self.signum or (signals[0] if signals else None)
+        return any(one[1] for one in told), told[0][2]
+
+
+class Preemption:
+    """Whether this run is to stop, told by a signal to any of its processes.
+
+    Attributes:
+        stop: whether a signal has come to this process.
+    """
+
+    def __init__(self) -> None:
+        self.stop = StopRequest()
+        self._requests = Requests()
+
+    def begin(self) -> None:
+        """A run begins, to which no signal has come."""
+        self.stop.signum = None
+        self._requests = Requests()
+
+    @property
+    def signum(self) -> int | None:
+        """Of the signal after which this run stops, or None."""
+        return self.stop.signum if processes.count() == 1 else self._requests.signum
+
+    def ask(self, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
+        """Hears of the others where there are several processes, see `Requests.ask`."""
+        if processes.count() == 1:
+            return failed, due
+        return self._requests.ask(self.stop.signum, failed, due, at_once)
+
+    def leave(self, step: int, how_to_go_on: str) -> None:
+        """Ends the process after a signal; the caller has let go of all that it held."""
+        if (signum := self.signum) is None:
+            return
+        message = f"stopped at step {step} by signal {signum}; {how_to_go_on}"
+        if processes.is_rank_zero():
+            print(message, file=sys.stderr, flush=True)
+        raise Interrupted(signum, message)

@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 
-from kmodels.checkpoint import rng_and_lr
+from kmodels.checkpoint import rng
+from kmodels.checkpoint.run_state import RunState
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.hardware import versions
@@ -44,7 +45,7 @@ def describe(
 
 def check_same(
     path: Path,
-    described: Mapping[str, Any],
+    run: RunState,
     optimizer: Any,
     settings: Mapping[str, Any],
     steps: int | None,
@@ -53,7 +54,7 @@ def check_same(
 
     Args:
         path: of the checkpoint.
-        described: its state.
+        run: its state.
         optimizer: of the model.
         settings: of this run.
         steps: batches of an epoch, where known.
@@ -61,17 +62,17 @@ def check_same(
     Raises:
         InputError: names all that differs.
     """
-    kept = described["settings"]
+    kept = run.settings
     wrong = [name for name, value in settings.items() if kept.get(name) != value]
     said = [f"{name} was {kept.get(name)!r}" for name in wrong]
     # A checkpoint of before this was written down has no name.
-    name, saved = _name(optimizer), described.get("optimizer")
+    name, saved = _name(optimizer), run.optimizer
     if None not in (name, saved) and name != saved:
         said.append(f"the optimizer was {saved}, not {name}")
-    seed, former = keras_internals.random_seed(), described["order"]["seed"]
+    seed, former = keras_internals.random_seed(), run.order.get("seed")
     if None not in (seed, former) and seed != former:
         said.append(f"the random seed was {former}")
-    count = described["steps_per_epoch"]
+    count = run.steps_per_epoch
     if None not in (steps, count) and steps != count:
         said.append(f"an epoch had {count} batches, not {steps}")
     if said:
@@ -123,16 +124,16 @@ def given_numbers(optimizer: Any, beside: Iterable[Any] = ()) -> dict[str, Any]:
 
 
 def changed_numbers(
-    described: Mapping[str, Any], given: Mapping[str, Any], optimizer: Any
+    run: RunState, given: Mapping[str, Any], optimizer: Any
 ) -> dict[str, tuple[Any, Any]]:
     """What the user has changed since the run began, with the former value and the new one.
 
     Args:
-        described: state of the checkpoint.
+        run: state of the checkpoint.
         given: what `given_numbers` found before the checkpoint was restored.
         optimizer: with the learning rates of the checkpoint, which callbacks may have changed.
     """
-    kept, rates = described.get("numbers"), _rates(optimizer)
+    kept, rates = run.numbers, _rates(optimizer)
     if kept is None:  # Checkpoints of before this was written down.
         return {}
     found = {}
@@ -144,11 +145,9 @@ def changed_numbers(
     return found
 
 
-def still_given(
-    described: Mapping[str, Any], given: Mapping[str, Any], changed: Container[str]
-) -> dict[str, Any]:
+def still_given(run: RunState, given: Mapping[str, Any], changed: Container[str]) -> dict[str, Any]:
     """The numbers that the next checkpoint keeps: of what callbacks changed, what was given."""
-    kept = described.get("numbers") or {}
+    kept = run.numbers or {}
     return {k: v if k in changed else kept.get(k, v) for k, v in given.items()}
 
 
@@ -184,7 +183,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _rates(optimizer: Any) -> dict[str, float]:
-    held = rng_and_lr.rates(rng_and_lr.capture_rates(optimizer))
+    held = rng.rates(rng.capture_rates(optimizer))
     return {name: float(value) for name, value in held.items()}
 
 

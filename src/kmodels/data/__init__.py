@@ -14,6 +14,7 @@ _EXPORTS = {
     "ImageLoader": "images.loader",
     "ImageSource": "images.sources",
     "Resizing": "images.resizing",
+    "StatefulLoader": "stateful",
     "TFRecords": "formats.tfrecord",
     "TarShards": "formats.webdataset",
     "as_dataset": "fit.adapters",

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import keras
 
@@ -17,6 +17,8 @@ from kmodels.core.errors import InputError
 ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
 _SECONDS = 600.0
 _FAILED = "\0failed"
+
+T = TypeVar("T")
 
 
 class ProcessesBackend(Protocol):
@@ -180,3 +182,26 @@ def give_up(code: int) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def all_or_raise(what: str, act: Callable[[], T]) -> T:
+    """Does something in every process; where it is an `InputError` in one, it is in all.
+
+    Args:
+        what: is done, see `all_gather_object`.
+        act: without a collective in it.
+
+    Raises:
+        InputError: of this process, or the first that another one had.
+    """
+    if count() == 1:
+        return act()
+    try:
+        found = act()
+    except InputError as error:
+        all_gather_object(what, str(error))
+        raise
+    problems = [problem for problem in all_gather_object(what, None) if problem is not None]
+    if problems:
+        raise InputError(problems[0])
+    return found

@@ -20,7 +20,6 @@ from kmodels.distribution import current, processes
 from kmodels.distribution.input import fit
 from kmodels.runs.history import History
 from kmodels.runs.progress import Progress
-from kmodels.training.evaluation import Resumed
 from kmodels.training.optim.schedules import WarmupSchedule
 from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
 
@@ -100,21 +99,20 @@ class Runner(keras.callbacks.Callback):
             origin=origin,
             settings=settings,
         )
-        self.checkpoint.before_save = self._flush
-        self.checkpoint.how_to_go_on = "go on with --resume"
+        self.checkpoint.run.before_save = self._flush
+        self.checkpoint.run.how_to_go_on = "go on with --resume"
         if self.checkpoint.prepare(model, self.steps_per_epoch) is None and resume:
             print(f"no checkpoint in {self.checkpoint.directory}; starting from the beginning")
-        self.epoch, self.batch = self.checkpoint.epoch, self.checkpoint.batch
-        self.step = self.checkpoint.step
+        begun = self.checkpoint.began_with
+        self.epoch, self.batch, self.step = begun.epoch, begun.batch, begun.step
         cut = self.batch > 0
         # A run that ends within an epoch has its evaluation and its row all the same.
-        self._unfinished = self.step < total_steps or (cut and not self.checkpoint.validated)
+        self._unfinished = self.step < total_steps or (cut and not begun.validated)
         done = self.epoch + (cut and not self._unfinished)
         writes = processes.is_rank_zero()
         self.history = History(folder / "history.csv", self.step, done, writes)
         self.progress = Progress(total_steps, self.step)
-        self.batches = Resumed(loader)
-        self.feed = DatasetAdapter(self.batches)
+        self.feed = DatasetAdapter(loader)
         self._pending: list[Any] = []
         self._windows: list[tuple[int, float]] = []
         self._first_seconds = 0.0
@@ -134,7 +132,6 @@ class Runner(keras.callbacks.Callback):
         """
         model = self.trained
         self.loader.set_epoch(self.epoch, 0)
-        self.batches.seen = self.batch
         callbacks = [self, self.checkpoint]
         steps = self.steps_per_epoch
         try:
@@ -168,17 +165,15 @@ class Runner(keras.callbacks.Callback):
         if epoch != self.epoch:
             self.epoch, self.batch = epoch, 0
         self.loader.set_epoch(epoch, 0)
-        self.batches.seen = self.batch
         self._epoch_started = perf_counter()
         if self._windows:
             self._mark = self._epoch_started
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keeps the loss on the device; every so often fetches and shows it."""
-        if batch < self.batches.seen:
+        if batch < self.batch:  # Done before, and told once more.
             self._mark = perf_counter()
-            if batch + 1 == self.batches.seen:
-                self._stop_at_end()
+            self._stop_at_end()
             return
         self._pending.append(logs[KEY])  # type: ignore[index]
         self.step += 1

@@ -41,7 +41,7 @@ class TextLoader(keras.utils.PyDataset):
         positions = self._batches * batch_size * self.labels.shape[1]
         self._scale = np.float32(positions / self.weights.sum(dtype="float64"))
         self._rows = slice(0, batch_size)
-        self.epoch = self.skip = 0
+        self.epoch = self.skip = self.handed_out = 0
 
     @property
     def samples(self) -> int:
@@ -74,7 +74,17 @@ class TextLoader(keras.utils.PyDataset):
             skip = self.skip if epoch == self.epoch else 0
         if not 0 <= skip < self._batches:
             raise InputError(f"skip is {skip}; give 0 to {self._batches - 1} batches")
-        self.epoch, self.skip = epoch, skip
+        self.epoch, self.skip, self.handed_out = epoch, skip, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns how many batches of which epoch were handed out."""
+        return {"epoch": self.epoch, "batch": self.skip + self.handed_out}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Goes on after the batch of a state; see `kmodels.data.StatefulLoader`."""
+        epoch, batch = state_dict["epoch"], state_dict["batch"]
+        over = batch >= self._batches
+        self.set_epoch(epoch + over, 0 if over else batch)
 
     def __getitem__(self, index: int) -> tuple[Any, np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):
@@ -86,5 +96,6 @@ class TextLoader(keras.utils.PyDataset):
         weights = self.weights[filled] * self._scale
         weights[len(rows) :] = 0.0
         filled, weights = filled[self._rows], weights[self._rows]
+        self.handed_out = max(self.handed_out, index + 1)
         inputs = {name: value[filled] for name, value in self.inputs.items()}
         return inputs, self.labels[filled], weights

@@ -1,9 +1,6 @@
 """Batches of one shape, for data whose size is not a multiple of the batch."""
 
-import threading
 from typing import Any
-
-import keras
 
 from kmodels.data.fit.request import Method
 from kmodels.distribution import current
@@ -30,32 +27,3 @@ class WholeBatches(ShardedDataset):
             loader, BatchSharding() if plan is None else fit.rule(plan), Method.EVALUATE
         )
         self.loader = loader
-
-
-class Resumed(keras.utils.PyDataset):
-    """Begins the epoch of a loader with batches that are only gone through again.
-
-    Args:
-        loader: batches by number.
-
-    Attributes:
-        seen: how many; any batch stands for them, so that they need not be made.
-    """
-
-    def __init__(self, loader: Any):
-        super().__init__()
-        self.loader = loader
-        self.seen = 0
-        self._stand_in: Any = None
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __getitem__(self, index: int) -> Any:
-        # tf.data may still ask for batches of the former epoch in another thread.
-        with self._lock:
-            if index < self.seen:
-                self._stand_in = self._stand_in or self.loader[self.seen % len(self)]
-                return self._stand_in
-            return self.loader[index]

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.checkpoint.optimizer_state import slots
+from kmodels.checkpoint.state import slots
 from kmodels.core.errors import InputError
 from kmodels.training import SGD, AdamW, WarmupSchedule
 from kmodels.training.optim.param_groups import depth_multipliers

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import keras
 
 from kmodels.checkpoint import state
-from kmodels.checkpoint.consensus import all_or_raise
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
+from kmodels.distribution.processes import all_or_raise
 
 PARTS = ("model", "optimizer")
 # By part and path.

@@ -4,7 +4,7 @@
 """
 
 from kmodels.core.keras_internals.averages import average_by_update
-from kmodels.core.keras_internals.callbacks import fit_callbacks, preserve_monitor, set_epoch_of_fit
+from kmodels.core.keras_internals.callbacks import fit_callbacks, local_of_fit, preserve_monitor
 from kmodels.core.keras_internals.data import (
     DataAdapter,
     PyDatasetBatches,
@@ -147,6 +147,7 @@ __all__ = [
     "keeping_values",
     "layout_of",
     "let_value_go",
+    "local_of_fit",
     "loss_tracker",
     "made_trainable",
     "metrics_built",
@@ -157,7 +158,6 @@ __all__ = [
     "random_seed",
     "saved_arrays",
     "set_epoch",
-    "set_epoch_of_fit",
     "set_initial_epoch",
     "set_loss_tracker",
     "set_rematerialized",

@@ -7,8 +7,6 @@ from typing import Any
 
 from keras.src.callbacks.callback_list import CallbackList
 
-from kmodels.core.keras_internals.data import set_epoch
-
 _CALLBACK_LIST: Any = CallbackList
 
 
@@ -54,12 +52,11 @@ def preserve_monitor(callback: Any, attributes: Iterable[str]) -> None:
     callback._set_monitor_op = settle_and_keep
 
 
-def set_epoch_of_fit(callback: Any, epoch: int) -> None:
-    """`set_epoch` for the data of the running `fit`, before its first epoch.
+def local_of_fit(callback: Any, name: str) -> Any:
+    """Returns what the running `fit` calls so; None outside.
 
     Call it inside a hook of the callback.
     """
     frame = _frame_of_hook(callback)
     fit = None if frame is None else frame.f_back
-    iterator = None if fit is None else fit.f_locals.get("epoch_iterator")
-    set_epoch(getattr(iterator, "data_adapter", None), epoch)
+    return None if fit is None else fit.f_locals.get(name)

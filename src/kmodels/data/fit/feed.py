@@ -190,6 +190,22 @@ class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetBatches):
     ):
         InstrumentedData.__init__(self, clock or DataWaitTimer(*workers_of(dataset)))
         keras_internals.PyDatasetBatches.__init__(self, dataset, class_weight=class_weight)
+        self._tracked: Any = None
+
+    def track(self, wrap: Callable[[Any, Callable[[Any], Iterator[Any]], bool], Any]) -> Any:
+        """Has all passes from here on go through another object, and returns it.
+
+        Args:
+            wrap: called with the data, what begins a pass over it, and whether a pass asks for
+                batches by their number.
+        """
+        own = super().raw
+        self._tracked = wrap(self.py_dataset, lambda _: iter(own()), True)
+        return self._tracked
+
+    def raw(self) -> Iterable[Any]:
+        """Returns one pass over the batches."""
+        return super().raw() if self._tracked is None else iter(self._tracked)
 
     def handed(self) -> Iterator[Any]:
         """Returns one pass over the batches, as `feed` gives them."""

@@ -47,7 +47,12 @@ class Stream(DatasetAdapter):
 
     def tuples(self) -> Iterator[tuple]:
         """Returns one pass over the batches as they come, not preprocessed."""
-        return map(as_tuple, started(self.batches))
+        return map(as_tuple, started(self.batches) if self._tracked is None else self._tracked)
+
+    def track(self, wrap: Callable[[Any, Callable[[Any], Iterator[Any]], bool], Any]) -> Any:
+        """See `DatasetAdapter.track`."""
+        self._tracked = wrap(self.batches, started, False)
+        return self._tracked
 
     def _batches(self) -> Iterator[tuple]:
         for batch in self.tuples():
@@ -131,6 +136,7 @@ class OneShot:
 
     def __init__(self, iterator: Iterator[Any]):
         self._iterator = iterator
+        self.name = type(iterator).__name__
         self._kept: list[Any] | None = []
         self._again: list[Any] = []
         self._empty = False
@@ -166,6 +172,11 @@ class Calls:
 
     def __init__(self, function: Callable[[], Iterable[Any]]):
         self._function = function
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return getattr(self._function, "__name__", "a function")
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._function())

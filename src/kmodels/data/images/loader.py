@@ -136,6 +136,16 @@ class ImageLoader(keras.utils.PyDataset):
             raise InputError(f"skip is {skip}; give 0 to {self.maker.batches - 1} batches")
         self.epoch, self.skip, self.handed_out = epoch, skip, 0
 
+    def state_dict(self) -> dict[str, int]:
+        """Returns how many batches of which epoch were handed out."""
+        return {"epoch": self.epoch, "batch": self.skip + self.handed_out}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Goes on after the batch of a state; see `kmodels.data.StatefulLoader`."""
+        epoch, batch = state_dict["epoch"], state_dict["batch"]
+        over = batch >= self.maker.batches
+        self.set_epoch(epoch + over, 0 if over else batch)
+
     def on_epoch_end(self) -> None:
         """Goes to the next epoch where all of this one was handed out.
 

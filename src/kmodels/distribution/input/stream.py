@@ -62,6 +62,11 @@ class ShardedStream(Stream):
         self.fills = self._weight not in (None, 1.0)
         settings = stream.preprocess, stream.class_weight, stream.clock.faster
         super().__init__(stream.batches, count, *settings)
+        self._all = stream
+
+    def track(self, wrap: Any) -> Any:
+        """See `DatasetAdapter.track`: it is the stream of all rows that is gone through."""
+        return self._all.track(wrap)
 
     def prepared_by(self, preprocess: Any) -> "ShardedStream":
         """Takes a model's preprocessor, where there is none yet."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kmodels.checkpoint.optimizer_state import slots
+from kmodels.checkpoint.state import slots
 from kmodels.core import keras_internals
 
 

@@ -1,0 +1,320 @@
+"""A run that was cut within an epoch draws the batches that are left, and ends alike bit by bit."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.callbacks import Checkpoint
+from kmodels.checkpoint import manager, state
+from kmodels.core.errors import InputError
+from kmodels.data import ImageLoader, StatefulLoader
+from kmodels.models import ViTImageClassifier
+from kmodels.text import TextLoader
+from stopped_runs import Kill, Killed
+
+BATCH, STEPS, EPOCHS, CUT = 4, 6, 2, 8
+LEFT = STEPS - CUT % STEPS
+rng = np.random.default_rng(0)
+PIXELS = rng.integers(0, 256, (BATCH * STEPS, 8, 8, 3), "uint8")
+X, Y = PIXELS.astype("float32") / 255, rng.integers(0, 3, BATCH * STEPS)
+
+
+class Rows:
+    """Samples by number, which notes those that are asked for."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, row):
+        self.drawn.append(row)
+        return X[row], Y[row]
+
+    def batch(self, rows):
+        pairs = [self[int(row)] for row in rows]
+        return np.stack([x for x, _ in pairs]), np.array([y for _, y in pairs])
+
+
+class Pictures(Rows):
+    """The same samples as a source of an ImageLoader."""
+
+    labels = Y
+
+    def batch(self, indices):
+        self.drawn += indices.tolist()
+        return PIXELS[indices], Y[indices].astype("int32")
+
+
+class Own:
+    """A loader as users write them, in a new order each epoch."""
+
+    def __init__(self, rows):
+        self.rows, self.epoch, self.first, self.given = rows, 0, 0, 0
+
+    def __len__(self):
+        return STEPS
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        first, self.first = self.first, 0
+        order = np.random.default_rng(self.epoch).permutation(len(X))
+        for number in range(first, STEPS):
+            self.given = number + 1
+            yield self.rows.batch(order[number * BATCH : self.given * BATCH])
+
+    def state_dict(self):
+        return {"given": self.given, "more": (b"\x00", {1: np.arange(3)})}
+
+    def load_state_dict(self, state_dict):
+        assert state_dict["more"][0] == b"\x00" and state_dict["more"][1][1].tolist() == [0, 1, 2]
+        self.first = state_dict["given"]
+
+
+class Numbered(keras.utils.PyDataset):
+    """A user's PyDataset."""
+
+    def __init__(self, rows, **workers):
+        super().__init__(**workers)
+        self.rows = rows
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        return self.rows.batch(np.arange(index * BATCH, (index + 1) * BATCH))
+
+
+def image_loader(rows):
+    return ImageLoader(rows, BATCH, shuffle=True, seed=3)
+
+
+def listed(rows):
+    """A list of batches has an index too; nothing is drawn in it."""
+    return [Numbered(Rows())[number] for number in range(STEPS)]
+
+
+def generator(rows):
+    def batches():
+        yield from (Numbered(rows)[number] for number in range(STEPS))
+
+    return batches
+
+
+def torch_loader(rows):
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    # Keras seeds torch's generator under its backend alone. One given as generator= would be drawn
+    # from for workers too, which torchdata does not count.
+    torch.manual_seed(5)
+    return StatefulDataLoader(rows, BATCH, shuffle=True)
+
+
+def grain_dataset(rows):
+    import grain
+
+    return grain.MapDataset.source(rows).shuffle(seed=1).batch(BATCH)
+
+
+def grain_loader(rows):
+    import grain
+
+    dataset = grain.MapDataset.source(rows).shuffle(seed=1).batch(BATCH)
+    return dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+
+
+def vit():
+    """A model whose `fit` takes any data."""
+    model = ViTImageClassifier.from_preset(
+        "vit_debug", image_shape=(8, 8, 3), num_layers=1, num_classes=3, dropout_rate=0.1
+    )
+    model.preprocessor = None
+    return model
+
+
+def dense():
+    """A model with Keras' own `fit`."""
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Dropout(0.3, name="drop")(keras.layers.Flatten()(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name="out")(x))
+
+
+def train(make, loader, folder, cut=None, **settings):
+    """One process's part of a run: digest of the weights, history, and the batches drawn."""
+    keras.utils.set_random_seed(7)
+    rows = Pictures() if loader is image_loader else Rows()
+    model, data = make(), loader(rows)
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    checkpoint = Checkpoint(folder, every=CUT)
+    begun = []
+    begin = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs=None: begun or begun.append(len(rows.drawn))
+    )
+    callbacks = [checkpoint, begin, *([] if cut is None else [Kill(cut)])]
+    settings = {"epochs": EPOCHS, "verbose": 0, "callbacks": callbacks, **settings}
+    if cut is None:
+        history = model.fit(data, **settings)
+        return state.weights_digest(model), history.history, len(rows.drawn)
+    with pytest.raises(Killed):
+        model.fit(data, **settings)
+    checkpoint.wait()
+    return None
+
+
+@pytest.fixture(autouse=True)
+def _prefetch(monkeypatch):
+    """Batches are made ahead of the steps, as they are beside an accelerator."""
+    monkeypatch.setenv("KMODELS_PREFETCH", "2")
+
+
+LOADERS = [
+    image_loader,
+    Own,
+    Numbered,
+    listed,
+    pytest.param(torch_loader, marks=pytest.mark.needs("torchdata")),
+    pytest.param(grain_loader, marks=pytest.mark.needs("grain")),
+]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_only_the_batches_that_are_left_are_drawn(tmp_path, loader):
+    whole = train(vit, loader, tmp_path / "whole")
+    train(vit, loader, tmp_path / "cut", CUT + 1)
+    assert manager.newest(tmp_path / "cut")[1].step == CUT
+    found = train(vit, loader, tmp_path / "cut")
+    assert found[:2] == whole[:2]
+    # What a fit draws before it trains, to learn shapes, it draws in both.
+    looked = 0 if loader is listed else whole[2] - EPOCHS * len(X)
+    assert 0 <= looked <= 3 * BATCH
+    expected = 0 if loader is listed else LEFT * BATCH
+    assert expected <= found[2] <= expected + max(looked, BATCH)
+
+
+def test_a_generator_is_gone_through_again_and_says_so(tmp_path):
+    whole = train(vit, generator, tmp_path / "whole")
+    train(vit, generator, tmp_path / "cut", CUT + 1)
+    message = (
+        "this fit goes through the first 2 batches of its epoch again, without training on them, "
+        r"since batches cannot be sought; give it state_dict\(\) and load_state_dict\(\)"
+    )
+    with pytest.warns(UserWarning, match=message) as told:
+        found = train(vit, generator, tmp_path / "cut")
+    assert len([one for one in told if "goes through" in str(one.message)]) == 1
+    assert found[:2] == whole[:2]
+    assert found[2] >= STEPS * BATCH
+
+
+@pytest.mark.parametrize(
+    ("loader", "settings"),
+    [
+        (image_loader, {"shuffle": False}),
+        (Numbered, {"shuffle": True}),
+        pytest.param(torch_loader, {"shuffle": False}, marks=pytest.mark.needs("torchdata")),
+    ],
+)
+def test_in_the_fit_of_keras_too(tmp_path, loader, settings):
+    whole = train(dense, loader, tmp_path / "whole", **settings)
+    train(dense, loader, tmp_path / "cut", CUT + 1, **settings)
+    found = train(dense, loader, tmp_path / "cut", **settings)
+    assert found[:2] == whole[:2]
+    looked = whole[2] - EPOCHS * len(X)
+    assert LEFT * BATCH <= found[2] <= LEFT * BATCH + max(looked, BATCH)
+
+
+def test_keras_own_workers(tmp_path):
+    def workers(rows):
+        return Numbered(rows, workers=2)
+
+    whole = train(dense, workers, tmp_path / "whole", shuffle=False)
+    train(dense, workers, tmp_path / "cut", CUT + 1, shuffle=False)
+    message = "since Keras asks workers for the batches of Numbered; give it workers=1"
+    with pytest.warns(UserWarning, match=message):
+        found = train(dense, workers, tmp_path / "cut", shuffle=False)
+    assert found[:2] == whole[:2]
+
+
+class Noisy(Numbered):
+    """Draws from NumPy's generator, in the order of its batches."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + np.random.normal(size=x.shape).astype("float32"), y
+
+
+def test_batches_that_draw_random_numbers_ahead_are_gone_through_again(tmp_path):
+    whole = train(vit, Noisy, tmp_path / "whole")
+    train(vit, Noisy, tmp_path / "cut", CUT + 1)
+    with pytest.warns(UserWarning, match="since Noisy draws from the random generators of Py"):
+        found = train(vit, Noisy, tmp_path / "cut")
+    assert found[:2] == whole[:2]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        *(Own, image_loader),
+        pytest.param(torch_loader, marks=pytest.mark.needs("torchdata")),
+        pytest.param(grain_dataset, marks=pytest.mark.needs("grain")),
+    ],
+)
+def test_between_two_epochs(tmp_path, loader):
+    whole = train(vit, loader, tmp_path / "whole")
+    train(vit, loader, tmp_path / "cut", epochs=1)
+    found = train(vit, loader, tmp_path / "cut")
+    assert found[:2] == whole[:2]
+
+
+def test_a_checkpoint_without_the_state_of_its_data(tmp_path, monkeypatch):
+    """As one of before there was any: what has an index is sought, the rest gone through."""
+    monkeypatch.setattr("kmodels.data.fit.position.TrackedLoader.state", lambda self: None)
+    for loader in (image_loader, Own):
+        folder = tmp_path / loader.__name__
+        whole = train(vit, loader, folder / "whole")
+        train(vit, loader, folder / "cut", CUT + 1)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = train(vit, loader, folder / "cut")
+        replays = [one for one in told if "goes through the first 2" in str(one.message)]
+        assert len(replays) == (loader is Own)
+        assert found[:2] == whole[:2]
+
+
+def test_a_state_that_no_checkpoint_holds(tmp_path):
+    class Wrong(Own):
+        def state_dict(self):
+            return {"object": self}
+
+    with pytest.raises(InputError, match="the state of the data holds a Wrong; have state"):
+        train(vit, Wrong, tmp_path)
+
+
+def test_our_loaders_have_a_state():
+    rows = {"token_ids": np.arange(40).reshape(10, 4)}, np.ones((10, 4)), np.ones((10, 4))
+    for make in (
+        lambda: image_loader(Pictures()),
+        lambda: TextLoader(rows, 2, shuffle=True, seed=1),
+    ):
+        loader, other = make(), make()
+        assert isinstance(loader, StatefulLoader)
+        loader.set_epoch(1)
+        batches = [loader[number] for number in range(3)]
+        assert loader.state_dict() == {"epoch": 1, "batch": 3}
+        other.load_state_dict({"epoch": 1, "batch": 2})
+        assert len(other) == len(loader) - 2
+        expected, got = keras.tree.flatten(batches[2]), keras.tree.flatten(other[0])
+        for one, another in zip(expected, got, strict=True):
+            np.testing.assert_array_equal(one, another)
+        assert other.state_dict() == {"epoch": 1, "batch": 3}
+        other.load_state_dict({"epoch": 1, "batch": len(loader)})
+        assert (other.state_dict(), len(other)) == ({"epoch": 2, "batch": 0}, len(loader))
