@@ -34,7 +34,7 @@ UPWARD = {
     *((f"presets/{name}.py", "models.registry") for name in ("find", "load", "save")),
     ("distribution/plan.py", "callbacks"),
 }
-MAXIMUM_LINES = 450
+MAXIMUM_LINES = {"src": 400, "recipes": 400, "tests": 450, "benchmarks": 450}
 # Of src/kmodels itself, and of Python files in a room; the listing of overrides/ is a registry.
 MAXIMUM_ENTRIES, MAXIMUM_FILES = 24, 24
 
@@ -235,9 +235,9 @@ def test_files_stay_short(folder):
     long = {
         str(path.relative_to(ROOT)): lines
         for path in python_files(folder)
-        if (lines := len(path.read_text().splitlines())) > MAXIMUM_LINES
+        if (lines := len(path.read_text().splitlines())) > MAXIMUM_LINES[folder]
     }
-    assert not long, f"over {MAXIMUM_LINES} lines: {long}"
+    assert not long, f"over {MAXIMUM_LINES[folder]} lines: {long}"
 
 
 def test_no_path_of_one_machine():

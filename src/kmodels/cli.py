@@ -289,7 +289,7 @@ def convert(
 
 
 def _pair(what: str, text: str) -> tuple[str, str]:
-    """One value for both sides, or one for each."""
+    """Returns one value for both sides, or one for each."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > 2 or (what == "backends" and len(parts) != 2):
         raise InputError(f"{what} is {text!r}; give two, a comma between them")

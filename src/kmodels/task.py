@@ -1,4 +1,4 @@
-"""What every model can do, whatever its family."""
+"""The methods that every model has, whatever its family."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ class Named:
     """The registered names of a class, read on the class itself: `ViTBackbone.presets`."""
 
     def __get__(self, instance: Any, owner: type) -> dict[str, dict[str, Any]]:
-        """Name to fields of the architecture."""
+        """Returns name to fields of the architecture."""
         from kmodels import presets
 
         return presets.named(owner)
@@ -158,12 +158,12 @@ class Backbone(Presets, Adapters, Predicts, keras.Model):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Whether a registered name of the family, with these fields, is one of this class."""
+        """Returns whether a preset of the family, with these fields, is of this class."""
         return True
 
     @classmethod
     def make_config(cls, **fields: Any) -> Any:
-        """The config of these fields; unknown names raise."""
+        """Returns the config of these fields; unknown names raise."""
         known = cls.config_class.__dataclass_fields__
         if unknown := sorted(set(fields) - set(known)):
             raise InputError(
@@ -172,7 +172,7 @@ class Backbone(Presets, Adapters, Predicts, keras.Model):
         return cls.config_class(**fields)
 
     def intermediates(self, inputs: Any) -> dict[str, Any]:
-        """Every named intermediate of one forward pass, in the order of computation."""
+        """Returns every named intermediate of one forward pass, in the order of computation."""
         inspector = self._inspector
         if inspector is None:
             inspector = self._inspector = keras.Model(self.input, self._named)
@@ -180,7 +180,7 @@ class Backbone(Presets, Adapters, Predicts, keras.Model):
         return {name: found[name] for name in self._named}
 
     def get_config(self) -> dict[str, Any]:
-        """The config's fields, the policy, the name, and what was done to the model since."""
+        """Returns the config's fields, policy and name, and later changes of the model."""
         return {
             **self.config.to_dict(),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
@@ -191,7 +191,7 @@ class Backbone(Presets, Adapters, Predicts, keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """The model of `get_config`."""
+        """Returns the model of `get_config`."""
         config = dict(config)
         if isinstance(config.get("dtype"), dict):
             config["dtype"] = keras.dtype_policies.deserialize(config["dtype"])
@@ -291,7 +291,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
         """Compiles a model that was just made, in families whose tasks have defaults for it."""
 
     def get_compile_config(self) -> dict[str, Any]:
-        """The arguments of `compile`, for a `.keras` file."""
+        """Returns the arguments of `compile`, for a `.keras` file."""
         config = super().get_compile_config()
         if not config:
             return config
@@ -315,7 +315,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
         return super().make_train_function(force)
 
     def get_config(self) -> dict[str, Any]:
-        """The serialised backbone, the head's settings, and what was done to the head since."""
+        """Returns the serialised backbone, the head's settings, and its later changes."""
         return {
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "preprocessor": _serialized(self.preprocessor),
@@ -327,7 +327,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """The task of `get_config`."""
+        """Returns the task of `get_config`."""
         config = dict(config)
         config["backbone"] = keras.saving.deserialize_keras_object(config["backbone"])
         if isinstance(held := config.get("preprocessor"), dict):

@@ -1,4 +1,4 @@
-"""What other callbacks have learnt: EarlyStopping's best and patience, a history, and the like.
+"""The state of other callbacks, such as EarlyStopping's best value and patience.
 
 Keras' callbacks have no way to say it, so it is what training changed among their plain attributes.
 Settings do not change, so those of the resumed run hold.
@@ -40,7 +40,7 @@ class CallbackStates:
         self._before = {name: _plain(callback) for name, callback in self._named.items()}
 
     def capture(self, arrays: Arrays) -> dict[str, dict[str, Any]]:
-        """What changed, by callback and attribute.
+        """Returns what changed, by callback and attribute.
 
         Args:
             arrays: takes the arrays, by a name that stands in their place.

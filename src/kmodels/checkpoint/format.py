@@ -27,17 +27,17 @@ _PROCESS = re.compile(r"process_(\d{5})/")
 
 
 def part_name(name: str, start: Start) -> str:
-    """What a part of an array is called in memory."""
+    """Returns what a part of an array is called in memory."""
     return f"{name}@{','.join(map(str, start))}"
 
 
 def here(name: str) -> str:
-    """What is called so in each process, but differs."""
+    """Returns what is called so in each process, but differs."""
     return name if processes.count() == 1 else f"process_{processes.index():05d}/{name}"
 
 
 def replace(arrays: Arrays, new: Arrays) -> Arrays:
-    """The arrays of this process with others in the place of those of the same names.
+    """Returns the arrays of this process with others in the place of those of the same names.
 
     Args:
         arrays: whole ones by name, parts by `part_name`.
@@ -48,7 +48,7 @@ def replace(arrays: Arrays, new: Arrays) -> Arrays:
 
 
 def _split(full: str) -> tuple[str, Start | None]:
-    """Name and begin of a part, or of a whole array None."""
+    """Returns name and begin of a part, or of a whole array None."""
     match = _START.search(full) if processes.count() > 1 else None
     if match is None:
         return full, None
@@ -56,7 +56,7 @@ def _split(full: str) -> tuple[str, Start | None]:
 
 
 def part_of(file: str) -> str | None:
-    """The part of a checkpoint that a file of this name holds, or None."""
+    """Returns the part of a checkpoint that a file of this name holds, or None."""
     match = _FILE.fullmatch(file)
     return match[1] if match else None
 
@@ -90,7 +90,7 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
 
 
 def read(path: Path, part: str) -> dict[str, LazyArray]:
-    """The whole arrays of a part, with this process's own where they differ.
+    """Returns the whole arrays of a part, with this process's own where they differ.
 
     Where the run has another number of processes now, random generators are those of a former
     process. Of running averages the sum over the processes is what it was, of accumulated gradients

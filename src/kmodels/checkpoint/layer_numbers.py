@@ -47,7 +47,7 @@ def from_first(found: Mapping[str, T]) -> dict[str, T]:
 
 
 def _lowest(names: Iterable[str]) -> dict[str, int]:
-    """The lowest number of each kind of layer; one without a number is the first of its kind."""
+    """Returns the lowest number of each kind of layer; without a number it is the first."""
     lowest: dict[str, int] = {}
     for name in names:
         for kind, number in _WORD.findall(name):
@@ -56,7 +56,7 @@ def _lowest(names: Iterable[str]) -> dict[str, int]:
 
 
 def _moved(by: Mapping[str, int]) -> Callable[[str], str]:
-    """A function that adds to the numbers in a name."""
+    """Returns a function that adds to the numbers in a name."""
 
     def word(match: re.Match[str]) -> str:
         number = int(match[2] or 0) + by[match[1]]

@@ -194,7 +194,7 @@ def _remove_old(folder: Path, target: Path, keep: int, best: str | None, mode: s
 
 
 def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path] | None:
-    """The best value of a log and its checkpoint; of equal ones the earliest, as Keras has it.
+    """Returns the best value of a log and its checkpoint, of equal ones the earliest.
 
     Args:
         paths: of checkpoints; those without the log, or that cannot be read, do not count.
@@ -214,7 +214,7 @@ def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path]
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, newest first, verified or not."""
+    """Returns the checkpoints of a run, newest first, verified or not."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.match(path.name) and path.is_dir()]
@@ -222,7 +222,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_step(folder: Path) -> int:
-    """The step of a run's newest checkpoint, verified or not; -1 where there is none."""
+    """Returns the step of a run's newest checkpoint, verified or not; -1 where there is none."""
     names: list[str] = processes.broadcast("newest checkpoint", lambda: _names(folder))
     return int(names[0].removeprefix(PREFIX)) if names else -1
 
@@ -265,7 +265,7 @@ def _is_whole(names: set[str]) -> bool:
 
 
 def newest(folder: Path) -> tuple[Path, RunState, list[str]] | None:
-    """The newest checkpoint that verifies, also while another run writes and removes some.
+    """Returns the newest checkpoint that verifies, also while another run writes and removes some.
 
     One that a process finds damaged is passed over by all of them.
 

@@ -33,7 +33,7 @@ class Interrupted(SystemExit):
 
 
 class StopRequest:
-    """Whether a signal has come.
+    """A flag that a signal sets.
 
     Attributes:
         signum: its number, or None.
@@ -90,7 +90,7 @@ class StopRequest:
 
 
 class Requests:
-    """Whether a signal came to one of the processes, or something failed in one.
+    """Signals and failures of any process, told to all.
 
     Signals come to processes at different steps, and one that stopped alone would leave the others
     waiting for it. So all ask one another after the same steps, about once a second.

@@ -1,4 +1,4 @@
-"""What data and callbacks draw from and change: random generators, and the learning rate.
+"""The RNG states and the learning rates that a checkpoint keeps.
 
 Hooks of callbacks are called again where a run is resumed within an epoch, so these are put back to
 what they were when the epoch began, and after that to what they were when the state was saved.
@@ -34,7 +34,7 @@ _native = backend_module("kmodels.checkpoint.rng", RngBackend, optional=True)
 
 
 def capture_generators() -> Arrays:
-    """The states of Python's generator, NumPy's global one, Keras' and the backend's."""
+    """Returns the states of Python's generator, NumPy's global one, Keras' and the backend's."""
     prefetch.settle()
     _, words, gauss = random.getstate()
     _, key, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -76,7 +76,7 @@ def is_as_now(held: Mapping[str, np.ndarray]) -> bool:
 
 
 def capture_rates(optimizer: Any) -> Arrays:
-    """The learning rates alone, where they are numbers."""
+    """Returns the learning rates alone, where they are numbers."""
     return whole(_rates(optimizer))
 
 
@@ -94,17 +94,17 @@ def restore_rates(optimizer: Any, held: Mapping[str, np.ndarray]) -> None:
 
 
 def without_rate(held: Arrays) -> Arrays:
-    """The random generators alone."""
+    """Returns the random generators alone."""
     return {name: values for name, values in held.items() if not _is(name, _RATE)}
 
 
 def of_slots(held: Arrays, slots: Container[str]) -> Arrays:
-    """Those learning rates whose slots are named."""
+    """Returns those learning rates whose slots are named."""
     return {name: values for name, values in held.items() if _slot(name) in slots}
 
 
 def rates(held: Arrays) -> Arrays:
-    """The learning rates alone, by the names that they have among the slots."""
+    """Returns the learning rates alone, by the names that they have among the slots."""
     return {_slot(name): values for name, values in held.items() if _is(name, _RATE)}
 
 
@@ -121,5 +121,5 @@ def _slot(rate: str) -> str:
 
 
 def _is(name: str, last: str) -> bool:
-    """Whether it is that, of the only optimizer or of an objective's."""
+    """Returns whether it is that, of the only optimizer or of an objective's."""
     return name.rpartition("/")[2] == last

@@ -7,7 +7,7 @@ import torch
 
 
 def capture() -> dict[str, np.ndarray]:
-    """Its state."""
+    """Returns its state."""
     return {"torch": np.array(torch.get_rng_state().numpy())}
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that it belongs to, and whether another run is the same."""
+"""The identity of a run: the settings that a checkpoint notes, compared on resume."""
 
 import math
 import re
@@ -101,7 +101,7 @@ def _schedule(optimizer: Any) -> Any:
 
 
 def given_numbers(optimizer: Any, beside: Iterable[Any] = ()) -> dict[str, Any]:
-    """The numbers that the user gave an optimizer and its schedule, by names such as "beta_1".
+    """Returns the numbers that the user gave an optimizer, by names such as "beta_1".
 
     Args:
         optimizer: built; nothing has been restored into it yet.
@@ -126,7 +126,7 @@ def given_numbers(optimizer: Any, beside: Iterable[Any] = ()) -> dict[str, Any]:
 def changed_numbers(
     run: RunState, given: Mapping[str, Any], optimizer: Any
 ) -> dict[str, tuple[Any, Any]]:
-    """What the user has changed since the run began, with the former value and the new one.
+    """Returns what the user has changed since the run began, with the former value and the new one.
 
     Args:
         run: state of the checkpoint.
@@ -146,13 +146,13 @@ def changed_numbers(
 
 
 def still_given(run: RunState, given: Mapping[str, Any], changed: Container[str]) -> dict[str, Any]:
-    """The numbers that the next checkpoint keeps: of what callbacks changed, what was given."""
+    """Returns the numbers for the next checkpoint: as given, where callbacks changed them."""
     kept = run.numbers or {}
     return {k: v if k in changed else kept.get(k, v) for k, v in given.items()}
 
 
 def say_changed(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """One line that names each changed number with both values."""
+    """Returns one line that names each changed number with both values."""
     parts = [f"{name} was {former}, is {new}" for name, (former, new) in changed.items()]
     more = f"; {len(parts) - _SAID} more" if len(parts) > _SAID else ""
     return (
@@ -162,7 +162,7 @@ def say_changed(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The plain values of a config, nested ones by names with dots."""
+    """Yields the plain values of a config, nested ones by names with dots."""
     if isinstance(value, Mapping):
         if "class_name" in value and "config" in value:
             yield path, value["class_name"]

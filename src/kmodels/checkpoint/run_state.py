@@ -194,5 +194,5 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _module(package: str) -> str:
-    """The module for tensors of a package, which need not be the backend's."""
+    """Returns the module for tensors of a package, which need not be the backend's."""
     return f"kmodels.data.tensors_{package}"

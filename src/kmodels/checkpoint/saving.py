@@ -23,7 +23,7 @@ _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
 
 
 class BestEpoch:
-    """Whether an epoch was better than all whose checkpoints are still there.
+    """Compares an epoch with those whose checkpoints are still there.
 
     Args:
         directory: of the checkpoints.
@@ -82,7 +82,10 @@ class FiniteLoss:
         self._last: float | None = None
 
     def is_finite(self, loss: Any) -> bool:
-        """Whether a step's loss is; losses on the device are not waited for, and count as such."""
+        """Returns whether a step's loss is finite.
+
+        A loss that the device has not computed yet counts as finite; nothing waits for it.
+        """
         if not isinstance(loss, float):
             return True
         if math.isfinite(loss):
@@ -91,7 +94,7 @@ class FiniteLoss:
         return False
 
     def error(self, loss: float, step: int, rate: float) -> InputError:
-        """What to raise, once nothing is being written any more.
+        """Returns what to raise, once nothing is being written any more.
 
         Args:
             loss: that is not finite.
@@ -148,7 +151,7 @@ class SaveInterval:
         self._since = perf_counter()
 
     def now(self, step: int) -> bool:
-        """Whether it is time after this step.
+        """Returns whether it is time after this step.
 
         Keras tells of no step within those that it executes together, so a checkpoint that was due
         within them is due at their end.

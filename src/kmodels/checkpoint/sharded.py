@@ -41,17 +41,17 @@ _sharded = backend_module("kmodels.checkpoint.sharded", ShardedBackend, optional
 
 
 def is_placed(variable: Any) -> bool:
-    """Whether this process cannot see all of its values without the other processes."""
+    """Returns whether this process cannot see all of its values without the other processes."""
     return _sharded is not None and _sharded.is_placed(variable)
 
 
 def parts(variable: Any) -> Iterator[tuple[Start, np.ndarray]]:
-    """Where the parts begin that this process writes, and their values."""
+    """Returns where the parts begin that this process writes, and their values."""
     return _backend().parts(variable)
 
 
 def read(variable: Any, array: LazyArray) -> Held:
-    """What this process holds of a tensor of a file, in host memory."""
+    """Returns what this process holds of a tensor of a file, in host memory."""
     return _backend().read(variable, array)
 
 

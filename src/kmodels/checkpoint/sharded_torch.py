@@ -41,7 +41,7 @@ def put(variable: Any, held: torch.Tensor) -> None:
 
 
 def _place(tensor: DTensor) -> tuple[Start, tuple[int, ...], bool]:
-    """Where this rank's part begins, its sizes, and whether this rank is the first that has it."""
+    """Returns where this rank's part begins, its sizes, and whether it is the first to have it."""
     start, sizes, is_first = [0] * tensor.ndim, list(tensor.shape), True
     for axis, placement in enumerate(tensor.placements):
         rank = tensor.device_mesh.get_local_rank(axis)

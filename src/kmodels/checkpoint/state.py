@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a model: read into host memory, compared, put back."""
+"""The state of a model in a checkpoint: read into host memory, compared, restored."""
 
 import hashlib
 import re
@@ -28,7 +28,7 @@ class CheckpointError(InputError):
 
 
 def named(variables: Iterable[Any]) -> dict[str, Any]:
-    """Variables by path; a second of the same gets `#1`, in the order of creation."""
+    """Returns variables by path; a second of the same gets `#1`, in the order of creation."""
     found: dict[str, Any] = {}
     for variable in variables:
         found[unique(_NUMBERED_SEED.sub("seed_generator", variable.path), found)] = variable
@@ -36,18 +36,18 @@ def named(variables: Iterable[Any]) -> dict[str, Any]:
 
 
 def has_adapters(model: keras.Model) -> bool:
-    """Whether small matrices are trained beside frozen weights (LoRA)."""
+    """Returns whether small matrices are trained beside frozen weights (LoRA)."""
     return any(variable.name.startswith("lora_") for variable in model.trainable_variables)
 
 
 def frozen(model: keras.Model) -> dict[str, Any]:
-    """Weights that training does not change, by path."""
+    """Returns weights that training does not change, by path."""
     moved = {id(variable) for variable in model.trainable_variables}
     return named(variable for variable in model.weights if id(variable) not in moved)
 
 
 def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]:
-    """The variables of each file of a checkpoint, the optimizer built where needed.
+    """Returns the variables of each file of a checkpoint, the optimizer built where needed.
 
     Args:
         model: compiled.
@@ -69,7 +69,7 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
 
 
 def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
-    """What this process writes of them, in host memory, where the next step does not write over it.
+    """Returns this process's part of them, copied to host memory where no step changes it.
 
     Args:
         variables: by name.
@@ -92,12 +92,15 @@ def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
 
 
 def whole(variables: Mapping[str, Any]) -> Arrays:
-    """All of the values in host memory; variables that lie in parts are gathered by all."""
+    """Returns all of the values in host memory; variables that lie in parts are gathered by all."""
     return {name: np.array(host_values(variable)) for name, variable in variables.items()}
 
 
 def host_values(variable: Any) -> np.ndarray:
-    """A variable's values in its own dtype; they may share its memory, or are gathered by all."""
+    """Returns a variable's values in its own dtype.
+
+    They may share the variable's memory; of a sharded variable all processes gather them.
+    """
     return engine.values(variable)
 
 
@@ -112,7 +115,7 @@ def digest(variables: Mapping[str, Any]) -> str:
 
 
 def is_frozen_base(model: keras.Model, sha256: str) -> bool:
-    """Whether a hash is that of the weights that training does not change.
+    """Returns whether a hash is that of the weights that training does not change.
 
     Args:
         model: with frozen weights.
@@ -173,7 +176,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    """Variables, with what this process holds of each."""
+    """Returns variables, with what this process holds of each."""
     found = as_counted({part: format.read(path, part) for part in wanted}, wanted)
     check_fits(path, found, wanted)
     return [
@@ -242,7 +245,7 @@ def _kind(dtype: Any) -> str:
 
 
 def slots(optimizer: Any) -> dict[str, Any]:
-    """Every variable of a built optimizer by `weight's path:slot`, or by its own name.
+    """Returns every variable of a built optimizer by `weight's path:slot`, or by its own name.
 
     On torch Keras puts classes of its own behind the public names, and Adafactor calls all its
     variables as their weights are called; so a variable is known by the list of the optimizer that
@@ -281,7 +284,7 @@ def slots(optimizer: Any) -> dict[str, Any]:
 
 
 def averages(optimizer: Any) -> list[tuple[Any, Any]]:
-    """Each weight with its moving average, where a built optimizer keeps one."""
+    """Returns each weight with its moving average, where a built optimizer keeps one."""
     objectives: dict[str, Any] = getattr(optimizer, "by_player", {})
     if objectives:
         return [pair for own in objectives.values() for pair in averages(own)]
@@ -291,7 +294,7 @@ def averages(optimizer: Any) -> list[tuple[Any, Any]]:
 
 
 def unique(name: str, taken: Any) -> str:
-    """The name, or the first of `name#1`, `name#2` that is free."""
+    """Returns the name, or the first of `name#1`, `name#2` that is free."""
     copies, found = 0, name
     while found in taken:
         copies += 1

@@ -1,1 +1,1 @@
-"""What every other room stands on: errors, files, the dispatcher, the boundary to Keras."""
+"""The base of all other packages: errors, files, the dispatcher, the boundary to Keras."""

@@ -1,4 +1,4 @@
-"""How an op finds the faster body that one backend has for it.
+"""The dispatcher: an op finds the faster body that the running backend has for it.
 
 An op is a function in `ops/<op>.py`, written with `keras.ops`, right on every backend. An override
 is a function with the same signature in `overrides/<op>_<backend>.py`. Importing `kmodels.ops`
@@ -226,7 +226,7 @@ class Op(Generic[P, R]):
         return self.override(*args, **kwargs)
 
     def declines(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """Why a call with these arguments would take the generic path; `None` if it would not."""
+        """Returns why a call with these arguments would take the generic path, or `None`."""
         if self.override is None:
             return f"no override for {backend()}"
         reason = switched_off(self.name)
@@ -321,7 +321,7 @@ def generic_only(*names: "str | Op[Any, Any]") -> Iterator[None]:
 
 
 def generic_now() -> frozenset[str]:
-    """What is turned off here, by whatever: names of ops, or "all"; for what keeps traced code."""
+    """Returns the names of the ops that are turned off here, or "all", for traced code."""
     off = _switched_off.get() | _environment_off
     return off if _off_for_all is None else off | _ALL
 
@@ -349,7 +349,7 @@ def reset_decisions() -> None:
 
 
 def summary() -> dict[str, str]:
-    """What most calls of each op did.
+    """Returns what most calls of each op did.
 
     Returns:
         By op `"override"`, `"generic"`, the reason for declining, or `"not called"`.

@@ -1,4 +1,4 @@
-"""What torch may be doing around the call of an op: autocast, a transform, a trace."""
+"""Autocast, transforms and traces that torch may run around the call of an op."""
 
 import inspect
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NARROW = {
 
 
 def transformed() -> str | None:
-    """Why no body may hold what autograd or a tracer cannot look into (a clause), or `None`."""
+    """Returns why no body may be opaque to autograd or a tracer (a clause), or `None`."""
     if internals_torch.in_transform():
         return "inside a transform of torch.func"
     if torch.jit.is_tracing():
@@ -30,13 +30,13 @@ def transformed() -> str | None:
 
 
 def autocasts(args: tuple) -> bool:
-    """Whether `torch.autocast` is on for the device of an op's first argument."""
+    """Returns whether `torch.autocast` is on for the device of an op's first argument."""
     first = args[0] if args else None
     return isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)
 
 
 def without_autocast(op: Any, generic: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """The op's result where autocast is off, for arguments in the dtypes that it wants.
+    """Returns the op's result where autocast is off, for arguments in the dtypes that it wants.
 
     Inside of an op it would cast again, against what the op promises of its dtypes.
     """

@@ -29,12 +29,12 @@ _device = backend_module("kmodels.core.hardware", HardwareBackend, optional=True
 
 
 def device_name() -> str:
-    """What the backend runs on."""
+    """Returns what the backend runs on."""
     return backend() if _device is None else _device.name()
 
 
 def peak_memory_mb() -> float:
-    """Most memory used so far: the accelerator's, or the process's where there is none."""
+    """Returns most memory used so far: the accelerator's, or the process's where there is none."""
     peak = None if _device is None else _device.peak_bytes()
     if peak is None:
         # Linux counts in KiB, macOS in bytes.

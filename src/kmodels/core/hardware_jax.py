@@ -9,13 +9,13 @@ CACHE = "jax_compilation_cache_dir"
 
 
 def name() -> str:
-    """Kind and number of devices, such as "cpu x1"."""
+    """Returns kind and number of devices, such as "cpu x1"."""
     devices = jax.devices()
     return f"{devices[0].device_kind} x{len(devices)}"
 
 
 def peak_bytes() -> int | None:
-    """Most memory an accelerator held, or None on a CPU."""
+    """Returns most memory an accelerator held, or None on a CPU."""
     statistics = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     return None if not statistics else statistics.get("peak_bytes_in_use")
 

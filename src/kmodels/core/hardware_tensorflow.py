@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def name() -> str:
-    """Kind and number of devices, such as "cpu x1"."""
+    """Returns kind and number of devices, such as "cpu x1"."""
     devices = tf.config.list_logical_devices("GPU")
     if not devices:
         return f"cpu x{len(tf.config.list_logical_devices('CPU'))}"
@@ -14,7 +14,7 @@ def name() -> str:
 
 
 def peak_bytes() -> int | None:
-    """Most memory an accelerator held, or None on a CPU."""
+    """Returns most memory an accelerator held, or None on a CPU."""
     if not tf.config.list_logical_devices("GPU"):
         return None
     return tf.config.experimental.get_memory_info("GPU:0")["peak"]

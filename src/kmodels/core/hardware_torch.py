@@ -4,14 +4,14 @@ import torch
 
 
 def name() -> str:
-    """Kind and number of devices, such as "cpu x1"."""
+    """Returns kind and number of devices, such as "cpu x1"."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name(0)} x{torch.cuda.device_count()}"
     return "cpu x1"
 
 
 def peak_bytes() -> int | None:
-    """Most memory an accelerator held, or None on a CPU."""
+    """Returns most memory an accelerator held, or None on a CPU."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 

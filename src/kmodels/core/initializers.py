@@ -27,7 +27,7 @@ def _unseeded() -> int:
 
 
 def generator(path: str, seed: int | None = None, number: int = 0) -> np.random.Generator:
-    """The stream of one variable: Philox keyed by (seed, path, number)."""
+    """Returns the stream of one variable: Philox keyed by (seed, path, number)."""
     seed = _unseeded() if seed is None else seed
     key = f"{seed}/{path}#{number}" if number else f"{seed}/{path}"
     digest = hashlib.sha256(key.encode()).digest()
@@ -35,7 +35,7 @@ def generator(path: str, seed: int | None = None, number: int = 0) -> np.random.
 
 
 def next_generator(path: str) -> np.random.Generator:
-    """The stream of the next variable that has this path, under the seed in force."""
+    """Returns the stream of the next variable that has this path, under the seed in force."""
     return generator(path, keras_internals.random_seed(), keras_internals.count_since_seed(path))
 
 
@@ -55,18 +55,18 @@ class Keyed(keras.initializers.Initializer):
         self.number = keras_internals.count_since_seed(path)
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
-        """The first values."""
+        """Returns the first values."""
         dtype = keras.backend.standardize_dtype(dtype)
         return keras.ops.convert_to_tensor(self.values(shape, "float32"), dtype=dtype)
 
     def values(self, shape: Sequence[int], dtype: str) -> np.ndarray:
-        """The first values, on the host."""
+        """Returns the first values, on the host."""
         rng = generator(self.path, self.seed, self.number)
         return self.draw(rng, tuple(shape)).astype("float32").astype(dtype)
 
 
 def keyed(initializer: Any, path: str) -> Any:
-    """What draws the variable of this path.
+    """Returns what draws the variable of this path.
 
     Args:
         initializer: what Keras takes as initializer; None for Keras' default, Glorot uniform.
@@ -82,7 +82,7 @@ def keyed(initializer: Any, path: str) -> Any:
 
 
 def _draw(initializer: Any) -> Draw | None:
-    """The distribution of one of Keras' initializers that has no seed of its own."""
+    """Returns the distribution of one of Keras' initializers that has no seed of its own."""
     known = keras.initializers
     if not type(initializer).__module__.startswith("keras."):
         return None
@@ -108,17 +108,17 @@ def _draw(initializer: Any) -> Draw | None:
 
 
 def zeros(_: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """All zeros."""
+    """Returns all zeros."""
     return np.zeros(shape, "float32")
 
 
 def ones(_: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """All ones."""
+    """Returns all ones."""
     return np.ones(shape, "float32")
 
 
 def constant(value: float) -> Draw:
-    """All `value`."""
+    """Returns all `value`."""
     return lambda _, shape: np.full(shape, value, "float32")
 
 

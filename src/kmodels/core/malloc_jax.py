@@ -1,4 +1,4 @@
-"""What XLA's compiler took goes back to the system before the program that it made runs."""
+"""Memory of XLA's compiler goes back to the system before the compiled program runs."""
 
 from typing import Any
 

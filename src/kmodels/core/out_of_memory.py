@@ -1,4 +1,4 @@
-"""What to say where a device has no memory left."""
+"""The error message for a device that has run out of memory."""
 
 import math
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ _CLASSES = ("OutOfMemoryError", "ResourceExhaustedError", "MemoryError")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a framework's error says so."""
+    """Returns whether a framework's error says so."""
     if any(kind.__name__ in _CLASSES for kind in type(error).__mro__):
         return True
     return any(word in str(error).lower() for word in _WORDS)
 
 
 def out_of_memory(model: Any, batch_size: int) -> InputError:
-    """The error to raise instead: what is held by part, and what makes it less.
+    """Returns the error to raise instead: what is held by part, and what makes it less.
 
     Args:
         model: compiled.

@@ -13,12 +13,12 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def matmul_precision() -> str:
-    """The setting as JAX names it."""
+    """Returns the setting as JAX names it."""
     return getattr(jax.config, "jax_default_matmul_precision") or "default"  # noqa: B009
 
 
 def lacks_float64() -> str | None:
-    """Why arrays of float64 become float32 (a clause that says what to do), or None."""
+    """Returns why arrays of float64 become float32 (a clause that says what to do), or None."""
     if getattr(jax.config, "jax_enable_x64"):  # noqa: B009
         return None
     return "JAX has float32 alone until jax.config.update('jax_enable_x64', True) is called"

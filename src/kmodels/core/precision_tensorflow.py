@@ -11,7 +11,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def matmul_precision() -> str:
-    """Whether TF32 is allowed."""
+    """Returns whether TF32 is allowed."""
     allowed = tf.config.experimental.tensor_float_32_execution_enabled()
     return "high (TF32 allowed)" if allowed else "highest"
 

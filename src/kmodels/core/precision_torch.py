@@ -10,7 +10,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def matmul_precision() -> str:
-    """The setting as torch names it, with cuDNN's."""
+    """Returns the setting as torch names it, with cuDNN's."""
     convolutions = "tf32" if torch.backends.cudnn.allow_tf32 else "float32"
     return f"{torch.get_float32_matmul_precision()} (convolutions {convolutions})"
 

@@ -1,4 +1,4 @@
-"""What the replicas of a `tf.distribute` strategy share, and what they must not."""
+"""Random numbers and batch sizes of the replicas of a `tf.distribute` strategy."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ _STRIDE = 0x9E3779B1
 
 
 def count() -> int:
-    """How many compute a part of each batch; 1 without a strategy."""
+    """Returns how many compute a part of each batch; 1 without a strategy."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def inside() -> Any:
-    """The context of the replica whose step is being traced, or None; None too where it is alone.
+    """Returns the context of the replica that is being traced; None outside, or of one alone.
 
     Its `all_reduce` and `merge_call` are what replicas have in common.
     """
@@ -24,7 +24,7 @@ def inside() -> Any:
 
 
 def share(rows: Any) -> Any:
-    """How many rows this replica has of those that each would have of the batch, a float32 scalar.
+    """Returns this replica's rows over the rows that each would have, a float32 scalar.
 
     1 but for a batch that does not divide.
 
@@ -36,7 +36,7 @@ def share(rows: Any) -> Any:
 
 
 def draw_apart(active: bool) -> None:
-    """Whether replicas draw other random numbers each, from seeds that are the same in all.
+    """Sets whether each replica draws its own random numbers from the seeds that all share.
 
     Seeds are state of the model, saved and compared like weights, so which replica draws counts
     when it draws.

@@ -21,7 +21,7 @@ def draw_as(shard: int) -> None:
 
 
 def apart(state: torch.Tensor) -> torch.Tensor:
-    """The state of a seed as this process draws from it.
+    """Returns the state of a seed as this process draws from it.
 
     Args:
         state: (2,) integers, a copy, which is changed.

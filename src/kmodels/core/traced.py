@@ -1,4 +1,4 @@
-"""Whether what was traced from a model still holds.
+"""Tells whether code that was traced from a model is still valid.
 
 A compiled step is what Python did while it was traced. Adapters that are put on, merged or disabled
 since, quantized kernels, frozen variables and `generic_only` are not in it. So whatever keeps
@@ -35,7 +35,7 @@ _around: WeakSet[Any] = WeakSet()
 
 
 class State:
-    """What code traced from models depends on; equal where one trace serves both.
+    """The state that traced code depends on; equal where one trace serves both.
 
     That is every variable and whether it is trained, what layers have as `variant` (adapters,
     quantized kernels), policies of dtypes, and the ops that are generic. It keeps nothing alive.
@@ -130,7 +130,7 @@ def _follow(model: Any, name: str) -> None:
 
 
 def changes() -> int:
-    """A number that is another one after each change of a layer's `variant`."""
+    """Returns a number that is another one after each change of a layer's `variant`."""
     return _changes
 
 

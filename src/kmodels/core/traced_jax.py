@@ -5,5 +5,5 @@ from jax.core import Tracer
 
 
 def tracing() -> bool:
-    """Whether JAX is tracing a function just now."""
+    """Returns whether JAX is tracing a function just now."""
     return isinstance(jax.numpy.zeros(()), Tracer)

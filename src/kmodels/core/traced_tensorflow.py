@@ -4,5 +4,5 @@ import tensorflow as tf
 
 
 def tracing() -> bool:
-    """Whether TensorFlow is tracing a function just now."""
+    """Returns whether TensorFlow is tracing a function just now."""
     return tf.inside_function()

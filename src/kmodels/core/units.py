@@ -6,13 +6,13 @@ UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def human(size: int) -> str:
-    """Bytes as "1.2 GiB"."""
+    """Returns bytes as "1.2 GiB"."""
     name, factor = [(unit, step) for unit, step in UNITS.items() if size >= step or unit == "B"][-1]
     return f"{size} B" if name == "B" else f"{size / factor:.1f} {name}"
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes that a text such as "80GiB" means.
+    """Returns the bytes that a text such as "80GiB" means.
 
     Raises:
         InputError: for anything else.
@@ -26,5 +26,5 @@ def parse_bytes(text: str) -> int:
 
 
 def pluralize(number: int, thing: str) -> str:
-    """A number of things: "1 worker", "2 workers"."""
+    """Returns a number of things: "1 worker", "2 workers"."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

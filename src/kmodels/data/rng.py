@@ -13,14 +13,14 @@ _TO_UNIT = 2.0**-53
 
 
 def philox(seed: int, *purpose: object) -> np.random.Philox:
-    """The stream of one seed and one purpose, such as ("order", epoch)."""
+    """Returns the stream of one seed and one purpose, such as ("order", epoch)."""
     text = "/".join(map(str, (seed, *purpose)))
     digest = hashlib.sha256(text.encode()).digest()
     return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of n samples in one epoch: a pure function of the three.
+    """Returns the order of n samples in one epoch: a pure function of the three.
 
     Returns:
         int64 (n,), a permutation of 0..n-1.
@@ -29,7 +29,7 @@ def order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def uniforms(seed: int, purpose: str, epoch: int, keys: np.ndarray, count: int) -> np.ndarray:
-    """Numbers in [0, 1) whose row i depends on keys[i] alone, not on the other keys.
+    """Returns numbers in [0, 1) whose row i depends on keys[i] alone, not on the other keys.
 
     Args:
         seed: of the run.

@@ -1,4 +1,4 @@
-"""Which dimension of which variable lies along which axis of a mesh.
+"""The layout: along which mesh axis each dimension of each variable is sharded.
 
 A family says once what the dimensions of its variables are (`models/<family>/sharding.py`), in the
 words of `MESH_AXES`: "embed" is the width that all blocks share, "heads" the heads of attention,
@@ -65,7 +65,7 @@ def register(rules: Mapping[str, Axes], family: str | None = None) -> None:
 
 
 def dimensions(path: str, rank: int, family: str | None = None) -> Axes | None:
-    """What the dimensions of a variable are, or None where no rule names it.
+    """Returns what the dimensions of a variable are, or None where no rule names it.
 
     Args:
         path: of the variable.
@@ -87,7 +87,7 @@ def axes(
     granularity: Sequence[int | None] | None = None,
     family: str | None = None,
 ) -> Axes:
-    """The mesh axis along which each dimension of a variable lies, None for one that stays whole.
+    """Returns the mesh axis of each dimension of a variable, None for one that stays whole.
 
     An axis that does not divide a dimension leaves it whole; a line on stderr says so once. On
     `fsdp`, a matrix or larger array of which no dimension lies along that axis has its largest
@@ -143,7 +143,7 @@ def axes_of(variable: Any, mesh: Mesh) -> Axes:
 
 
 def layout_map(device_mesh: Any, rules: Mapping[str, Axes], names: Mapping[str, str]) -> Any:
-    """A `keras.distribution.LayoutMap` of a table, for use without `distribute`.
+    """Returns a `keras.distribution.LayoutMap` of a table, for use without `distribute`.
 
     Args:
         device_mesh: a `keras.distribution.DeviceMesh`.

@@ -17,7 +17,7 @@ REST = -1
 
 @dataclass(frozen=True)
 class Mesh:
-    """How many devices lie along each axis; an axis that was not named is 1 long.
+    """A mesh: the number of devices along each axis, 1 for an axis that was not named.
 
     Args:
         data: copies of the model, or of its groups of `fsdp` devices.
@@ -83,7 +83,7 @@ def parse_mesh(spec: str) -> Mesh:
 
 
 def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
-    """The mesh with -1 replaced by what is left of the devices.
+    """Returns the mesh with -1 replaced by what is left of the devices.
 
     Args:
         mesh: of `parse_mesh`.

@@ -1,4 +1,4 @@
-"""What `distribute` gives: the steps of a run that depend on how many devices there are."""
+"""The plan that `distribute` returns: all steps of a run that depend on the devices."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class ParallelPlan:
         self._prepared: WeakSet[Any] = WeakSet()
 
     def __repr__(self) -> str:
-        """The mesh, as it is written."""
+        """Returns the mesh, as it is written."""
         return f"<ParallelPlan {self.mesh}>"
 
     def prepare(self, model: Any) -> Any:
@@ -48,7 +48,7 @@ class ParallelPlan:
         return prepared
 
     def check(self, model: Any) -> None:
-        """What `fit` does first.
+        """Checks that a model can be trained over the mesh; `fit` calls it first.
 
         Raises:
             InputError: for a model that does not lie on the mesh, or, in a run of several
@@ -73,7 +73,7 @@ class ParallelPlan:
         training: bool = True,
         own: bool = False,
     ) -> Any:
-        """The rows of this process, for `fit`, `evaluate` or `predict`.
+        """Returns the rows of this process, for `fit`, `evaluate` or `predict`.
 
         Tasks do it by themselves with what they are given; a `keras.Model` of one's own needs it
         in a run of several processes. Give all processes the same data in the same order.
@@ -114,7 +114,7 @@ class ParallelPlan:
         return fit.shard(data, fit.rule(self, own), Method.FIT if training else Method.EVALUATE)
 
     def callbacks(self, directory: str | Path, **settings: Any) -> list[Any]:
-        """What makes a run go on from where it was, whatever ends it.
+        """Returns what makes a run go on from where it was, whatever ends it.
 
         The same script, started again over this mesh, ends with the weights of a run that was never
         stopped; over another mesh, or another number of processes, it goes on too.

@@ -55,7 +55,7 @@ _lock = threading.Lock()
 
 
 def limit() -> float:
-    """Seconds after which a process that waits for others ends the run with an error.
+    """Returns seconds after which a process that waits for others ends the run with an error.
 
     Raises:
         InputError: where the environment says something else than a number above 0.
@@ -90,22 +90,22 @@ def join() -> None:
 
 
 def index() -> int:
-    """Which of the processes this is, from 0."""
+    """Returns which of the processes this is, from 0."""
     return 0 if _engine is None else _engine.index()
 
 
 def count() -> int:
-    """How many processes train together; 1 before `join`."""
+    """Returns how many processes train together; 1 before `join`."""
     return 1 if _engine is None else _engine.count()
 
 
 def is_rank_zero() -> bool:
-    """Whether this process writes files and shows progress."""
+    """Returns whether this process writes files and shows progress."""
     return index() == 0
 
 
 def all_gather_object(what: str, value: Any) -> list[Any]:
-    """What each process gives, in the order of their index. All must call it, in the same order.
+    """Returns what each process gives, by rank; all must call it in the same order.
 
     Args:
         what: is being agreed on, for keys and messages.
@@ -131,7 +131,7 @@ def all_gather_object(what: str, value: Any) -> list[Any]:
 
 
 def broadcast(what: str, make: Callable[[], Any]) -> Any:
-    """What the first process makes, in all of them; an `InputError` of its too.
+    """Returns what the first process makes, in all of them; an `InputError` of its too.
 
     Args:
         what: see `all_gather_object`.

@@ -82,7 +82,7 @@ def give_up(code: int) -> None:
 
 
 def _attempt() -> str:
-    """What sets this start apart from those before it, whose keys torchrun's store still has.
+    """Returns what tells this start from those before it, whose keys the store still has.
 
     Raises:
         InputError: on several machines, where each counts the restarts that itself began.
@@ -110,7 +110,7 @@ def _end() -> None:
 
 
 def _take_device() -> str:
-    """The kind of this process's device, which is the default one from now on."""
+    """Returns the kind of this process's device, which is the default one from now on."""
     if not torch.accelerator.is_available():
         return "cpu"
     found: Any = torch.accelerator.current_accelerator()

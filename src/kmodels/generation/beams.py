@@ -81,7 +81,7 @@ def continue_by_beams(
     jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
 ) -> list[list[int]]:
-    """The most likely continuations that beam search finds.
+    """Returns the most likely continuations that beam search finds.
 
     Args:
         backbone: as of `continue_prompts`.

@@ -13,7 +13,7 @@ from keras import ops
 
 
 class Store(Protocol):
-    """Where a backend keeps its rings: of each layer the keys (2 i) and the values (2 i + 1).
+    """The storage of all rings: the keys of layer i are at 2 i, its values at 2 i + 1.
 
     Behind them stands a ring of the tokens themselves, where the sampler looks at them.
     """
@@ -33,7 +33,7 @@ def ring_size(slots: int, window: int | None) -> int:
 
 
 def ring_shapes(backbone: Any, batch: int, slots: int) -> list[tuple[int, ...]]:
-    """Shapes of all keys and values, in the order of `Store`."""
+    """Returns shapes of all keys and values, in the order of `Store`."""
     sizes = [ring_size(slots, window) for window in backbone.cache_windows]
     return [(batch, size, *backbone.cache_shape) for size in sizes for _ in range(2)]
 
@@ -51,7 +51,7 @@ class PromptView:
         self.slots = slots
 
     def keep(self, x: Any, size: int) -> Any:
-        """The ring for (B, P, ...): (B, size, ...). A slot that holds nothing yet has any value."""
+        """Returns the ring (B, size, ...) of values (B, P, ...); empty slots hold any value."""
         batch, prompt = x.shape[:2]
         behind = ops.mod(prompt - 1 - ops.arange(size, dtype="int32"), size)
         position = ops.maximum(self.lengths[:, None] - 1 - behind, 0)
@@ -88,7 +88,7 @@ class StepView:
         self._rings: dict[int, tuple[Any, Any]] = {}
 
     def ring(self, size: int) -> tuple[Any, Any]:
-        """The slot to write to, and which slots hold a token of the row then: (B, size) bool."""
+        """Returns the slot to write to, and the slots that hold a token then, (B, size) bool."""
         if size not in self._rings:
             behind = ops.mod(self.place - ops.arange(size, dtype="int32"), size)
             self._rings[size] = ops.mod(self.place, size), behind <= self.positions

@@ -6,7 +6,7 @@ from keras import ops
 
 
 class DenseCache:
-    """What one block is handed: its part of an array, with the place of the new tokens.
+    """The cache that one block is given: its part of an array, and the new tokens' place.
 
     Args:
         held: (B, 2, S, K, H), keys and values.

@@ -55,7 +55,7 @@ class LoopBackend(Protocol):
 
 
 def bucket(length: int) -> int:
-    """A length that many share: powers of two from 16 to 256, then multiples of 256."""
+    """Returns a length that many share: powers of two from 16 to 256, then multiples of 256."""
     if length >= STRIDE:
         return -(-length // STRIDE) * STRIDE
     return max(SMALLEST, 1 << (length - 1).bit_length())
@@ -136,7 +136,7 @@ def opened(
     jit_compile: bool | str,
     loops: MutableMapping[Any, Any] | None,
 ) -> tuple[Loop, np.ndarray, np.ndarray]:
-    """The loop for these prompts, and what its `start` takes of them: token ids and lengths."""
+    """Returns the loop for these prompts, and the token ids and lengths for its `start`."""
     lengths = np.array([len(row) for row in rows], "int32")
     prompt = bucket(int(lengths.max()))
     token_ids = np.zeros((len(rows), prompt), "int32")

@@ -13,7 +13,7 @@ from kmodels.generation.sampler import Sampler
 def call_with_cache(
     backbone: Any, token_ids: Any, cache: Any, cache_update_index: Any
 ) -> tuple[Any, Any, Any]:
-    """Logits and hidden states of new tokens, and the cache with them.
+    """Returns logits and hidden states of new tokens, and the cache with them.
 
     Args:
         backbone: with `extend`, `blocks` and `token_embedding.logits`.
@@ -34,7 +34,7 @@ def call_with_cache(
 
 
 def empty_cache(backbone: Any, batch: int, slots: int) -> Any:
-    """A cache for so many rows of so many tokens, in the compute dtype."""
+    """Returns a cache for so many rows of so many tokens, in the compute dtype."""
     shape = (batch, len(backbone.blocks), 2, slots, *backbone.cache_shape)
     return keras.ops.zeros(shape, dtype=backbone.dtype_policy.compute_dtype)
 
@@ -88,7 +88,7 @@ def continue_by_protocol(
 
 
 def _until(row: list[int], start: int, limit: int, stop: Collection[int]) -> list[int]:
-    """The row up to its limit, or to the first token behind the prompt that ends it."""
+    """Returns the row up to its limit, or to the first token behind the prompt that ends it."""
     limit = max(start, limit)
     for place in range(start, limit):
         if row[place] in stop:

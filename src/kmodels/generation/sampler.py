@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""The base of samplers, which choose the next token."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -73,7 +73,7 @@ class Sampler:
         return self.repetition_penalty not in (None, 1.0)
 
     def stream(self) -> np.random.Generator:
-        """The numbers of one call of `generate`, other ones in each call."""
+        """Returns the numbers of one call of `generate`, other ones in each call."""
         seed, number = self.seed, 0
         if seed is not None:
             number, self._calls = self._calls, self._calls + 1
@@ -128,16 +128,16 @@ class Sampler:
         return rows.tensor()
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {field.name: getattr(self, field.name) for field in fields(Sampler)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The sampler of `get_config`."""
+        """Returns the sampler of `get_config`."""
         return cls(**config)
 
     def choose(self, logits: Any, history: Any, draws: Any) -> Any:
-        """The next token of each row.
+        """Returns the next token of each row.
 
         Args:
             logits: (B, V) float32.
@@ -179,7 +179,7 @@ def _penalise(logits: Any, history: Any, penalty: float | None) -> Any:
 
 
 def _nucleus(logits: Any, share: float) -> Any:
-    """The smallest logit that is kept, (B, 1)."""
+    """Returns the smallest logit that is kept, (B, 1)."""
     ordered = ops.flip(ops.sort(logits, axis=-1), axis=-1)
     before = ops.cumsum(ops.softmax(ordered, axis=-1), axis=-1) - ops.softmax(ordered, axis=-1)
     return ops.min(ops.where(before < share, ordered, -OUT), axis=-1, keepdims=True)
@@ -203,7 +203,7 @@ class Rows:
         self.length = self.ids.shape[1]
 
     def done(self) -> bool:
-        """Whether each row has a new token that ends it."""
+        """Returns whether each row has a new token that ends it."""
         if self.stop is None:
             return False
         return bool((np.isin(self.ids, self.stop) & ~self.kept).any(1).all())
@@ -218,5 +218,5 @@ class Rows:
         self.ids, self.kept = self.ids[order], self.kept[order]
 
     def tensor(self) -> Any:
-        """The ids, (B, T) int32."""
+        """Returns the ids, (B, T) int32."""
         return ops.convert_to_tensor(self.ids)

@@ -30,7 +30,7 @@ class GreedySampler(Sampler):
         return True
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {"temperature": self.temperature}
 
 
@@ -47,7 +47,7 @@ class RandomSampler(Sampler):
         super().__init__(temperature=temperature, seed=seed)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {"temperature": self.temperature, "seed": self.seed}
 
 
@@ -70,7 +70,7 @@ class TopKSampler(Sampler):
         return self.top_k
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {"temperature": self.temperature, "k": self.k, "seed": self.seed}
 
 
@@ -105,7 +105,7 @@ class TopPSampler(Sampler):
         return self.top_k
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {"temperature": self.temperature, "p": self.p, "k": self.k, "seed": self.seed}
 
 
@@ -138,7 +138,7 @@ class BeamSampler(Sampler):
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """The same object."""
+        """Returns the same object."""
         return self is other
 
     def choose(self, logits: Any, history: Any, draws: Any) -> Any:
@@ -192,7 +192,7 @@ class BeamSampler(Sampler):
         return ops.convert_to_tensor(texts[:, 0])
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {
             "temperature": self.temperature,
             "num_beams": self.num_beams,
@@ -223,7 +223,7 @@ class ContrastiveSampler(Sampler):
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """The same object."""
+        """Returns the same object."""
         return self is other
 
     @property
@@ -291,12 +291,12 @@ class ContrastiveSampler(Sampler):
         return rows.tensor()
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {"temperature": self.temperature, "k": self.k, "alpha": self.alpha}
 
 
 def _likeness(before: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """The largest cosine of each (B, K, D) with any of (B, T, D): (B, K); -1 where T is 0."""
+    """Returns the largest cosine (B, K) of (B, K, D) with any of (B, T, D); -1 if T is 0."""
     lengths = np.linalg.norm(new, axis=-1)[:, :, None] * np.linalg.norm(before, axis=-1)[:, None]
     cosines = np.einsum("bkd,btd->bkt", new, before) / np.maximum(lengths, 1e-9)
     return cosines.max(-1, initial=-1.0)
@@ -326,19 +326,19 @@ NAMED = {
 
 
 def serialize(sampler: Sampler) -> Any:
-    """The sampler as plain values."""
+    """Returns the sampler as plain values."""
     return keras.saving.serialize_keras_object(sampler)
 
 
 def deserialize(config: Any, custom_objects: Any = None) -> Sampler:
-    """The sampler of `serialize`, or of a name."""
+    """Returns the sampler of `serialize`, or of a name."""
     if isinstance(config, str):
         return get(config)
     return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
 
 
 def get(identifier: Any) -> Sampler:
-    """The sampler of a name, with keras-hub's defaults, of what `serialize` gave, or itself.
+    """Returns the sampler of a name (keras-hub's defaults), of a serialized one, or itself.
 
     Raises:
         InputError: for anything else.

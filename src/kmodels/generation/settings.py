@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says of drawing tokens."""
+"""Sampling settings in a checkpoint's generation_config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
 
 
 def sampler_of(settings: Mapping[str, Any]) -> Sampler:
-    """The sampler that transformers' `generate` would use with these settings.
+    """Returns the sampler that transformers' `generate` would use with these settings.
 
     Args:
         settings: the content of a generation_config.json; nothing gives the most likely token.
@@ -59,7 +59,7 @@ def sampler_of(settings: Mapping[str, Any]) -> Sampler:
 
 
 def not_applied(settings: Mapping[str, Any]) -> str:
-    """The settings that `generate` leaves aside until it is told otherwise, as text."""
+    """Returns the settings that `generate` leaves aside until it is told otherwise, as text."""
     wanted = HONOURED if settings.get("do_sample") else ("repetition_penalty",)
     names = [*wanted, *(name for name in (*LENGTHS, *IDLE) if settings.get(name))]
     return ", ".join(

@@ -36,7 +36,7 @@ class Generates:
         self.generator = _Generator(get(sampler), jit_compile)
 
     def get_config(self) -> dict[str, Any]:
-        """The task's own, and how tokens are drawn.
+        """Returns the task's own, and how tokens are drawn.
 
         The arguments of `compile` would be the place, but in a clone they go to a plain model.
         """
@@ -44,7 +44,7 @@ class Generates:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """The task of `get_config`."""
+        """Returns the task of `get_config`."""
         config = dict(config)
         sampler = config.pop("sampler", None)
         task = super().from_config(config, custom_objects)  # type: ignore[misc]
@@ -215,7 +215,7 @@ class Generates:
     def call_with_cache(
         self, token_ids: Any, cache: Any, cache_update_index: Any
     ) -> tuple[Any, Any, Any]:
-        """Logits and hidden states of new tokens, and the cache with them, as keras-hub's method.
+        """Returns logits and hidden states of new tokens, and the cache, as keras-hub does.
 
         `generate` has a cache of its own, which takes less memory, and compiles its steps. Where
         this method is replaced, in a subclass or a model, it calls that instead, not compiled.
@@ -231,7 +231,7 @@ class Generates:
         return call_with_cache(self.backbone, token_ids, cache, cache_update_index)
 
     def _build_cache(self, token_ids: Any) -> tuple[Any, Any]:
-        """Hidden states (B, T, D) of token ids (B, T) and the cache with them; keras-hub's name."""
+        """Returns hidden states (B, T, D) of token ids (B, T), and the cache, as keras-hub does."""
         cache = empty_cache(self.backbone, *token_ids.shape)
         _, hidden, cache = self.call_with_cache(token_ids, cache, 0)
         return hidden, cache
@@ -277,7 +277,7 @@ class _Generator:
 
 
 def _is_data(inputs: Any) -> bool:
-    """Whether these are batches that come one after another, and not one batch."""
+    """Returns whether these are batches that come one after another, and not one batch."""
     if isinstance(inputs, str | bytes | list | tuple | Mapping) or hasattr(inputs, "dtype"):
         return False
     return hasattr(inputs, "__iter__")

@@ -34,7 +34,7 @@ class Runner:
         self._function = tf.function(self._apply, reduce_retracing=True)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arrays after all layers.
+        """Returns arrays after all layers.
 
         Args:
             inputs: arrays by keras-cv's names.
@@ -67,7 +67,7 @@ class Runner:
 
 
 def _generators(layers: Sequence[Any]) -> list[Any]:
-    """The random generators of all layers and of those within them, each once."""
+    """Returns the random generators of all layers and of those within them, each once."""
     found: dict[int, Any] = {}
     for layer in layers:
         for part in keras_internals.sublayers(layer):
@@ -86,7 +86,7 @@ def _array(value: Any, rows: int) -> np.ndarray:
 
 
 def _reason(error: Exception, inputs: Mapping[str, Any]) -> str:
-    """What keras-cv said, without TensorFlow's account of where, and which layer it was."""
+    """Returns what keras-cv said, without TensorFlow's account of where, and which layer it was."""
     text = str(error)
     layers = re.findall(r"calling (\w+)\.call", text) or ["a keras-cv layer"]
     lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]

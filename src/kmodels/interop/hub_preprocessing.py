@@ -10,7 +10,7 @@ TEXT = ("sequence_length", "add_start_token", "add_end_token")
 
 
 def to_ours(preprocessor: Any, config: Any, kind: Any) -> Any:
-    """A preprocessor of kmodels that does what keras-hub's does.
+    """Returns a preprocessor of kmodels that does what keras-hub's does.
 
     Args:
         preprocessor: of a task of keras-hub.
@@ -35,7 +35,7 @@ def to_ours(preprocessor: Any, config: Any, kind: Any) -> Any:
 
 
 def to_theirs(preprocessor: Any, kind: Any) -> Any:
-    """A preprocessor of keras-hub that does what ours does.
+    """Returns a preprocessor of keras-hub that does what ours does.
 
     Args:
         preprocessor: of a task of kmodels.

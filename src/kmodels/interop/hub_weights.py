@@ -18,7 +18,7 @@ LORA = ("/lora_kernel_a", "/lora_kernel_b")
 
 
 def variables(peer: KerasHubMapping, model: Any) -> dict[str, Any]:
-    """The weights of a backbone or task of keras-hub by the names in the table.
+    """Returns the weights of a backbone or task of keras-hub by the names in the table.
 
     Args:
         peer: of the backbone.
@@ -71,7 +71,7 @@ def check_file(file: Path, model: Any) -> None:
 
 
 def tensors(peer: KerasHubMapping, model: Any) -> dict[str, LazyArray]:
-    """The same as an open file would give them."""
+    """Returns the same as an open file would give them."""
     return {name: _lazy(variable) for name, variable in variables(peer, model).items()}
 
 

@@ -30,7 +30,7 @@ LEAVE_BOXES = ("CutMix", "FourierMix")
 
 
 def layers() -> Any:
-    """The module `keras_cv.layers`.
+    """Returns the module `keras_cv.layers`.
 
     Raises:
         InputError: where keras-cv or TensorFlow, without which it cannot be imported, is missing.
@@ -91,7 +91,7 @@ class Augmentation:
         self._wrong = [name for name in names if name in LEAVE_BOXES]
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """A batch after all layers; see the class."""
+        """Returns a batch after all layers; see the class."""
         given = dict(x) if isinstance(x, Mapping) else {"images": x}
         inputs = {name: _host(value) for name, value in (given | _parts(y)).items()}
         if "bounding_boxes" in inputs and self._wrong:
@@ -110,7 +110,7 @@ class Augmentation:
         return pictures if y is None else parts[:2] if sample_weight is None else parts
 
     def over(self, loader: keras.utils.PyDataset) -> Mapped:
-        """The batches of an `ImageLoader` or any other PyDataset after these layers.
+        """Returns the batches of an `ImageLoader` or any other PyDataset after these layers.
 
         Args:
             loader: of pictures in the range that the layers were told, such as
@@ -120,7 +120,7 @@ class Augmentation:
 
 
 def _host(value: Any) -> Any:
-    """Arrays on the host, boxes too."""
+    """Returns arrays on the host, boxes too."""
     if isinstance(value, Mapping):
         return {name: _host(part) for name, part in value.items()}
     if isinstance(value, keras.KerasTensor):

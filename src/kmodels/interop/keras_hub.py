@@ -30,7 +30,7 @@ def _hub() -> Any:
 
 
 def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
-    """The model of keras-hub as one of kmodels, in the same dtype.
+    """Returns the model of keras-hub as one of kmodels, in the same dtype.
 
     Args:
         source: a backbone or task of keras-hub (or keras-nlp): ViT, DeiT, DINOv2, SigLIP's vision
@@ -72,7 +72,7 @@ def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
 
 
 def to_hub(model: Any, *, preprocessor: bool = True, text_only: bool = False) -> Any:
-    """The model of kmodels as one of keras-hub, in the same dtype; its `save_to_preset` writes it.
+    """Returns a model of kmodels as keras-hub's, in the same dtype, to be saved by that.
 
     Args:
         model: a backbone or task of kmodels.
@@ -153,7 +153,7 @@ def read_lora(model: Any, file: str | Path) -> None:
 
 
 def _mapping_of(backbone: Any, settings: Any) -> KerasHubMapping:
-    """The pair with keras-hub that a backbone of ours belongs to."""
+    """Returns the pair with keras-hub that a backbone of ours belongs to."""
     for peer in registry.family(backbone.family).keras_hub:
         if peer.belongs(backbone.config, settings):
             return peer
@@ -191,7 +191,7 @@ def _load(source: str | Path) -> Any:
 
 
 def _peer_of(model: Any) -> tuple[KerasHubMapping, Any]:
-    """The pair of a model of keras-hub, and the model or the part of it that is meant."""
+    """Returns the pair of a model of keras-hub, and the model or the part of it that is meant."""
     backbone = getattr(model, "backbone", model)
     name = type(backbone).__name__
     peers = [peer for family in registry.families() for peer in family.keras_hub]

@@ -176,7 +176,7 @@ class Attention(WithKernel):
         return self.output_dense(keras.ops.reshape(y, keras.ops.shape(query)))
 
     def probabilities(self, query: Any, context: Any = None) -> Any:
-        """The attention weights themselves, (B, N, T, S) in float32, for looking at them."""
+        """Returns the attention weights (B, N, T, S) in float32, for inspection."""
         q, k, _ = self.heads(query, context)
         q, k = keras.ops.cast(q, "float32"), keras.ops.cast(k, "float32")
         scores = keras.ops.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5
@@ -187,16 +187,16 @@ class Attention(WithKernel):
         return keras.ops.softmax(scores, axis=-1)
 
     def compute_mask(self, query: Any, previous_mask: Any = None) -> Any:
-        """The query's mask."""
+        """Returns the query's mask."""
         return previous_mask
 
     def compute_output_shape(self, query_shape: Shape, context_shape: Shape | None = None) -> Shape:
-        """The query's shape."""
+        """Returns the query's shape."""
         return query_shape
 
 
 def _visible(attention_mask: Any, mask: Any, padding: Any) -> Any:
-    """What each query may see, broadcastable to (B, N, T, S); None for all."""
+    """Returns what each query may see, broadcastable to (B, N, T, S); None for all."""
     allowed = None
     for given in (attention_mask, mask, padding):
         if given is None:

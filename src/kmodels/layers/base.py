@@ -20,7 +20,7 @@ Shape = tuple[Any, ...]
 
 
 class _Calls(threading.local):
-    """Whether layers of this thread are called directly; torch.compile cannot read a ContextVar."""
+    """A thread's flag for direct calls of layers; torch.compile cannot read a ContextVar."""
 
     direct = False
     training = False
@@ -55,7 +55,7 @@ def reshape(x: Any, shape: Sequence[int]) -> Any:
 
 
 def arguments(cls: type) -> list[str]:
-    """The arguments by which a layer of this class differs from `keras.layers.Layer`."""
+    """Returns the arguments by which a layer of this class differs from `keras.layers.Layer`."""
     found: dict[str, None] = {}
     for base in cls.__mro__[: cls.__mro__.index(Layer)]:
         if "__init__" in vars(base):
@@ -65,7 +65,7 @@ def arguments(cls: type) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """An argument of a layer as `get_config` gives it: what JSON can hold."""
+    """Returns an argument of a layer as `get_config` gives it: what JSON can hold."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if inspect.isfunction(value):
@@ -114,7 +114,7 @@ class Layer(keras.layers.Layer):
         return type(self).call(self, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again, and what was done to it since, as plain values.
+        """Returns the arguments that make this layer again, with later changes, as plain values.
 
         Raises:
             NotImplementedError: for a subclass that keeps an argument elsewhere and has no
@@ -133,7 +133,7 @@ class Layer(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The layer of `get_config`; adapters, few bits and frozen parts come when it is built."""
+        """Makes the layer of `get_config`; adapters and quantized kernels follow in `build`."""
         config = dict(config)
         changed = config.pop("changes", None)
         layer = super().from_config(config)
@@ -172,7 +172,7 @@ class Layer(keras.layers.Layer):
         )
 
     def add_seed(self, rate: float, seed: int | None = None) -> Any:
-        """A seed generator of this layer's own stream, or of `seed`; None where `rate` is 0."""
+        """Returns a seed generator of the layer's own stream or `seed`; None if `rate` is 0."""
         if not rate:
             return None
         if seed is None:

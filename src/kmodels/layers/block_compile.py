@@ -68,17 +68,17 @@ def is_possible() -> bool:
 
 
 def blocks(model: Any) -> list[Any]:
-    """The layers that are compiled, each on its own."""
+    """Returns the layers that are compiled, each on its own."""
     return [layer for layer in keras_internals.sublayers(model) if layer.name.startswith("block_")]
 
 
 def compiled(model: Any) -> bool:
-    """Whether `choose` compiled the blocks of a model."""
+    """Returns whether `choose` compiled the blocks of a model."""
     return _engine is not None and any(_engine.is_compiled(block) for block in blocks(model))
 
 
 def declines() -> str | None:
-    """Why `jit_compile="auto"` compiles no blocks here, or None if it does.
+    """Returns why `jit_compile="auto"` compiles no blocks here, or None if it does.
 
     On the other backends Keras decides about the whole step, and this says so.
     """

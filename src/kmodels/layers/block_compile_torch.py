@@ -61,7 +61,7 @@ def remove(blocks: Iterable[Any]) -> None:
 
 
 def is_compiled(block: Any) -> bool:
-    """Whether `put` has been here."""
+    """Returns whether `put` has been here."""
     # Weights in parts are gathered by another one that stands there.
     return getattr(vars(block).get("call"), "graph", False)
 
@@ -79,7 +79,7 @@ def _call(block: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _compiled(block: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for the block's `call`."""
+    """Returns what stands for the block's `call`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         # Keras infers shapes with tensors that have no numbers.

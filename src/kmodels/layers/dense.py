@@ -186,7 +186,7 @@ class Dense(WithKernel):
         return y if self.activation is keras.activations.linear else self.activation(y)
 
     def linear(self, x: Any, bias: Any) -> Any:
-        """The layer without its adapter and its activation."""
+        """Returns the layer without its adapter and its activation."""
         if self.quantized is not None:
             return self.quantized.dense(x, bias)
         return ops.dense(x, self.kernel, bias)
@@ -198,7 +198,7 @@ class Dense(WithKernel):
         return linear and self.adapter is None and self.quantized is None
 
     def wide_kernel(self) -> Any:
-        """The kernel (in, units) in float32, widened where it is quantized."""
+        """Returns the kernel (in, units) in float32, widened where it is quantized."""
         if self.quantized is not None:
             return self.quantized.wide()
         return keras.ops.cast(self.kernel, "float32")
@@ -278,5 +278,5 @@ class Dense(WithKernel):
         kernels.load(self, store)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape with the last axis replaced by `units`."""
+        """Returns the input's shape with the last axis replaced by `units`."""
         return (*input_shape[:-1], self.units)

@@ -28,7 +28,7 @@ class _Random(Layer):
         self.seed_generator = self.add_seed(self.rate, self.seed)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
+        """Returns the input's shape."""
         return input_shape
 
 

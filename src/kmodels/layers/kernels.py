@@ -1,4 +1,4 @@
-"""What a linear layer finds in Keras' files, and how an adapter is added to a kernel."""
+"""Kernels of linear layers in Keras' files, and the merge of an adapter into one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ SCALING = "lora_scaling"
 
 
 def merged(kernel: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
-    """The kernel (in, out) with an adapter added in float64, rounded once to its own dtype.
+    """Returns the kernel (in, out) with an adapter added in float64, rounded once to its own dtype.
 
     Args:
         kernel: as it is without.
@@ -30,19 +30,19 @@ def merged(kernel: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -
 
 
 def base(layer: Any) -> dict[str, Any]:
-    """The variables of a layer without its adapter, by name in a file of Keras."""
+    """Returns the variables of a layer without its adapter, by name in a file of Keras."""
     plain = [v for v in (getattr(layer, "kernel", None), layer.bias) if v is not None]
     beside = [] if layer.quantized is None else layer.quantized.variables
     return {str(i): v for i, v in enumerate(plain)} | {v.name: v for v in beside}
 
 
 def adapter(layer: Any) -> dict[str, Any]:
-    """The variables of a layer's adapter by name; empty without one."""
+    """Returns the variables of a layer's adapter by name; empty without one."""
     return {} if layer.adapter is None else {v.name: v for v in layer.adapter.variables}
 
 
 def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
-    """Why a layer cannot take what a file holds for it; None where it can.
+    """Returns why a layer cannot take what a file holds for it; None where it can.
 
     Args:
         layer: a built `Dense`.

@@ -27,7 +27,7 @@ class _Hidden(WithKernel):
         return layer
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
+        """Returns the input's shape."""
         return input_shape
 
 
@@ -41,7 +41,7 @@ class _WithDropout(_Hidden):
         self.dropout = Dropout(dropout, seed=seed, name="dropout", dtype=self.dtype_policy)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again, as plain values."""
+        """Returns the arguments that make this layer again, as plain values."""
         return {**super().get_config(), "dropout": self.dropout.rate}
 
 

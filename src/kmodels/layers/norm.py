@@ -42,7 +42,7 @@ class _Scaled(Layer):
         )
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """The input's shape."""
+        """Returns the input's shape."""
         return input_shape
 
 
@@ -184,7 +184,7 @@ class LayerScale(_Scaled):
         self.init = init
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again, as plain values."""
+        """Returns the arguments that make this layer again, as plain values."""
         config = super().get_config()
         del config["scale_initializer"]  # `init` says it.
         return config

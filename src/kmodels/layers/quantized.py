@@ -45,21 +45,21 @@ class QuantizedKernel:
         return ops.quantized_dense(x, self.numbers, self.scale, self.zero, bias)
 
     def wide(self) -> Any:
-        """The kernel (in, out) in float32."""
+        """Returns the kernel (in, out) in float32."""
         zero = [] if self.zero is None else [keras.ops.convert_to_tensor(self.zero)]
         arrays = [keras.ops.convert_to_tensor(x) for x in (self.numbers, self.scale)]
         return dequantize(*arrays, *zero, rows=self.rows, dtype="float32")
 
 
 def check_mode(mode: Any) -> str:
-    """The mode, or `InputError` with those there are."""
+    """Returns the mode, or `InputError` with those there are."""
     if mode not in MODES:
         raise InputError(f"quantization mode is {mode!r}; choose {' or '.join(MODES)}")
     return mode
 
 
 def shapes(mode: str, rows: int, units: int) -> dict[str, tuple[tuple[int, int], str]]:
-    """Name, shape and dtype of the variables that stand for a kernel (rows, units)."""
+    """Returns name, shape and dtype of the variables that stand for a kernel (rows, units)."""
     groups = rows // next((size for size in GROUPS if rows % size == 0), rows)
     four = mode == "int4"
     found = {
@@ -72,7 +72,7 @@ def shapes(mode: str, rows: int, units: int) -> dict[str, tuple[tuple[int, int],
 
 
 def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
-    """The variables of a quantized kernel, filled with zeros."""
+    """Returns the variables of a quantized kernel, filled with zeros."""
     with keras_internals.changing(layer):
         made = [
             add_weight(
@@ -123,7 +123,7 @@ def quantize(model: Any, mode: Any) -> None:
 
 
 def describe(model: Any) -> dict[str, str]:
-    """Which layers of a model are quantized, and how: path to mode."""
+    """Returns which layers of a model are quantized, and how: path to mode."""
     found = {}
     for layer in keras_internals.sublayers(model):
         quantized = getattr(layer, "quantized", None)

@@ -35,7 +35,7 @@ def call(
 
 
 def _stateless(layer: Any) -> bool:
-    """Whether tensors stand for variables, whose gradients TensorFlow would lose."""
+    """Returns whether tensors stand for variables, whose gradients TensorFlow would lose."""
     with keras_internals.no_autocast():
         return any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)
 

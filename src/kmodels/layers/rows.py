@@ -53,7 +53,7 @@ class Rows:
         self.values.assign(self._first(None, self.values.dtype))
 
     def places(self) -> Any:
-        """The ids as a tensor, (N,) int32."""
+        """Returns the ids as a tensor, (N,) int32."""
         return keras.ops.convert_to_tensor(self.ids, "int32")
 
     def over(self, token_ids: Any, found: Any) -> Any:
@@ -67,7 +67,7 @@ class Rows:
         return keras.ops.where(own, rows, found)
 
     def among(self, hidden: Any, logits: Any) -> Any:
-        """The logits of the table, (..., V), with those of these rows in their places."""
+        """Returns the logits of the table, (..., V), with those of these rows in their places."""
         rows = keras.ops.transpose(keras.ops.cast(self.values, hidden.dtype))
         own = keras.ops.cast(keras.ops.matmul(hidden, rows), logits.dtype)
         classes_first = keras.ops.scatter_update(
@@ -109,7 +109,7 @@ def write(layer: Any, ids: Iterable[int], rows: Any) -> None:
 
 
 def _tables(layer: Any) -> dict[str, Any]:
-    """The tables of a layer by their places in a file."""
+    """Returns the tables of a layer by their places in a file."""
     if layer.tie_weights:
         return {"0": layer.embeddings}
     return {"0": layer.embeddings, "1": layer.reverse_embeddings}
@@ -125,7 +125,7 @@ def save(layer: Any, store: Any) -> None:
 
 
 def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
-    """Why a layer cannot take what a file holds for it; None where it can.
+    """Returns why a layer cannot take what a file holds for it; None where it can.
 
     Args:
         layer: a built `Embedding`.
@@ -147,7 +147,7 @@ def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
 
 
 def shown(ids: Iterable[int]) -> str:
-    """Some ids for a message."""
+    """Returns some ids for a message."""
     ids = list(ids)
     more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
     return ", ".join(map(str, ids[:4])) + more

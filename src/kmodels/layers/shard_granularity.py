@@ -1,4 +1,4 @@
-"""How far a variable may be cut and when it is used, told to whoever places it on devices.
+"""The granularity by which a variable may be sharded, and when its layer uses it.
 
 The outputs of a kernel that make one attention head belong together: cut apart, each product of
 queries and keys would be a sum over devices. The shape alone does not show that (a kernel of one
@@ -54,7 +54,7 @@ def granularity_of(variable: Any) -> Granularity | None:
 
 
 class _Use(threading.local):
-    """Whether a layer's variables are read outside its call; torch.compile reads no ContextVar."""
+    """A thread's flag for reads inside a layer's call; torch.compile reads no ContextVar."""
 
     active = False
 
@@ -64,7 +64,7 @@ _use = _Use()
 
 @contextmanager
 def using() -> Iterator[None]:
-    """What is read inside the block counts as read inside a layer."""
+    """Lets reads inside the block count as reads inside a layer."""
     before, _use.active = _use.active, True
     try:
         yield
@@ -73,5 +73,5 @@ def using() -> Iterator[None]:
 
 
 def in_use() -> bool:
-    """Whether this runs inside `using`."""
+    """Returns whether this runs inside `using`."""
     return _use.active

@@ -7,7 +7,7 @@ import keras
 
 
 def tensors_apart(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
-    """The tensors among arguments, and what puts others in their place: (args, kwargs)."""
+    """Returns the tensors among arguments, and what puts others in their place: (args, kwargs)."""
     leaves = [*args, *kwargs.values()]
     places = [i for i, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
 

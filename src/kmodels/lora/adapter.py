@@ -17,7 +17,7 @@ from kmodels.layers.shard_granularity import add_weight
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """What all adapters of a model share.
+    """The settings that all adapters of a model share.
 
     Args:
         rank: of the two matrices.
@@ -51,7 +51,7 @@ class LoraSettings:
             raise InputError('LoRA got no targets; name layers, such as ("query", "value")')
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON has them."""
+        """Returns the fields as JSON has them."""
         targets = self.targets if isinstance(self.targets, str) else list(self.targets)
         return {**asdict(self), "targets": targets}
 
@@ -142,7 +142,7 @@ class Adapter:
         return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
 
     def __call__(self, x: Any, training: bool) -> Any:
-        """What the layer gives for x, (..., in) -> (..., out)."""
+        """Returns what the layer gives for x, (..., in) -> (..., out)."""
         side = x
         if training and self.seed is not None:
             side = ops.dropout(x, self.settings.dropout, self.seed)

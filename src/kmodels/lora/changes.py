@@ -19,7 +19,7 @@ KEYS = ("quantization", "lora", "rows", "frozen")
 
 
 def describe(model: Any, without: Any = None) -> dict[str, Any]:
-    """What `restore` makes a new model the same with; empty for one that nothing was done to.
+    """Returns what `restore` needs to change a new model likewise; often empty.
 
     Args:
         model: a built model.
@@ -68,7 +68,7 @@ def restore_layer(layer: Any, description: Mapping[str, Any]) -> None:
 
 
 def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """A description with other paths; the model or layer as a whole is the layer "" in any."""
+    """Returns a description with other paths; the model or layer as a whole is ""."""
     found = {
         key: {rename(path): value for path, value in description[key].items()}
         for key in KEYS
@@ -83,7 +83,7 @@ def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> di
 
 
 def frozen(model: Any, without: Any = None) -> dict[str, dict[str, bool]]:
-    """Which layers and variables are not as trainable as what they are part of; often empty.
+    """Returns the layers and variables that are not as trainable as their parents.
 
     Args:
         model: a built model; it is the layer "" in what is returned.
@@ -110,7 +110,7 @@ def freeze(model: Any, description: Mapping[str, Mapping[str, bool]], without: A
 
 
 def _walk(model: Any, without: Any) -> Iterator[tuple[Any, str, Any]]:
-    """A model and all below it with path and owner, each behind its owner."""
+    """Yields a model and all below it with path and owner, each behind its owner."""
     seen = set() if without is None else {id(layer) for layer in keras_internals.sublayers(without)}
     waiting: list[tuple[Any, str, Any]] = [(model, "", None)]
     while waiting:

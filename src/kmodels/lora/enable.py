@@ -17,7 +17,7 @@ from kmodels.weights import gather
 
 
 def adapters(model: Any, merged: bool = False) -> dict[str, Adapter]:
-    """The adapters by path of their layer; with `merged` those that were merged."""
+    """Returns the adapters by path of their layer; with `merged` those that were merged."""
     name = "merged" if merged else "adapter"
     found = {path: getattr(layer, name) for path, layer in linear_layers(model).items()}
     return {path: adapter for path, adapter in found.items() if adapter is not None}
@@ -153,12 +153,12 @@ def unmerge(model: Any) -> None:
 
 
 def is_merged(model: Any) -> bool:
-    """Whether adapters were added to the kernels of a model."""
+    """Returns whether adapters were added to the kernels of a model."""
     return bool(adapters(model, merged=True))
 
 
 def describe(model: Any) -> dict[str, dict[str, Any]]:
-    """The settings of each adapter by path of its layer; empty without LoRA."""
+    """Returns the settings of each adapter by path of its layer; empty without LoRA."""
     return {path: adapter.settings.to_dict() for path, adapter in adapters(model).items()}
 
 
@@ -172,5 +172,5 @@ def restore(model: Any, description: Mapping[str, Mapping[str, Any]], freeze: bo
 
 
 def values(variable: Any) -> np.ndarray:
-    """A variable's values on the host; what lies in parts is gathered by all processes."""
+    """Returns a variable's values on the host; what lies in parts is gathered by all processes."""
     return np.asarray(keras.ops.convert_to_numpy(gather.whole(variable)))

@@ -174,7 +174,7 @@ Filled = dict[str, dict[str, np.ndarray]]
 def _match(
     model: Any, arrays: Mapping[str, np.ndarray], described: peft.Described
 ) -> tuple[dict[str, tuple[Dense, LoraSettings]], Filled, list[str]]:
-    """Layers with their settings, arrays by layer and part, and what is wrong."""
+    """Returns layers with their settings, arrays by layer and part, and what is wrong."""
     layers = linear_layers(model)
     paths = peft.paths(model, layers)
     settings: dict[str, LoraSettings] = {}
@@ -204,7 +204,7 @@ def _match(
 def _problems(
     path: str, layer: Dense, parts: Mapping[str, np.ndarray], settings: LoraSettings | None
 ) -> Sequence[str]:
-    """What is wrong with the arrays for one layer; without settings it is trained as a whole."""
+    """Returns what is wrong with one layer's arrays; without settings it is trained whole."""
     if settings is None:
         wanted = {} if layer.kernel is None else {"weight": (layer.units, layer.input_dim)}
         wanted |= {} if layer.bias is None else {"bias": (layer.units,)}

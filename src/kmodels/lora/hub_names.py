@@ -144,7 +144,7 @@ def _plain(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: str | Path) -> tuple[Held, Held]:
-    """Settings and matrices by path of the layer, and ids and rows by path of their table."""
+    """Returns settings and matrices by layer path, and ids and rows by table path."""
     found: Held = {}
     rows: Held = {}
     if not Path(path).is_file() or not h5py.is_hdf5(path):

@@ -60,7 +60,7 @@ CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class Described:
-    """What an adapter_config.json says.
+    """The contents of an adapter_config.json.
 
     Args:
         settings: of all adapters but those that a pattern names.
@@ -79,20 +79,20 @@ class Described:
     tied: bool = False
 
     def of(self, module: str) -> LoraSettings:
-        """The settings of one module."""
+        """Returns the settings of one module."""
         rank = self.ranks.get(_key(self.ranks, module), self.settings.rank)
         alpha = self.alphas.get(_key(self.alphas, module), self.settings.alpha)
         return replace(self.settings, rank=rank, alpha=alpha)
 
     def counted(self) -> dict[str, Any]:
-        """What the hash of a file counts."""
+        """Returns what the hash of a file counts."""
         more = {name: getattr(self, name) for name in ("ranks", "alphas", "token_ids")}
         more |= {"tables": self.tables, "tied": self.tied} if self.tables else {}
         return asdict(self.settings) | {key: value for key, value in more.items() if value}
 
 
 def _key(patterns: Iterable[str], module: str) -> str:
-    """The first of PEFT's patterns that means a module."""
+    """Returns the first of PEFT's patterns that means a module."""
     return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), "")
 
 
@@ -110,14 +110,14 @@ def _name(path: str, table: Mapping[str, str]) -> str | None:
 
 
 def names(model: Any, paths: Iterable[str]) -> dict[str, str]:
-    """Name in transformers of each layer that has one there."""
+    """Returns name in transformers of each layer that has one there."""
     table = next(iter(_tables(model)), {})
     found = {path: _name(path, table) for path in paths}
     return {path: name for path, name in found.items() if name is not None}
 
 
 def outside_blocks(model: Any) -> list[str]:
-    """Names in transformers of what stands beside the blocks, be it in this model or not."""
+    """Returns transformers' names of what stands beside the blocks, in this model or not."""
     return [name for table in _tables(model) for name in table.values() if "{i}" not in name]
 
 
@@ -192,7 +192,7 @@ def _alpha(settings: LoraSettings) -> float:
 
 
 def settings(described: Mapping[str, Any], origin: Path) -> Described:
-    """The settings in an adapter_config.json.
+    """Returns the settings in an adapter_config.json.
 
     Each key is read, without effect, or at a value that turns it off; any other raises, since it
     may change what the tensors mean.

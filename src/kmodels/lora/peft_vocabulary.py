@@ -26,7 +26,7 @@ PARTS = (ROWS, BASE, COPY, BEFORE, WEIGHT)
 
 
 def lazy(variable: Any, transposed: bool = False) -> LazyArray:
-    """A variable as PEFT writes it, in float32, read when it is written."""
+    """Returns a variable as PEFT writes it, in float32, read when it is written."""
     shape = tuple(variable.shape)
     array = LazyArray(shape, np.dtype("float32"), lambda: np.asarray(values(variable), "float32"))
     return array.map(shape[::-1], np.transpose) if transposed else array
@@ -78,7 +78,7 @@ def described(
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a file says of the table.
+    """The rows of the embedding table that a file holds.
 
     Args:
         names: of the tensors that are about it.
@@ -92,7 +92,7 @@ class Vocabulary:
 def read(
     model: Any, arrays: Mapping[str, np.ndarray], described: peft.Described
 ) -> tuple[Vocabulary, Sequence[str]]:
-    """What a file says of the table, and what is wrong with that.
+    """Returns what a file says of the table, and what is wrong with that.
 
     Args:
         model: to be changed by `Vocabulary.put`.

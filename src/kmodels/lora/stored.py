@@ -1,4 +1,4 @@
-"""Whether a file of weights, as Keras writes it, fits a model."""
+"""Checks that a .weights.h5 file, as Keras writes it, fits a model."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which linear layers an adapter is for."""
+"""The linear layers that an adapter is for."""
 
 import re
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ ALL = "all-linear"
 
 
 def linear_layers(model: Any) -> dict[str, Dense]:
-    """Every linear layer of a model by its path, in the order of computation."""
+    """Returns every linear layer of a model by its path, in the order of computation."""
     return {
         layer.path: layer for layer in keras_internals.sublayers(model) if isinstance(layer, Dense)
     }
 
 
 def matches(path: str, target: str) -> bool:
-    """Whether a target means a layer: its name, the end of its path, or a pattern for the path."""
+    """Returns whether a target means a layer, by name, end of the path, or pattern."""
     if target == ALL or path == target or path.endswith(f"/{target}"):
         return True
     return re.fullmatch(target, path) is not None
 
 
 def choose(model: Any, targets: str | Sequence[str]) -> dict[str, Dense]:
-    """The layers that the targets mean.
+    """Returns the layers that the targets mean.
 
     Args:
         model: where to look.

@@ -16,7 +16,7 @@ TABLE, HEAD = "embed_tokens", "lm_head"
 
 
 def tables(model: Any) -> dict[str, Embedding]:
-    """Every embedding table of a model by its path."""
+    """Returns every embedding table of a model by its path."""
     return {
         layer.path: layer
         for layer in keras_internals.sublayers(model)
@@ -32,14 +32,14 @@ def rows(model: Any, merged: bool = False) -> dict[str, Rows]:
 
 
 def trained_whole(model: Any) -> list[Embedding]:
-    """The tables of which all rows are trained."""
+    """Returns the tables of which all rows are trained."""
     return [layer for layer in tables(model).values() if layer.embeddings.trainable]
 
 
 def choose(
     model: Any, token_ids: Ids | None, modules_to_save: Sequence[str] | None
 ) -> Callable[[], None]:
-    """What is to be done to the table once the model is frozen; see `enable_lora`.
+    """Returns what is to be done to the table once the model is frozen; see `enable_lora`.
 
     Raises:
         InputError: for a model without a table, or without its values yet, unknown names, or tokens
@@ -87,7 +87,7 @@ def put(layer: Embedding, ids: Iterable[int]) -> None:
 
 
 def names_table(name: str, layer: Embedding) -> bool:
-    """Whether a name of a module, its path before it or not, means the table or its head.
+    """Returns whether a module's name, with or without its path, means the table or head.
 
     A head with a table of its own is none of it.
     """
@@ -96,7 +96,7 @@ def names_table(name: str, layer: Embedding) -> bool:
 
 
 def ids_of(given: Ids, layer: Embedding) -> list[int]:
-    """The ids in a setting of PEFT's form, in its order.
+    """Returns the ids in a setting of PEFT's form, in its order.
 
     Raises:
         InputError: for what are no ids of the table, ids named twice, or other ids for the output
@@ -131,7 +131,7 @@ def _of_one_table(by_name: Mapping[str, list[int]], layer: Embedding) -> list[in
 
 
 def describe(model: Any) -> dict[str, list[int]]:
-    """The ids of trained rows by path of their table; empty without."""
+    """Returns the ids of trained rows by path of their table; empty without."""
     return {path: list(held.ids) for path, held in rows(model).items()}
 
 

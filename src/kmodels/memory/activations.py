@@ -1,4 +1,4 @@
-"""What a training step holds besides weights: in the blocks, in the head, and for a moment."""
+"""Memory of a training step besides weights: activations, the head, and scratch."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -34,13 +34,13 @@ READERS = {
 
 
 def facts(accelerator: bool = False) -> Facts:
-    """Those of the backend in use, on what this process has or on an accelerator."""
+    """Returns those of the backend in use, on what this process has or on an accelerator."""
     engine = backend_module("kmodels.memory.facts", FactsBackend)
     return engine.ACCELERATOR if accelerator else engine.FACTS
 
 
 def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Held]:
-    """The arrays of one step.
+    """Yields the arrays of one step.
 
     Args:
         weights: of the model.
@@ -101,21 +101,21 @@ class _Step:
         part: str = ACTIVATIONS,
         axis: str | None = None,
     ) -> Held:
-        """A number per token and channel; `axis` says what the channels are."""
+        """Returns a number per token and channel; `axis` says what the channels are."""
         shape = (self.setup.batch_size, self.tokens, width)
         return Held(part, name, shape, dtype or self.dtype, ("batch", None, axis))
 
     def heads(self, name: str, count: int, dtype: str | None = None) -> Held:
-        """A vector per token and head."""
+        """Returns a vector per token and head."""
         shape = (self.setup.batch_size, self.tokens, count, self.sizes.head_dim)
         return Held(ACTIVATIONS, name, shape, dtype or self.dtype, ("batch", None, "heads", None))
 
     def learns(self, index: int, trained: Collection[str]) -> bool:
-        """Whether a block holds a trained weight."""
+        """Returns whether a block holds a trained weight."""
         return any(f"/block_{index}/" in f"/{path}/" for path in trained)
 
     def block(self, index: int, trained: Collection[str]) -> Iterator[Held]:
-        """What one block keeps for the backward pass."""
+        """Yields what one block keeps for the backward pass."""
         sizes, prefix = self.sizes, f"block_{index}"
         width = sizes.width
         reads = {
@@ -146,13 +146,13 @@ class _Step:
                 yield self.wide(f"{prefix}/mlp/dropout", sizes.mlp_dim, "bool", axis="mlp")
 
     def norm(self, name: str, width: int) -> Iterator[Held]:
-        """A norm's input, and what the backend keeps beside."""
+        """Yields a norm's input, and what the backend keeps beside."""
         yield self.wide(name, width)
         for number in range(self.norms):
             yield self.wide(f"{name}/norm_{number}", width, "float32")
 
     def attention(self, name: str, window: int | None) -> Iterator[Held]:
-        """Queries, keys, values, and the weights where the kernel does not do without."""
+        """Yields queries, keys, values, and the weights where the kernel does not do without."""
         sizes, batch, tokens = self.sizes, self.setup.batch_size, self.tokens
         if sizes.head_norms:
             for role, count in (("query", sizes.heads), ("key", sizes.groups)):
@@ -184,7 +184,7 @@ class _Step:
             yield Held(ACTIVATIONS, f"{name}/capped", shape, "float32", axes)
 
     def head(self, weights: Sequence[Held]) -> Iterator[Held]:
-        """A tile of logits and the gradient of the hidden states, or all logits."""
+        """Yields a tile of logits and the gradient of the hidden states, or all logits."""
         sizes = self.sizes
         yield from self.norm("head/hidden", sizes.width)
         if sizes.vocabulary is None:
@@ -203,7 +203,7 @@ class _Step:
             yield Held(HEAD, f"head/table_{copy}", shape, self.dtype)
 
     def moments(self, weights: Sequence[Held]) -> Iterator[Held]:
-        """What lives for a moment in the backward pass of a block."""
+        """Yields what lives for a moment in the backward pass of a block."""
         sizes, setup = self.sizes, self.setup
         axis = "mlp" if sizes.mlp_dim > sizes.width else None
         widest = max(sizes.mlp_dim, sizes.width)
@@ -223,7 +223,7 @@ class _Step:
 
 
 def _way_of_attention(sizes: Sizes, tokens: int, dtype: str, accelerated: str | None) -> str:
-    """All attention weights are kept ("plain"), those a mask leaves ("blocks"), none ("kernel")."""
+    """Tells whether all attention weights are kept ("plain"), those within blocks, or none."""
     x = keras.ops.zeros((1, tokens, 1, sizes.head_dim), dtype)
     dropout = {}
     if sizes.attention_dropout:
@@ -239,7 +239,7 @@ def _way_of_attention(sizes: Sizes, tokens: int, dtype: str, accelerated: str | 
 
 
 def _head_declines(dtype: str) -> str | None:
-    """Why the head holds all logits; None where it goes by tiles."""
+    """Returns why the head holds all logits; None where it goes by tiles."""
     hidden, labels = keras.ops.zeros((1, 8), dtype), keras.ops.zeros((1,), "int32")
     weights = keras.ops.zeros((1,), "float32")
     return ops.linear_cross_entropy.declines(hidden, hidden, labels, weights)

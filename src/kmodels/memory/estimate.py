@@ -1,4 +1,4 @@
-"""How much memory a training step takes, from shapes alone: nothing is allocated.
+"""An estimate of a training step's memory, from shapes alone: nothing is allocated.
 
 A model built inside `compat.without_values()` has the paths, shapes and layers of the real one and
 no numbers. What its weights, their gradients and the optimizer's slots weigh is arithmetic then.
@@ -40,7 +40,7 @@ from kmodels.memory.sizes import (
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step holds.
+    """The memory that a step holds.
 
     Attributes:
         held: every array.
@@ -51,11 +51,11 @@ class Estimate:
     overhead: int = 0
 
     def part(self, name: str) -> int:
-        """Bytes of one part."""
+        """Returns bytes of one part."""
         return sum(held.bytes for held in self.held if held.part == name)
 
     def count(self, name: str) -> int:
-        """Elements of one part."""
+        """Returns elements of one part."""
         return sum(held.size for held in self.held if held.part == name)
 
     @property
@@ -84,7 +84,7 @@ class Estimate:
 
 
 def weights(model: Any, setup: Setup) -> Iterator[Held]:
-    """The variables that the model will have: adapters are in, quantized kernels are small.
+    """Yields the variables that the model will have: adapters are in, quantized kernels are small.
 
     Args:
         model: a task, with or without values, neither quantized nor with adapters.
@@ -148,7 +148,7 @@ def _quantized(layer: Any, mode: str) -> Iterator[Held]:
 
 
 def held_by(model: Any, sizes: Sizes, setup: Setup) -> list[Held]:
-    """All arrays of a training step, whole.
+    """Returns all arrays of a training step, whole.
 
     Args:
         model: a task, with or without values, neither quantized nor with adapters.
@@ -167,7 +167,7 @@ def held_by(model: Any, sizes: Sizes, setup: Setup) -> list[Held]:
 
 
 def estimate(held: Sequence[Held], setup: Setup) -> Estimate:
-    """What these arrays of a step take on a device at their peak, and what comes on top."""
+    """Returns what these arrays of a step take on a device at their peak, and what comes on top."""
     facts = activations.facts(setup.accelerator)
     slack = facts.slack * sum(h.bytes for h in held if h.part in MOVING)
     return Estimate(tuple(held), round(slack) + facts.compiler)
@@ -181,14 +181,14 @@ def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """What the device has left, or the host on a CPU; None where nobody tells."""
+    """Returns what the device has left, or the host on a CPU; None where nobody tells."""
     engine = backend_module("kmodels.memory.facts", FactsBackend)
     found = engine.device_bytes()
     return host_bytes() if found == 0 else found
 
 
 def host_bytes() -> int | None:
-    """What the host has left for this process: of its memory, and of its control group's."""
+    """Returns the bytes that the host and its control group have left for this process."""
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:

@@ -28,7 +28,7 @@ ACCELERATOR = replace(FACTS, slack=0.2, remat=True, attention="plain")
 
 
 def device_bytes() -> int | None:
-    """Bytes that the accelerator has left, None where it does not tell; 0 without one."""
+    """Returns bytes that the accelerator has left, None where it does not tell; 0 without one."""
     if jax.default_backend() == "cpu":
         return 0
     held = jax.local_devices()[0].memory_stats() or {}
@@ -36,5 +36,5 @@ def device_bytes() -> int | None:
 
 
 def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
-    """Whether attention keeps its weights, though by blocks: the override does."""
+    """Returns whether attention keeps its weights, though by blocks: the override does."""
     return True

@@ -26,5 +26,5 @@ def device_bytes() -> int | None:
 
 
 def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
-    """Whether attention keeps its weights, though by blocks: the override does."""
+    """Returns whether attention keeps its weights, though by blocks: the override does."""
     return True

@@ -23,10 +23,10 @@ ACCELERATOR = replace(FACTS, slack=0.1, attention="kernel")
 
 
 def device_bytes() -> int | None:
-    """Bytes that the accelerator has left; 0 without one."""
+    """Returns bytes that the accelerator has left; 0 without one."""
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
 def by_blocks(x: torch.Tensor, causal: bool, dropout: float) -> bool:
-    """Whether attention on (B, T, N, H) keeps its weights, though by blocks."""
+    """Returns whether attention on (B, T, N, H) keeps its weights, though by blocks."""
     return by_products(x, x, causal, dropout)

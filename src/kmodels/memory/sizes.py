@@ -28,7 +28,7 @@ MOVING = (ACTIVATIONS, HEAD, GATHERED, SCRATCH)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides the memory of a transformer's step.
+    """The sizes that decide the memory of a transformer's step.
 
     Args:
         layers: blocks.
@@ -73,7 +73,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the user decides about a step.
+    """The settings of a step that the user chooses.
 
     Args:
         batch_size: rows of a step, over all devices.
@@ -156,13 +156,13 @@ class Held:
 
 
 def width_of(dtype: str) -> int:
-    """Bytes of an element."""
+    """Returns bytes of an element."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a backend does that arithmetic does not tell, measured (docs/measured.md).
+    """Measured facts about a backend that arithmetic does not tell (docs/measured.md).
 
     Args:
         norm: float32 arrays that the plain RMS norm keeps besides its input.

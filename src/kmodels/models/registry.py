@@ -22,7 +22,7 @@ class Format(Protocol):
     """A module that understands the files of another package."""
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
-        """Whether this is of the format; `description` is the object in config.json, or empty."""
+        """Returns whether a path is of the format, by `description`, the config.json or {}."""
         ...
 
     def open_checkpoint(
@@ -34,7 +34,7 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """What `from_preset` and its siblings need to know.
+    """The description of a family for `from_preset` and its siblings.
 
     Args:
         name: of the folder.
@@ -68,7 +68,7 @@ class Family:
 
 
 def family(name: str) -> Family:
-    """The family of a folder, imported when it is asked for.
+    """Returns the family of a folder, imported when it is asked for.
 
     Raises:
         InputError: for an unknown name.
@@ -79,5 +79,5 @@ def family(name: str) -> Family:
 
 
 def families() -> list[Family]:
-    """All families."""
+    """Returns all families."""
     return [family(name) for name in FAMILIES]

@@ -13,7 +13,7 @@ from kmodels.core.dispatch import Tensor
 
 
 def wide(x: Tensor) -> str:
-    """The dtype in which an op computes what is not to be rounded: float32, or x's own float64."""
+    """Returns the dtype of arithmetic that is not rounded: float32, or x's own float64."""
     return "float64" if ops.dtype(x) == "float64" else "float32"
 
 
@@ -25,7 +25,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mean(x: Tensor) -> Any:
-    """The mean over the last axis, which stays with length 1."""
+    """Returns the mean over the last axis, which stays with length 1."""
     if ops.dtype(x) == "float64":
         return ops.sum(x, axis=-1, keepdims=True) / x.shape[-1]
     return ops.mean(x, axis=-1, keepdims=True)

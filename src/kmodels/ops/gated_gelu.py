@@ -8,7 +8,7 @@ from kmodels.ops.gelu import gelu
 
 @op
 def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
-    """The tanh form of GELU of `gate`, times `up`.
+    """Returns the tanh form of GELU of `gate`, times `up`.
 
     Shapes: both equal; the output has them too.
     Dtypes: floating, both equal; the output has it too.

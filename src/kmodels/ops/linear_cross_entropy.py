@@ -132,7 +132,7 @@ def gradient_of_rows(
     total: Tensor,
     soft_cap: float | None,
 ) -> Tensor:
-    """The gradient of `rows` (N, D), for overrides that hold no logits.
+    """Returns the gradient of `rows` (N, D), for overrides that hold no logits.
 
     Args:
         hidden: (M, D).
@@ -158,7 +158,7 @@ def gradient_of_rows(
 
 
 def tile_of(vocabulary: int) -> int:
-    """How many classes an override looks at together: 2,048 to 4,096 measured best.
+    """Returns how many classes an override looks at together: 2,048 to 4,096 measured best.
 
     One that divides the vocabulary is taken if there is any: it leaves no remainder to mask.
     """

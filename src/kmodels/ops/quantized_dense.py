@@ -56,7 +56,7 @@ def quantized_dense(
 def dequantize(
     kernel: Tensor, scale: Tensor, zero: Tensor | None = None, *, rows: int, dtype: str
 ) -> Tensor:
-    """The kernel (rows, out) that the numbers stand for, in `dtype`."""
+    """Returns the kernel (rows, out) that the numbers stand for, in `dtype`."""
     if zero is None:
         return ops.cast(ops.divide(ops.cast(kernel, "float32"), scale), dtype)
     groups = scale.shape[0]

@@ -1,4 +1,4 @@
-"""What every `torch.autograd.Function` of kmodels does around its backward pass."""
+"""Shared parts of the backward passes of every `torch.autograd.Function` of kmodels."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -47,7 +47,7 @@ def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Calla
 def _recorded(
     ctx: Any, inputs: Sequence[Any], function: Callable[..., torch.Tensor], gradient: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of the inputs, as results of operations that autograd records."""
+    """Returns the gradients of the inputs, as results of operations that autograd records."""
     wanted = [i for i, x in enumerate(inputs) if x is not None and ctx.needs_input_grad[i]]
     held = list(inputs)
     for i in wanted:

@@ -1,4 +1,4 @@
-"""What overrides with a backward pass of their own share."""
+"""Shared parts of the overrides with a backward pass of their own."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def sum_of_rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def after(tensor: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
-    """A gradient that is handed on when those of the weights are there.
+    """Returns a gradient that is handed on when those of the weights are there.
 
     With one thread for operations TensorFlow goes down the whole chain of a backward pass before it
     turns to what nothing waits for, and keeps all that the weights' gradients are made of.

@@ -22,6 +22,6 @@ def as_tensor(x: Any) -> torch.Tensor:
 
 
 def stored(x: Any) -> torch.Tensor:
-    """The same without the cast, for what is cast again in a backward pass and not kept for it."""
+    """Returns the same without the cast, for what a backward pass casts again."""
     with keras_internals.no_autocast():
         return as_tensor(x)

@@ -41,7 +41,7 @@ def supports(call: OpCall) -> str | None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is known when the step is traced."""
+    """The sizes that are known when the step is traced."""
 
     blocks: tuple[tuple[int, int, int, int], ...]  # queries from and to, keys from and to
     shared: int  # queries at a position that share a key head, G
@@ -149,7 +149,7 @@ _products.defvjp(_forward, _backward)
 
 
 def _places(block: tuple[int, int, int, int], plan: _Plan) -> tuple[slice, slice]:
-    """Rows of the queries and of the keys."""
+    """Returns rows of the queries and of the keys."""
     start, stop, low, high = block
     return slice(start * plan.shared, stop * plan.shared), slice(low, high)
 
@@ -175,7 +175,7 @@ def _softmax(
 
 
 def _near(block: tuple[int, int, int, int], plan: _Plan) -> Tensor | None:
-    """Which keys of a block lie where its queries may look, (t, 1, s)."""
+    """Returns which keys of a block lie where its queries may look, (t, 1, s)."""
     if not plan.causal and plan.window is None:
         return None
     start, stop, low, high = block

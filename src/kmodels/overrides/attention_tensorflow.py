@@ -40,7 +40,7 @@ def supports(call: OpCall) -> str | None:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What is known when the graph is made."""
+    """The sizes that are known when the graph is made."""
 
     length: int  # T
     keys: int  # S
@@ -147,7 +147,7 @@ def _heads_first(x: Tensor) -> Tensor:
 
 
 def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
-    """Rows of the queries and of the keys."""
+    """Returns rows of the queries and of the keys."""
     queries, seen = block
     return slice(queries.start * sizes.shared, queries.stop * sizes.shared), seen
 

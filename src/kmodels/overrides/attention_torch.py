@@ -16,9 +16,19 @@ from kmodels.core.dispatch import OpCall, Tensor, override
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.overrides._attention_products_torch import (
+    as_heads,
+    as_rows,
+    heads_first,
+    joined,
+    rows_of,
+    scaled_product,
+    slices,
+    weights_of,
+)
 from kmodels.overrides._backward_torch import backward
 from kmodels.overrides._tensors_torch import as_tensor
-from kmodels.overrides.blocks import blocks, near
+from kmodels.overrides.blocks import blocks
 from kmodels.overrides.dropout_torch import keep
 
 # Keys from which SDPA is taken on CPUs too: the products hold length x keys weights.
@@ -42,7 +52,10 @@ def supports(call: OpCall) -> str | None:
 
 
 def by_products(query: Tensor, key: Tensor, causal: bool, rate: float) -> bool:
-    """Whether products beat SDPA, by `benchmarks/results/ops_torch_attention-cpu_*.json`."""
+    """Returns whether products beat SDPA.
+
+    Source: `benchmarks/results/ops_torch_attention-cpu_*.json`.
+    """
     if query.device.type != "cpu" or query.dtype == torch.float16:  # whose range scores may leave
         return False
     if rate:
@@ -131,7 +144,7 @@ def _kernel(
 def _one_query(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """The last token, which sees all keys but for a mask: (B, 1, N, H).
+    """Returns the last token, which sees all keys but for a mask: (B, 1, N, H).
 
     The heads that share a key stand for queries, so that it is read once for all of them.
     """
@@ -169,7 +182,7 @@ def _plain(
     kept: Tensor | None = None,
     share: float = 1.0,
 ) -> Tensor:
-    """The definition, which autograd differentiates as often as asked."""
+    """Returns the definition, which autograd differentiates as often as asked."""
     batch, length, heads, width = query.shape
     keys, groups = key.shape[1:3]
     split = (groups, heads // groups)
@@ -190,7 +203,7 @@ def _plain(
 
 
 def _fused(output: Tensor, *arguments: Any) -> Tensor:
-    """The result of SDPA, with second derivatives, which its kernels lack."""
+    """Returns the result of SDPA, with second derivatives, which its kernels lack."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return output
     return _Fused.apply(output, *arguments)
@@ -267,24 +280,24 @@ class _Products(torch.autograd.Function):
         # 64 queries in float32 and 128 in bfloat16 were measured to be the best.
         size = 256 // query.dtype.itemsize
         ctx.blocks = blocks(length, keys, causal, window, size)
-        ctx.parts = _parts(batch, NEAR // (heads * length * keys))
+        ctx.parts = slices(batch, NEAR // (heads * length * keys))
         if kept is not None:
             kept = kept.view(batch, groups, length * shared, keys)
         output, saved = torch.empty_like(query, memory_format=torch.contiguous_format), []
         for part in ctx.parts:
-            q, k, v = _rows(query[part], shared), _heads_first(key[part]), _heads_first(value[part])
+            q, k, v = as_rows(query[part], shared), heads_first(key[part]), heads_first(value[part])
             allowed = mask[part] if mask is not None and mask.shape[0] > 1 else mask
             blocks_of_part = []
             for queries, seen in ctx.blocks:
-                rows = _rows_of(queries, shared)
-                scores = _scaled_product(q[:, rows], k[:, seen].transpose(1, 2), scale)
+                rows = rows_of(queries, shared)
+                scores = scaled_product(q[:, rows], k[:, seen].transpose(1, 2), scale)
                 near_keys = (queries, seen, keys - length)
-                weights = _softmax(scores, allowed, near_keys, causal, window, (groups, shared))
+                weights = weights_of(scores, allowed, near_keys, causal, window, (groups, shared))
                 saved.append(weights)
                 if kept is not None:
                     weights = weights * kept[part, :, rows, seen].flatten(0, 1)
-                blocks_of_part.append(_scaled_product(weights, v[:, seen], share))
-            output[part] = _back(_joined(blocks_of_part), groups, shared)
+                blocks_of_part.append(scaled_product(weights, v[:, seen], share))
+            output[part] = as_heads(joined(blocks_of_part), groups, shared)
         ctx.causal, ctx.window = causal, window
         ctx.save_for_backward(query, key, value, mask, kept, *saved)
         return output
@@ -299,21 +312,21 @@ class _Products(torch.autograd.Function):
         groups, shared, left = key.shape[2], ctx.shared, iter(saved)
         alone = ctx.blocks == [(slice(0, query.shape[1]), slice(0, key.shape[1]))]
         for part in ctx.parts:
-            q, k, v = _rows(query[part], shared), _heads_first(key[part]), _heads_first(value[part])
-            gradient = _rows(gradients[0][part], shared)
+            q, k, v = as_rows(query[part], shared), heads_first(key[part]), heads_first(value[part])
+            gradient = as_rows(gradients[0][part], shared)
             totals: list[Tensor] = []
             for queries, seen in ctx.blocks:
-                rows, weights = _rows_of(queries, shared), next(left)
-                slope = _scaled_product(gradient[:, rows], v[:, seen].transpose(1, 2), ctx.share)
+                rows, weights = rows_of(queries, shared), next(left)
+                slope = scaled_product(gradient[:, rows], v[:, seen].transpose(1, 2), ctx.share)
                 dropped = weights
                 if kept is not None:
                     stays = kept[part, :, rows, seen].flatten(0, 1)
                     dropped, slope = weights * stays, slope.mul_(stays)
                 slope = internals_torch.softmax_backward(slope, weights)
                 of_block = (
-                    _scaled_product(slope, k[:, seen], ctx.scale),
-                    _scaled_product(slope.transpose(1, 2), q[:, rows], ctx.scale),
-                    _scaled_product(dropped.transpose(1, 2), gradient[:, rows], ctx.share),
+                    scaled_product(slope, k[:, seen], ctx.scale),
+                    scaled_product(slope.transpose(1, 2), q[:, rows], ctx.scale),
+                    scaled_product(dropped.transpose(1, 2), gradient[:, rows], ctx.share),
                 )
                 if alone:
                     totals = list(of_block)
@@ -322,80 +335,5 @@ class _Products(torch.autograd.Function):
                 for total, at, x in zip(totals, (rows, seen, seen), of_block, strict=True):
                     total[:, at].add_(x)
             for whole, of_part, count in zip(found, totals, (shared, 1, 1), strict=True):
-                whole[part] = _back(of_part, groups, count)
+                whole[part] = as_heads(of_part, groups, count)
         return (*found, None, None, None, None, None, None)
-
-
-def _joined(blocks_of_part: list[Tensor]) -> Tensor:
-    return blocks_of_part[0] if len(blocks_of_part) == 1 else torch.cat(blocks_of_part, 1)
-
-
-def _parts(batch: int, size: int) -> list[slice]:
-    """The batch in slices of at least one and at most `size`."""
-    size = max(size, 1)
-    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
-
-
-def _rows(x: Tensor, shared: int) -> Tensor:
-    """(b, T, K * G, H) -> (b * K, T * G, H), a copy: products with strides take longer."""
-    batch, length, heads, width = x.shape
-    split = x.reshape(batch, length, heads // shared, shared, width)
-    return split.permute(0, 2, 1, 3, 4).contiguous().view(-1, length * shared, width)
-
-
-def _back(x: Tensor, groups: int, shared: int) -> Tensor:
-    """(b * K, T * G, H) -> (b, T, K * G, H)."""
-    split = x.view(-1, groups, x.shape[1] // shared, shared, x.shape[2])
-    return split.permute(0, 2, 1, 3, 4).flatten(2, 3)
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """(b, S, K, H) -> (b * K, S, H)."""
-    return _rows(x, 1)
-
-
-def _rows_of(queries: slice, shared: int) -> slice:
-    return slice(queries.start * shared, queries.stop * shared)
-
-
-def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Scale * a @ b, scaled before it is rounded."""
-    return torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=scale)
-
-
-def _softmax(
-    scores: Tensor,
-    mask: Tensor | None,
-    near_keys: tuple[slice, slice, int],
-    causal: bool,
-    window: int | None,
-    split: tuple[int, int],
-) -> Tensor:
-    """Attention weights of a block of scores (b * K, t * G, s); the scores are used up.
-
-    `near_keys` are the queries, the keys, and how far the last key is ahead of the last query.
-    """
-    queries, seen, ahead = near_keys
-    groups, shared = split
-    heads = scores.view(-1, groups, queries.stop - queries.start, shared, scores.shape[2])
-    close = None
-    if causal or window is not None:
-        found = near((queries, seen), ahead, causal, window)
-        close = torch.from_numpy(found).to(scores.device)[:, None]
-        # Under a causal mask alone, the keys before the block's first query need none.
-        start = 0 if window is not None else queries.start + ahead - seen.start
-        heads[..., start:].masked_fill_(~close[..., start:], MASKED)
-    if mask is None:
-        return torch.softmax(scores, -1)
-    # (b or 1, N or 1, T or 1, S or 1) -> (b or 1, K or 1, T or 1, G or 1, S or 1)
-    split = split if mask.shape[1] > 1 else (1, 1)
-    allowed = mask.reshape(mask.shape[0], *split, *mask.shape[2:]).transpose(2, 3)
-    allowed = allowed[:, :, queries if allowed.shape[2] > 1 else slice(None)]
-    allowed = allowed[..., seen if allowed.shape[4] > 1 else slice(None)]
-    heads.masked_fill_(~allowed, MASKED)
-    if close is not None:
-        allowed = allowed & close
-    weights = torch.softmax(scores, -1)
-    # A query that sees nothing has even weights by now; it gets none.
-    weights.view_as(heads).mul_(allowed.any(-1, keepdim=True))
-    return weights

@@ -31,7 +31,7 @@ def blocks(length: int, keys: int, causal: bool, window: int | None, size: int) 
 
 
 def near(block: Block, offset: int, causal: bool, window: int | None) -> np.ndarray:
-    """Which keys of a block lie where its queries may look.
+    """Returns which keys of a block lie where its queries may look.
 
     Args:
         block: queries and keys.

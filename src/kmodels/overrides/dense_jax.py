@@ -40,12 +40,12 @@ def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def narrow(*arrays: Tensor) -> bool:
-    """Whether all are bfloat16, whose products have float32 results here."""
+    """Returns whether all are bfloat16, whose products have float32 results here."""
     return all(keras.backend.standardize_dtype(a.dtype) == "bfloat16" for a in arrays)
 
 
 def _single(x: Tensor, kernel: Tensor) -> Tensor:
-    """One row, as in generation: as a product it would have XLA widen the kernel in memory."""
+    """Computes one row, as in generation: a product would make XLA widen the kernel."""
     y = jnp.sum(x.reshape(-1, 1).astype("float32") * kernel.astype("float32"), axis=0)
     return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
 

@@ -39,7 +39,7 @@ def by_onednn(x: Tensor, kernel: Tensor, biased: bool = False) -> bool:
 
 @cache
 def has_narrow_products() -> bool:
-    """Whether oneDNN is there and multiplies bfloat16 on this processor."""
+    """Returns whether oneDNN is there and multiplies bfloat16 on this processor."""
     if not torch.backends.mkldnn.is_available() or not internals_torch.has_onednn_linear():
         return False
     return internals_torch.has_bfloat16_matmul()
@@ -47,7 +47,7 @@ def has_narrow_products() -> bool:
 
 @cache
 def mkl_is_slow() -> bool:
-    """Whether torch multiplies by MKL on a processor of AMD, and has oneDNN too."""
+    """Returns whether torch multiplies by MKL on a processor of AMD, and has oneDNN too."""
     if not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available():
         return False
     if not internals_torch.has_onednn_linear():
@@ -57,7 +57,7 @@ def mkl_is_slow() -> bool:
 
 @override(dense)
 def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product and the sum in one call; by oneDNN with gradients of our own."""
+    """Returns the product and the sum in one call; by oneDNN with gradients of our own."""
     x, bias = as_tensor(x), None if bias is None else as_tensor(bias)
     kernel = stored(kernel) if torch.is_grad_enabled() else as_tensor(kernel)
     check_width(x, kernel)
@@ -103,12 +103,12 @@ def product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def affine(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The faster way to x (..., in) @ kernel (in, out) + bias, without autograd."""
+    """Returns the faster way to x (..., in) @ kernel (in, out) + bias, without autograd."""
     if by_onednn(x, kernel, bias is not None):
         return product(x, kernel, bias)
     return functional.linear(x, kernel.T, bias)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The faster product of two matrices, without autograd."""
+    """Returns the faster product of two matrices, without autograd."""
     return product(a, b) if by_onednn(a, b) else torch.mm(a, b)

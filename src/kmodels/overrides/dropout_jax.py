@@ -41,7 +41,7 @@ def dropout_jax(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tenso
 
 
 def kept(seed: keras.random.SeedGenerator, shape: Sequence[int], rate: float) -> Tensor:
-    """What stays of an array of this shape, bool; the generator moves on."""
+    """Returns what stays of an array of this shape, bool; the generator moves on."""
     return _kept(_keys(seed), shape, rate)
 
 
@@ -81,7 +81,7 @@ def _keys(seed: keras.random.SeedGenerator | Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words that changes half of the bits for each that changes.
+    """Returns a bijection of 32-bit words that changes half of the bits for each that changes.
 
     Source: C. Wellons, "Prospecting for Hash Functions" (2018), the function lowbias32.
     """

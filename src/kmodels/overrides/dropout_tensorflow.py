@@ -47,7 +47,7 @@ def dropout_tensorflow(x: Tensor, rate: float, seed: keras.random.SeedGenerator 
 
 
 def keep(seed: Any, shape: Any, rate: float) -> tuple[Tensor, float]:
-    """What stays, uint8 of 0 and 1, and what it is multiplied by."""
+    """Returns what stays, uint8 of 0 and 1, and what it is multiplied by."""
     dropped = round(rate * LANE)
     state, count = tf.cast(seed.next(), tf.int64), tf.reduce_prod(shape)
     # Four draws each. As arguments by name: the stub knows no tensors in shapes, and no None.

@@ -20,7 +20,7 @@ LANE = 1 << 16
 
 
 def _lanes(rate: float) -> int:
-    """How many of the 65,536 values of a 16-bit draw mean 'dropped'."""
+    """Returns how many of the 65,536 values of a 16-bit draw mean 'dropped'."""
     return round(rate * LANE)
 
 
@@ -49,7 +49,7 @@ def dropout_torch(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Ten
 
 
 def keep(seed: keras.random.SeedGenerator, count: int, rate: float) -> tuple[torch.Tensor, float]:
-    """What stays, (count,) uint8 of 0 and 1, and what it is multiplied by.
+    """Returns what stays, (count,) uint8 of 0 and 1, and what it is multiplied by.
 
     Bytes, not bools: torch's CPU kernels are six times as fast with them.
     """
@@ -74,7 +74,7 @@ def _draw(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
 
 @torch.library.custom_op("kmodels::kept", mutates_args=())
 def _kept(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
-    """The draw as one opaque node, because torch.compile can trace no generator."""
+    """Returns the draw as one opaque node, because torch.compile can trace no generator."""
     return _draw(state, count, dropped)
 
 
@@ -100,5 +100,5 @@ class _Dropout(torch.autograd.Function):
 
 
 def scaled(x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
-    """The product of all three in one pass, rounded once; without autograd."""
+    """Returns the product of all three in one pass, rounded once; without autograd."""
     return torch.addcmul(x.new_zeros(()), x, kept, value=scale)

@@ -36,7 +36,7 @@ _gated = jax.custom_vjp(_product)
 
 
 def _share(x: Tensor) -> Tensor:
-    """What GELU lets pass of x, from 0 to 1."""
+    """Returns what GELU lets pass of x, from 0 to 1."""
     return jax.nn.sigmoid(SLOPE * (x + CUBE * x * x * x))
 
 

@@ -35,5 +35,5 @@ def gated_gelu_tensorflow(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _share(x: Tensor) -> Tensor:
-    """What GELU lets pass of x, from 0 to 1."""
+    """Returns what GELU lets pass of x, from 0 to 1."""
     return tf.sigmoid(SLOPE * x * (1.0 + CUBE * x * x))

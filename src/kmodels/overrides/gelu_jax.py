@@ -11,7 +11,7 @@ from kmodels.ops.gelu import gelu
 
 
 def supports(call: OpCall) -> str | None:
-    """The form with the error function."""
+    """Returns the form with the error function."""
     return "the approximations are left to XLA" if call.approximate else None
 
 
@@ -30,7 +30,7 @@ _gelu = jax.custom_vjp(_exact)
 
 
 def _share(x: Tensor) -> Tensor:
-    """The normal distribution function."""
+    """Returns the normal distribution function."""
     return 0.5 * (1.0 + lax.erf(x * math.sqrt(0.5)))
 
 

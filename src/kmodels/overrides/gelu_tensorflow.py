@@ -11,7 +11,7 @@ from kmodels.overrides._tensors_tensorflow import later, wide
 
 
 def supports(call: OpCall) -> str | None:
-    """The form with the error function."""
+    """Returns the form with the error function."""
     return "only the exact form was measured to be faster" if call.approximate else None
 
 
@@ -33,10 +33,10 @@ def gelu_tensorflow(x: Tensor, *, approximate: bool | str = False) -> Tensor:
 
 
 def share(x: Tensor) -> Tensor:
-    """The normal distribution function."""
+    """Returns the normal distribution function."""
     return 0.5 + 0.5 * tf.math.erf(x * math.sqrt(0.5))
 
 
 def density(x: Tensor) -> Tensor:
-    """Its derivative."""
+    """Returns its derivative."""
     return tf.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)

@@ -12,7 +12,7 @@ from kmodels.overrides._tensors_tensorflow import after, later, sum_of_rows, wid
 def layer_norm_tensorflow(
     x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6
 ) -> Tensor:
-    """The op's own arithmetic; the gradient tape would keep several arrays of x's size, widened."""
+    """Computes the op itself; the gradient tape would keep several wide arrays of x's size."""
 
     @tf.custom_gradient
     def norm(x: Tensor, scale: Tensor, *bias: Tensor) -> tuple:

@@ -180,7 +180,7 @@ def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) 
 
 
 def _part(table: Tensor, index: Tensor | int, pick: Callable[[Tensor, Any], Tensor]) -> Tensor:
-    """Some rows of the table, and nothing of its size beside it."""
+    """Returns some rows of the table, and nothing of its size beside it."""
     if table.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
         return pick(table, index)
     return _part_of_bfloat16(pick, table, index)
@@ -212,7 +212,7 @@ def _part_of_bfloat16_jvp(
 def _scores(
     hidden: Tensor, tile: Tensor, soft_cap: float | None, dtype: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits of one tile, and their derivative by the uncapped ones."""
+    """Returns logits of one tile, and their derivative by the uncapped ones."""
     score = _product(hidden, 1, tile, 1, dtype)
     if soft_cap is None:
         return score, None
@@ -227,7 +227,7 @@ def _product(a: Tensor, a_axis: int, b: Tensor, b_axis: int, dtype: Any) -> Tens
 
 
 def _place(labels: Tensor, start: Tensor | int, size: int) -> tuple[Tensor, Tensor]:
-    """Column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
+    """Returns column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
     local = labels - start
     return jnp.clip(local, 0, size - 1)[:, None], (local >= 0) & (local < size)
 
@@ -235,7 +235,7 @@ def _place(labels: Tensor, start: Tensor | int, size: int) -> tuple[Tensor, Tens
 def _walk(
     hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
 ) -> tuple[Tensor, ...]:
-    """One pass over the vocabulary with a running maximum and sum.
+    """Returns one pass over the vocabulary with a running maximum and sum.
 
     Returns:
         Per position the log of the summed exponentials, the label's logit, the highest logit and,

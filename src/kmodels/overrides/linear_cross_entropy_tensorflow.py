@@ -111,7 +111,7 @@ def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) 
 def _scores(
     hidden: Tensor, tile: Tensor, soft_cap: float | None, dtype: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits of one tile, and their derivative by the uncapped ones."""
+    """Returns logits of one tile, and their derivative by the uncapped ones."""
     score = tf.cast(tf.matmul(hidden, tile, transpose_b=True), dtype)
     if soft_cap is None:
         return score, None
@@ -120,7 +120,7 @@ def _scores(
 
 
 def _place(labels: Tensor, start: Tensor | int, size: int) -> tuple[Tensor, Tensor]:
-    """Column of each label in the tile, and whether the tile has it, both (M,)."""
+    """Returns column of each label in the tile, and whether the tile has it, both (M,)."""
     local = labels - start
     return tf.clip_by_value(local, 0, size - 1), (local >= 0) & (local < size)
 
@@ -128,7 +128,7 @@ def _place(labels: Tensor, start: Tensor | int, size: int) -> tuple[Tensor, Tens
 def _walk(
     hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
 ) -> tuple[Tensor, ...]:
-    """One pass over the vocabulary with a running maximum and sum.
+    """Returns one pass over the vocabulary with a running maximum and sum.
 
     Returns:
         Per position the log of the summed exponentials, the label's logit, the highest logit and,

@@ -134,7 +134,7 @@ class _Room:
     def scores(
         self, hidden: Tensor, tile: Tensor, soft_cap: float | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits of one tile, and their derivative by the uncapped ones."""
+        """Returns logits of one tile, and their derivative by the uncapped ones."""
         if self.same or hidden.is_cuda:
             score = _product(hidden, tile.T, self.shares.dtype)
         else:
@@ -165,7 +165,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _place(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
-    """Column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
+    """Returns column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
     local = labels - start
     return local.clamp(0, size - 1)[:, None], (local >= 0) & (local < size)
 
@@ -173,7 +173,7 @@ def _place(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
 def _walk(
     hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """One pass over the vocabulary with a running maximum and sum.
+    """Returns one pass over the vocabulary with a running maximum and sum.
 
     Returns:
         Per position the log of the summed exponentials, the label's logit, the highest logit and,

@@ -1,10 +1,10 @@
-"""What an override needs to know of `keras.distribution`."""
+"""Facts about `keras.distribution` that overrides depend on."""
 
 import keras
 
 
 def layers_are_cut() -> bool:
-    """Whether a layer's arithmetic may be spread over devices, heads or vocabulary in parts.
+    """Returns whether a layer's arithmetic may be sharded by heads or vocabulary.
 
     Under ModelParallel it may, but for a mesh of kmodels that cuts rows and weights alone: there a
     weight is whole where a layer uses it.

@@ -20,7 +20,7 @@ from kmodels.overrides.gelu_tensorflow import density, share
 
 
 def supports(call: OpCall) -> str | None:
-    """The form of GELU with the error function; dropout as far as its own override goes."""
+    """Returns the form of GELU with the error function; dropout as far as its own override goes."""
     if call.approximate:
         return "only the exact form of GELU was measured to be faster"
     if call.dropout and call.seed is not None:
@@ -40,7 +40,7 @@ def mlp_tensorflow(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> Tensor:
-    """The same products; GELU in float32 between its ends, as in its own override."""
+    """Computes the same products; GELU is in float32, as in its own override."""
     check_width(x, up)
     check_width(up, down)
     x = ops.convert_to_tensor(x)

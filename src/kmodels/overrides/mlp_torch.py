@@ -46,7 +46,7 @@ def mlp_torch(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | Tensor | None = None,
 ) -> Tensor:
-    """The same products, and GELU once more in the backward pass."""
+    """Computes the same products, and GELU once more in the backward pass."""
     x = as_tensor(x)
     biases = [None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias)]
     up, down = stored(up), stored(down)
@@ -126,7 +126,7 @@ class _MLP(torch.autograd.Function):
 
 
 def _active(hidden: Tensor, form: str, kept: Tensor | None, share: float) -> Tensor:
-    """What goes into the second product."""
+    """Returns what goes into the second product."""
     if form == "sigmoid":
         active = torch.sigmoid(QUICK * hidden).mul_(hidden)
     else:
@@ -135,7 +135,7 @@ def _active(hidden: Tensor, form: str, kept: Tensor | None, share: float) -> Ten
 
 
 def _slope(gradient: Tensor, hidden: Tensor, form: str) -> Tensor:
-    """The gradient in front of GELU."""
+    """Returns the gradient in front of GELU."""
     if form != "sigmoid":
         return torch.ops.aten.gelu_backward(gradient, hidden, approximate=form)
     share = torch.sigmoid(QUICK * hidden)

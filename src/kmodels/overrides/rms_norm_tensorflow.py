@@ -12,7 +12,7 @@ from kmodels.overrides._tensors_tensorflow import later, wide
 def rms_norm_tensorflow(
     x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
 ) -> Tensor:
-    """The op's own arithmetic; the gradient tape would keep four arrays of x's size, widened."""
+    """Computes the op itself; the gradient tape would keep four wide arrays of x's size."""
 
     @tf.custom_gradient
     def norm(x: Tensor, scale: Tensor) -> tuple:

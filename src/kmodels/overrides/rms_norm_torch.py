@@ -44,7 +44,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _normalise(x: Tensor, scale: Tensor, epsilon: float, offset: float) -> tuple[Tensor, Tensor]:
-    """The result, and what each row was multiplied by."""
+    """Returns the result, and what each row was multiplied by."""
     wide = torch.promote_types(x.dtype, torch.float32)
     # In place where it can be: on a CPU each new array of this size costs as much as the sum.
     y = x.to(wide, copy=True)
@@ -57,7 +57,7 @@ def _normalise(x: Tensor, scale: Tensor, epsilon: float, offset: float) -> tuple
 def rms_norm_torch(
     x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
 ) -> Tensor:
-    """The op's own arithmetic, with less kept for the way back."""
+    """Computes the op itself, and keeps less for the backward pass."""
     x, scale = as_tensor(x), as_tensor(scale)
     if not torch.is_grad_enabled():
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -20,7 +20,7 @@ def supports(call: OpCall) -> str | None:
 def rotary_embedding_jax(
     x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
 ) -> Tensor:
-    """The op's own arithmetic; the gradient is the rotation back, which autodiff does not see."""
+    """Computes the op itself; its gradient is the inverse rotation, unlike autodiff's."""
     check_rotary_embedding(x)
     x, positions = jnp.asarray(x), jnp.asarray(positions)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -30,7 +30,7 @@ def rotary_embedding_jax(
 
 
 def _stored(table: Tensor) -> Tensor:
-    """The table itself with an axis for the heads, computed once.
+    """Returns the table itself with an axis for the heads, computed once.
 
     XLA on a CPU fuses a cosine into what uses it, and computes it again for each head and text; in
     front of a product it stops. One with the identity is exact, and a fraction of the cosines.

@@ -15,7 +15,7 @@ from kmodels.ops.rotary_embedding import (
 def rotary_embedding_tensorflow(
     x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
 ) -> Tensor:
-    """The op's own arithmetic; the tape would pad and add halves of gradients."""
+    """Computes the op itself; the tape would pad and add halves of gradients."""
     check_rotary_embedding(x)
     x, positions = ops.convert_to_tensor(x), ops.convert_to_tensor(positions)
     dtype = tf.float64 if x.dtype == tf.float64 else tf.float32

@@ -16,7 +16,7 @@ from kmodels.overrides._tensors_torch import as_tensor
 
 
 def supports(call: OpCall) -> str | None:
-    """All but code under torch.compile, which fuses the op's own body."""
+    """Returns all but code under torch.compile, which fuses the op's own body."""
     return "the compiler fuses the op itself" if torch.compiler.is_compiling() else None
 
 
@@ -49,7 +49,7 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 def rotary_embedding_torch(
     x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
 ) -> Tensor:
-    """The op's own arithmetic, half of x at a time into one result."""
+    """Computes the op itself, half of x at a time into one result."""
     check_rotary_embedding(x)
     x, positions = as_tensor(x), as_tensor(positions)
     dtype = torch.promote_types(x.dtype, torch.float32)

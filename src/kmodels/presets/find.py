@@ -23,13 +23,13 @@ REMOTE = {
 
 
 def list_presets(family: str | None = None) -> list[str]:
-    """The registered names, of one family or of all."""
+    """Returns the registered names, of one family or of all."""
     chosen = [registry.family(family)] if family else registry.families()
     return sorted(name for found in chosen for name in found.presets)
 
 
 def family_of(preset: str | Path) -> Family:
-    """The family of a registered name, or of what lies at a path.
+    """Returns the family of a registered name, or of what lies at a path.
 
     Raises:
         InputError: if it is no name, and there is nothing that a family reads.
@@ -53,7 +53,7 @@ def family_of(preset: str | Path) -> Family:
 
 
 def class_of(preset: str | Path) -> type:
-    """The class for what lies at a path: its family's task, or the backbone where it has no head.
+    """Returns the class for a path: its family's task, or the backbone without a head.
 
     Raises:
         InputError: for a registered name, which has no weights, or if nothing that a family reads
@@ -68,7 +68,7 @@ def class_of(preset: str | Path) -> type:
 
 
 def named(cls: type) -> dict[str, dict[str, Any]]:
-    """The registered names that a class can be made from, each with its fields.
+    """Returns the registered names that a class can be made from, each with its fields.
 
     Args:
         cls: a backbone, a task or a preprocessor.

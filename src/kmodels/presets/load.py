@@ -101,7 +101,7 @@ def load(
 
 
 def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
-    """The arguments of the preprocessor that belongs to what a name or a file describes.
+    """Returns the arguments of the preprocessor that belongs to what a name or a file describes.
 
     Args:
         cls: a `Preprocessor`.

@@ -74,7 +74,7 @@ def _describe(model: Any) -> dict[str, Any]:
 
 
 def _settings(preprocessor: Any) -> dict[str, Any] | None:
-    """What config.json says of a preprocessor; a tokenizer is a file of its own."""
+    """Returns what config.json says of a preprocessor; a tokenizer is a file of its own."""
     if preprocessor is None:
         return None
     settings = preprocessor.to_dict()

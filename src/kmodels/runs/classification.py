@@ -1,4 +1,4 @@
-"""What a classification run leaves behind: metrics, pictures with predictions, confusions."""
+"""Results of a classification run: metrics, pictures with predictions, confusions."""
 
 from typing import Any
 

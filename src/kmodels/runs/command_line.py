@@ -55,7 +55,7 @@ def _message(error: Any, words: list[str]) -> str | None:
 
 
 def _value(error: Any, words: list[str]) -> str | None:
-    """The value that an error is about, which its message may leave out."""
+    """Returns the value that an error is about, which its message may leave out."""
     names = getattr(getattr(error, "param", None), "opts", ())
     for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")

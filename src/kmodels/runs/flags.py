@@ -92,7 +92,7 @@ def _given(
     description: str,
     recipe: str,
 ) -> dict[str, Any]:
-    """The flags that stand on the command line, and nothing of the others."""
+    """Returns the flags that stand on the command line, and nothing of the others."""
     import typer
 
     def collect(context: typer.Context, **values: Any) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def _options(
 
 
 def _examples_as_they_are(description: str) -> str:
-    r"""The text with \b before what is indented, whose lines would be filled up without."""
+    r"""Returns the text with \b before what is indented, whose lines would be filled up without."""
     paragraphs = description.strip().split("\n\n")
     return "\n\n".join("\b\n" + part if "\n " in f"\n{part}" else part for part in paragraphs)
 
 
 def _newest_run(recipe: str) -> str:
-    """The directory in runs/ where the recipe has saved a checkpoint last."""
+    """Returns the directory in runs/ where the recipe has saved a checkpoint last."""
     found = [
         (max(step.stat().st_mtime for step in steps), str(file.parent))
         for file in Path("runs").glob("*/config.json")
@@ -168,7 +168,7 @@ def _newest_run(recipe: str) -> str:
 
 
 def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the run that is gone on with, less what belongs to one call."""
+    """Returns settings of the run that is gone on with, less what belongs to one call."""
     found = _read(file) if file.exists() else {}
     return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
 

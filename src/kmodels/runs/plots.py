@@ -76,7 +76,7 @@ def predictions(
 
 
 def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[str]) -> None:
-    """How often each class is taken for each other; shares of the rows.
+    """Draws the confusion matrix: how often each class is taken for each other.
 
     Args:
         path: the file to write.
@@ -120,7 +120,7 @@ def probe(
     labels: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """How far each way of using features comes, and where the pictures of each class lie.
+    """Draws the accuracy of each way of using features, and the features of each class.
 
     Args:
         path: the file to write.

@@ -1,4 +1,4 @@
-"""How much frozen features tell: neighbours and a linear probe, on the host on every backend."""
+"""Evaluation of frozen features by neighbours and a linear probe, on the host."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ CHUNK = 1024
 
 
 def features(model: Any, batches: Any) -> np.ndarray:
-    """What a model without a head gives for pictures.
+    """Returns what a model without a head gives for pictures.
 
     Args:
         model: gives (B, D).
@@ -35,7 +35,7 @@ def compare(
     classes: int,
     number: int = 20,
 ) -> tuple[dict[str, dict[str, float]], float]:
-    """How often neighbours and the linear probe are right about pictures that they did not see.
+    """Returns the accuracy of neighbours and the linear probe on unseen pictures.
 
     Args:
         held: features (n, D) of the parts "train", "val" and "test".

@@ -1,4 +1,4 @@
-"""What a run says while it trains: a bar on a terminal, a line per epoch elsewhere."""
+"""The progress of a run: a bar on a terminal, a line per epoch elsewhere."""
 
 import sys
 from datetime import timedelta

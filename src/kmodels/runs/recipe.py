@@ -1,4 +1,4 @@
-"""What every recipe shares: flags from one dataclass, the run's folder, exit codes.
+"""Shared parts of recipes: flags from one dataclass, the run's folder, exit codes.
 
 Nothing here imports Keras at import time: a wrong setting is told before a backend is loaded.
 """
@@ -62,7 +62,7 @@ def prepare(settings: Any) -> None:
 
 
 def parallelize(model: Any) -> Any:
-    """The model to compile: over the devices of --mesh, or as it is where none was given."""
+    """Returns the model to compile, over the devices of --mesh where one was given."""
     from kmodels import distribution
 
     plan = distribution.current()
@@ -70,7 +70,7 @@ def parallelize(model: Any) -> Any:
 
 
 def run_options(settings: Any, fixed: Sequence[str]) -> dict[str, Any]:
-    """What `training.Runner` takes from the common flags.
+    """Returns what `training.Runner` takes from the common flags.
 
     Args:
         settings: a `Common`.
@@ -148,7 +148,7 @@ def _join(mesh: str | None) -> None:
 
 @contextlib.contextmanager
 def _shown(main: bool) -> Iterator[None]:
-    """What is printed in the block is shown by the first process alone."""
+    """Lets rank zero alone show what is printed inside the block."""
     if main:
         yield
         return

@@ -57,7 +57,7 @@ def write(folder: str | Path) -> Path:
 
 
 def number(value: Any) -> str:
-    """A value as people read it: thousands apart, four digits of a fraction."""
+    """Returns a value as people read it: thousands apart, four digits of a fraction."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -108,7 +108,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _epochs(path: Path) -> list[dict[str, Any]]:
-    """The rows of the epochs, numbers as such; without the column that calls them so."""
+    """Returns the rows of the epochs, numbers as such; without the column that calls them so."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:

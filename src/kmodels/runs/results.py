@@ -24,7 +24,7 @@ def result(
     metrics: dict[str, float],
     runner: Runner | None = None,
 ) -> dict[str, Any]:
-    """The content of result.json.
+    """Returns the content of result.json.
 
     Args:
         model: as it is at the end.

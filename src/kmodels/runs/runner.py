@@ -242,7 +242,7 @@ class Runner(keras.callbacks.Callback):
 
     @property
     def compile_s(self) -> float:
-        """What the first step of this process took more than another one."""
+        """The seconds that the first step of this process took more than a later one."""
         return max(self._first_seconds - self.step_ms / 1000, 0.0)
 
     @property
@@ -305,7 +305,7 @@ class Runner(keras.callbacks.Callback):
 
 
 def _tail(losses: list[float], before: int) -> int:
-    """How many of the last losses are not finite, one after another."""
+    """Returns how many of the last losses are not finite, one after another."""
     for count, loss in enumerate(reversed(losses)):
         if math.isfinite(loss):
             return count

@@ -6,7 +6,7 @@ from kmodels.core.errors import InputError
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Those that are not None: a flag left out leaves the preset's own value."""
+    """Returns those that are not None: a flag left out leaves the preset's own value."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -27,7 +27,7 @@ def check_fractions(settings: Any, *names: str) -> None:
 
 
 def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
-    """A setting such as "2,9" as numbers; whole ones are int. None stays None."""
+    """Returns a setting such as "2,9" as numbers; whole ones are int. None stays None."""
     text = getattr(settings, name)
     if text is None:
         return None

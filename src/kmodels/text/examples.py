@@ -23,7 +23,7 @@ class Example(NamedTuple):
 
 @dataclass
 class Cut:
-    """What had to go so that examples fit.
+    """The tokens that were cut so that examples fit.
 
     Attributes:
         examples: how many lost something.
@@ -52,7 +52,7 @@ def encode(
     loss_on: str = "all",
     cut: Cut | None = None,
 ) -> list[Example]:
-    """Texts as token ids, none longer than `length`.
+    """Returns texts as token ids, none longer than `length`.
 
     A text that is too long loses its end and keeps the end token, as in keras-hub. Of a prompt with
     a response the middle of the prompt goes first, down to a quarter of the room, then the end of

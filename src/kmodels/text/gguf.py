@@ -21,7 +21,7 @@ ASKED = 1000
 def load(
     path: str | Path, special: tuple[str, ...] = ()
 ) -> tuple[Tokenizer, dict[str, str], dict[str, Any]]:
-    """The tokenizer of a GGUF file, the names of its special tokens, and its chat template.
+    """Returns the tokenizer of a GGUF file, the names of its special tokens, and its chat template.
 
     Args:
         path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma, or with
@@ -83,7 +83,7 @@ def _build(
 def _build_merged(
     texts: list[str], value: Callable[..., Any], special: tuple[str, ...]
 ) -> tuple[Tokenizer, dict[str, str]]:
-    """The tokenizer of a vocabulary of byte-level merges."""
+    """Returns the tokenizer of a vocabulary of byte-level merges."""
     kinds = value("token_type", [build.NORMAL] * len(texts))
     # Rows without a token are filled up with some that no text gives.
     usual = {text: i for i, text in enumerate(texts) if kinds[i] != build.UNUSED}
@@ -102,7 +102,7 @@ def _build_merged(
 
 
 def _roles(texts: list[str], value: Callable[..., Any]) -> dict[str, str]:
-    """The texts of the start, end and padding token, where the file names them."""
+    """Returns the texts of the start, end and padding token, where the file names them."""
     ids = {"start": "bos_token_id", "end": "eos_token_id", "pad": "padding_token_id"}
     named = {name: value(key) for name, key in ids.items()}
     return {name: texts[i] for name, i in named.items() if i is not None}
@@ -132,7 +132,7 @@ def describe(
     file: str = "a GGUF file",
     instead: str = "write hf, or the model without a preprocessor",
 ) -> Vocabulary:
-    """What `load` reads, of a tokenizer that merges pieces as SentencePiece does.
+    """Returns what `load` reads, of a tokenizer that merges pieces as SentencePiece does.
 
     Args:
         core: with merges, such as Gemma's.
@@ -183,7 +183,7 @@ def describe(
 
 
 def _is_equal(core: Tokenizer, found: Vocabulary) -> bool:
-    """Whether a file would cut text alike; pieces in any order make text to ask about."""
+    """Returns whether a file would cut text alike; pieces in any order make text to ask about."""
     settings = {
         "scores": found.scores,
         "token_type": found.kinds,
@@ -205,7 +205,7 @@ def _is_equal(core: Tokenizer, found: Vocabulary) -> bool:
 
 
 def _steps(normalizer: dict[str, Any] | None) -> Iterator[str]:
-    """The kinds of a normalizer's steps, one after the other."""
+    """Yields the kinds of a normalizer's steps, one after the other."""
     if normalizer is None:
         return
     if normalizer["type"] == "Sequence":

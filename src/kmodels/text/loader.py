@@ -49,7 +49,7 @@ class TextLoader(keras.utils.PyDataset):
         return self._batches * self.batch_size
 
     def part(self, start: int, stop: int) -> "TextLoader":
-        """The same batches, less all rows but these."""
+        """Returns the same batches, less all rows but these."""
         part = copy.copy(self)
         part._rows = slice(start, stop)
         return part

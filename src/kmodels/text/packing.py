@@ -11,7 +11,7 @@ Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
 
 
 def pad(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
-    """One example a row, padded at the right.
+    """Returns one example a row, padded at the right.
 
     Args:
         examples: of at most length + 1 tokens.
@@ -32,7 +32,7 @@ def pad(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
 
 
 def assign(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Which examples share a row: the longest first, each where it leaves the least room.
+    """Returns which examples share a row: the longest first, each where it leaves the least room.
 
     Args:
         sizes: tokens of each example.

@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 def merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """The merges that BPE by score does, in order.
+    """Returns the merges that BPE by score does, in order.
 
     SentencePiece merges the two neighbours whose union scores highest. Every way to split a piece
     into two others is such a merge, with the score of the union.
@@ -53,7 +53,7 @@ def merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
 def normalizer(
     charsmap: bytes = b"", dummy_prefix: bool = False, remove_extra_whitespaces: bool = False
 ) -> normalizers.Normalizer:
-    """What SentencePiece does to text before it looks for pieces.
+    """Returns what SentencePiece does to text before it looks for pieces.
 
     Args:
         charsmap: the compiled character map of the .model file; empty for none, as in Gemma.
@@ -82,7 +82,7 @@ def build(
     normalize: normalizers.Normalizer | None = None,
     dummy_prefix: bool = False,
 ) -> Tokenizer:
-    """A `tokenizers.Tokenizer` with the ids of SentencePiece.
+    """Returns a `tokenizers.Tokenizer` with the ids of SentencePiece.
 
     Args:
         pieces: the vocabulary in the order of ids.

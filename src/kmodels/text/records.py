@@ -24,7 +24,7 @@ ROLES = {"system": "system", "user": "user", "assistant": "model", "model": "mod
 
 @dataclass(frozen=True)
 class Records:
-    """What a file held.
+    """The records of a file.
 
     Attributes:
         rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
@@ -106,7 +106,7 @@ def _parse(line: bytes, limit: int) -> Record:
 
 
 def check_record(value: Any) -> Record:
-    """One record in its usual form.
+    """Returns one record in its usual form.
 
     Args:
         value: what a line of a file holds.

@@ -14,7 +14,7 @@ _KINDS = {1: "unigram", 2: "bpe", 3: "word"}
 
 
 def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
-    """The tokenizer of a SentencePiece model, with its ids.
+    """Returns the tokenizer of a SentencePiece model, with its ids.
 
     Args:
         path: a .model file of kind BPE (as Gemma's), unigram or word.
@@ -33,7 +33,7 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
 
 
 def parse(data: bytes, origin: object, special: tuple[str, ...] = ()) -> Tokenizer:
-    """The same from the content of a file; `origin` names it in errors."""
+    """Returns the same from the content of a file; `origin` names it in errors."""
     try:
         model = protobuf.parse(model_class(), data)
         pieces = [build.Piece(p.piece.decode(), p.score, p.type) for p in model.pieces]

@@ -12,7 +12,7 @@ BPE = 2
 
 
 def dump(core: Tokenizer, roles: Mapping[str, int | None], marks: Sequence[str] = ()) -> bytes:
-    """The content of a .model file.
+    """Returns the content of a .model file.
 
     Args:
         core: merges pieces, with blanks as SPACE and bytes for what is unknown.

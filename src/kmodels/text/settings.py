@@ -25,7 +25,7 @@ DEFAULT = "default"
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """The settings of a directory, its chat templates among them as "chat_template".
+    """Returns the settings of a directory, its chat templates among them as "chat_template".
 
     A template has the place that transformers gives it: chat_template.jinja counts before
     tokenizer_config.json, and that before a processor's chat_template.json.
@@ -53,7 +53,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def read_stops(directory: Path) -> list[int]:
-    """The ids that config.json and generation_config.json say end a text, in order."""
+    """Returns the ids that config.json and generation_config.json say end a text, in order."""
     found: dict[int, None] = {}
     for name in WITH_STOPS:
         description = _json(directory / name)
@@ -65,13 +65,13 @@ def read_stops(directory: Path) -> list[int]:
 
 
 def names(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of the start, end and padding token, where they are named."""
+    """Returns the texts of the start, end and padding token, where they are named."""
     found = {role: token_text(settings.get(key)) for role, key in ROLES.items()}
     return {role: text for role, text in found.items() if text is not None}
 
 
 def with_names(settings: Mapping[str, Any], roles: Mapping[str, str | None]) -> dict[str, Any]:
-    """The settings to write; a token that is still the same keeps all that is said of it."""
+    """Returns the settings to write; unchanged tokens keep all that was said of them."""
     found = dict(settings)
     for role, text in roles.items():
         if token_text(found.get(key := ROLES[role])) != text:
@@ -84,13 +84,13 @@ def with_names(settings: Mapping[str, Any], roles: Mapping[str, str | None]) -> 
 
 
 def token_text(token: Any) -> str | None:
-    """The text of a token, which may be written with its properties."""
+    """Returns the text of a token, which may be written with its properties."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) else None
 
 
 def choose_template(settings: Mapping[str, Any], wanted: str | None, tools: Any) -> str:
-    """The template for a chat: one that is given, one of a name, or the checkpoint's own.
+    """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
 
     Raises:
         InputError: where there is none, or none of several is meant.
@@ -117,7 +117,7 @@ def render(
     settings: Mapping[str, Any],
     **values: Any,
 ) -> str:
-    """A chat as the template of its checkpoint writes it.
+    """Returns a chat as the template of its checkpoint writes it.
 
     Args:
         template: in Jinja's language, which is run in a sandbox.

@@ -35,7 +35,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Turns:
-    """How a chat model was taught to see turns.
+    """The turn markers that a chat model was trained with.
 
     Args:
         user: a user's turn and the opening of the model's, with {content}.
@@ -97,7 +97,7 @@ class Template:
             self._with_context = spec.replace("{instruction}", "{instruction}\n\n{context}", 1)
 
     def __call__(self, record: Any, reply: bool = True) -> Written:
-        """A record as text.
+        """Returns a record as text.
 
         Args:
             record: a text, or what `read_records` gives. Texts go through as they are.
@@ -165,7 +165,7 @@ def _as_messages(record: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _with_reply(record: Any) -> Any:
-    """The record with some reply as the last, to be cut off again."""
+    """Returns the record with some reply as the last, to be cut off again."""
     if not isinstance(record, Mapping):
         return record
     record = dict(record)

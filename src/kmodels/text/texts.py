@@ -10,7 +10,7 @@ from kmodels.data.fit.batches import to_numpy
 
 
 def as_text(value: Any) -> str:
-    """One text, from a string, UTF-8 bytes, or an array that holds one of them.
+    """Returns one text, from a string, UTF-8 bytes, or an array that holds one of them.
 
     Raises:
         InputError: for anything else.
@@ -44,7 +44,7 @@ def as_list(x: Any) -> Any:
 
 
 def as_texts(x: Any) -> tuple[list[str], bool]:
-    """Texts one by one, and whether there was more than one to begin with."""
+    """Returns texts one by one, and whether there was more than one to begin with."""
     if isinstance(x, str | bytes):
         return [as_text(x)], False
     values = as_list(x)
@@ -54,7 +54,7 @@ def as_texts(x: Any) -> tuple[list[str], bool]:
 
 
 def as_ids(ids: Any) -> Any:
-    """Ids as nested lists of ints, or one int."""
+    """Returns ids as nested lists of ints, or one int."""
     if hasattr(ids, "to_list"):  # ragged, of TensorFlow
         return ids.to_list()
     if isinstance(ids, Mapping | str | bytes):
@@ -65,6 +65,6 @@ def as_ids(ids: Any) -> Any:
 
 
 def in_graph(x: Any) -> bool:
-    """Whether x stands for a value in a graph of TensorFlow, where Python code would see none."""
+    """Returns whether x is symbolic in a graph of TensorFlow."""
     x = getattr(x, "flat_values", x)
     return type(x).__module__.startswith("tensorflow") and not hasattr(x, "numpy")

@@ -134,7 +134,7 @@ class Tokenizer:
 
     @classmethod
     def from_sentencepiece(cls, model: bytes, origin: object = "the model") -> Self:
-        """The tokenizer of a SentencePiece model that is in memory.
+        """Returns the tokenizer of a SentencePiece model that is in memory.
 
         Args:
             model: content of a .model file.
@@ -146,7 +146,7 @@ class Tokenizer:
         return cls(sentencepiece.parse(model, origin, TURNS))
 
     def to_sentencepiece(self) -> bytes:
-        """The content of a SentencePiece .model file with the same ids and merges.
+        """Returns the content of a SentencePiece .model file with the same ids and merges.
 
         Raises:
             InputError: for a tokenizer that such a file cannot describe.
@@ -163,13 +163,13 @@ class Tokenizer:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """The tokenizer of `to_dict`."""
+        """Returns the tokenizer of `to_dict`."""
         core = tokenizers.Tokenizer.from_str(fields["json"])
         names = ("start", "end", "pad", "stop", "settings")
         return cls(core, **{name: fields[name] for name in names if name in fields})
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, to go into a config."""
+        """Returns all of it as plain values, to go into a config."""
         return {
             "json": self.core.to_str(),
             **self._roles(),
@@ -209,18 +209,18 @@ class Tokenizer:
         )
 
     def vocabulary_size(self) -> int:
-        """Number of ids, the tokens added later included."""
+        """Returns number of ids, the tokens added later included."""
         return self.core.get_vocab_size()
 
     def token_to_id(self, token: str) -> int:
-        """The id of a token; InputError if there is none."""
+        """Returns the id of a token; InputError if there is none."""
         found = self.core.token_to_id(token)
         if found is None:
             raise InputError(f"the tokenizer has no token {token!r}")
         return found
 
     def get_vocabulary(self) -> list[str]:
-        """The text of every token, in the order of ids."""
+        """Returns the text of every token, in the order of ids."""
         held = self.core.get_vocab(with_added_tokens=True)
         found = [""] * (1 + max(held.values(), default=-1))
         for text, i in held.items():
@@ -234,7 +234,7 @@ class Tokenizer:
         return [text for text in found if text is not None]
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The text of a token, None for an id outside the vocabulary."""
+        """Returns the text of a token, None for an id outside the vocabulary."""
         return self.core.id_to_token(token_id)
 
     def __call__(self, x: Any) -> Any:
@@ -242,7 +242,7 @@ class Tokenizer:
         return self.tokenize(x)
 
     def tokenize(self, x: str | Sequence[str]) -> Any:
-        """Token ids, without start and end tokens.
+        """Returns token ids, without start and end tokens.
 
         Args:
             x: a text, or several: strings, UTF-8 bytes, a list or array of them, a tensor of
@@ -275,7 +275,7 @@ class Tokenizer:
         return "int32"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids as transformers' `encode` gives them.
+        """Returns token ids as transformers' `encode` gives them.
 
         Args:
             text: one text.
@@ -295,7 +295,7 @@ class Tokenizer:
         return [*([] if start is None else [start]), *ids, *([] if end is None else [end])]
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
-        """Text as transformers' `decode` gives it, with special tokens unless they are skipped."""
+        """Returns text as transformers' `decode`, with special tokens unless they are skipped."""
         kept = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
         return self.core.decode(kept, skip_special_tokens=skip_special_tokens)
 
@@ -317,7 +317,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **values: Any,
     ) -> Any:
-        """A chat as the checkpoint's own template writes it, equal to transformers' method.
+        """Returns a chat as the checkpoint's own template writes it, equal to transformers' method.
 
         Args:
             conversation: messages with "role" and "content", or several such lists.
@@ -350,7 +350,7 @@ class Tokenizer:
         return self.encode_batch([text])[0] if tokenize else text
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text and nothing else.
+        """Returns the ids of each text and nothing else.
 
         Raises:
             InputError: for half of a surrogate pair.
@@ -361,7 +361,7 @@ class Tokenizer:
             raise InputError(f"this is not text: {_line(error)}") from error
 
     def detokenize(self, ids: Any) -> Any:
-        """Text without special tokens.
+        """Returns text without special tokens.
 
         Args:
             ids: a sequence of ids, or a batch of such sequences; lists, arrays or tensors, also

@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 
 
 def tokenize(tokenizer: Any, x: Any) -> Any:
-    """Ids of symbolic texts.
+    """Returns ids of symbolic texts.
 
     Args:
         tokenizer: a `Tokenizer`.
@@ -49,7 +49,7 @@ def tokenize(tokenizer: Any, x: Any) -> Any:
 
 
 def detokenize(tokenizer: Any, ids: Any) -> Any:
-    """Texts of symbolic ids, which are (T,), (B, T) or ragged (B, None)."""
+    """Returns texts of symbolic ids, which are (T,), (B, T) or ragged (B, None)."""
     if isinstance(ids, tf.RaggedTensor):
         given = [ids.flat_values, ids.row_lengths()]
         shape = ids.shape[:1]

@@ -1,4 +1,4 @@
-"""What this installation runs on: backend, versions, devices, precision, and each op's path."""
+"""The report of `kmodels doctor`: backend, versions, devices, precision, paths of ops."""
 
 import importlib.metadata
 import json
@@ -185,7 +185,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def _told(measured: dict[str, dict[str, float]], files: dict[str, int]) -> str:
-    """The ratios, and the numbers of their files, which are given here."""
+    """Returns the ratios, and the numbers of their files, which are given here."""
     if not measured:
         return ""
     words = []

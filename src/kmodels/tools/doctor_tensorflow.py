@@ -15,7 +15,7 @@ def devices() -> list[str]:
 
 
 def way(op: Any, *given: Any, **more: Any) -> str | None:
-    """Which of its bodies an override takes for these arguments; None where it has but one."""
+    """Returns which of its bodies an override takes here; None if it has only one."""
     if op is ops.attention:
         lengths, causal = (given[0].shape[1], given[1].shape[1]), more.get("causal", False)
         count = len(blocks(*lengths, causal, None, attention_tensorflow.SIZE))

@@ -47,7 +47,7 @@ def warn_of_logits(model: Any, loss: Any) -> None:
 
 
 def _of_probabilities(loss: Any) -> str | None:
-    """The class of a loss, if it takes probabilities for granted."""
+    """Returns the class of a loss, if it takes probabilities for granted."""
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)

@@ -12,7 +12,7 @@ from kmodels.transforms.tracing import engine, tracing
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """One of two functions by a value. Where it is mapped over, both run and each entry chooses.
+    """Calls one of two functions by a value; under `vmap` both run and each entry chooses.
 
     Args:
         pred: a scalar, True or False.

@@ -14,7 +14,7 @@ Function = Callable[..., Any]
 
 
 def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
-    """The gradient of a function that returns a scalar.
+    """Returns the gradient of a function that returns a scalar.
 
     Args:
         fun: takes tensors or trees of them; returns a scalar, with `has_aux` a pair of a scalar and
@@ -90,7 +90,7 @@ def _value_and_grad(
 
 
 def hessian(fun: Function, argnums: int | tuple[int, ...] = 0) -> Function:
-    """All second derivatives of a function that returns a scalar, by forward over reverse mode.
+    """Returns the Hessian of a scalar function, by forward over reverse mode.
 
     For products with a vector, `jvp(grad(fun), (x,), (v,))` does without the matrix.
 

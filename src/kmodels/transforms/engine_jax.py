@@ -21,7 +21,7 @@ VALUE_ERRORS = (
 
 
 def explain(error: Exception) -> str | None:
-    """Why JAX could not trace a function, in a line; None for other errors."""
+    """Returns why JAX could not trace a function, in a line; None for other errors."""
     text = str(error)
     if isinstance(error, VALUE_ERRORS):
         return VALUE
@@ -59,12 +59,12 @@ def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 
 def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """A row of second derivatives for each leaf."""
+    """Returns a row of second derivatives for each leaf."""
     return jax.hessian(fun, tuple(range(len(leaves))))(*leaves)
 
 
 def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pair: bool) -> Any:
-    """What a function returns, stacked; of a pair only the first, the second is as it is."""
+    """Returns a function's stacked results; of a pair only the first is stacked."""
     return jax.vmap(fun, in_axes=tuple(axes), out_axes=(0, None) if pair else 0)(*leaves)
 
 
@@ -74,12 +74,12 @@ def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """The jaxpr."""
+    """Returns the jaxpr."""
     return jax.make_jaxpr(fun)(*leaves)
 
 
 def show(form: Any) -> str:
-    """The text of a jaxpr."""
+    """Returns the text of a jaxpr."""
     return form.pretty_print(use_color=False)
 
 

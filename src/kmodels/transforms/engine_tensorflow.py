@@ -20,7 +20,7 @@ GENERIC = frozenset({"hessian", "vmap"})
 
 
 def explain(error: Exception) -> str | None:
-    """Why TensorFlow could not trace a function, in a line; None for other errors."""
+    """Returns why TensorFlow could not trace a function, in a line; None for other errors."""
     text = str(error)
     if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
         return VALUE
@@ -57,7 +57,7 @@ def _apart(leaves: list[Any]) -> list[Any]:
 
 
 def _dense(gradients: list[Any]) -> list[Any]:
-    """Those of rows that were looked up come as indices and values."""
+    """Returns those of rows that were looked up come as indices and values."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
@@ -84,7 +84,7 @@ def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 
 def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """A row of second derivatives for each leaf."""
+    """Returns a row of second derivatives for each leaf."""
 
     def run(*leaves: Any) -> Any:
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
@@ -107,7 +107,7 @@ def _staged(run: Callable[..., Any], leaves: list[Any]) -> Any:
 
 
 def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pair: bool) -> Any:
-    """What a function returns, stacked; of a pair only the first, the second is as it is."""
+    """Returns a function's stacked results; of a pair only the first is stacked."""
     mapped = [i for i, axis in enumerate(axes) if axis is not None]
     whole = 0
 
@@ -133,7 +133,7 @@ def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pai
 
 
 def _depends(tensor: Any, parts: list[Any]) -> bool:
-    """Whether a tensor of a graph is made of any of these."""
+    """Returns whether a tensor of a graph is made of any of these."""
     sources, seen, waiting = {id(part.op) for part in parts}, set(), [tensor.op]
     while waiting:
         op = waiting.pop()
@@ -146,7 +146,7 @@ def _depends(tensor: Any, parts: list[Any]) -> bool:
 
 
 def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The graph of the first call; in a graph that is being made, a part of it."""
+    """Returns the graph of the first call; in a graph that is being made, a part of it."""
     graph: Any = None
 
     def run(*leaves: Any) -> Any:
@@ -162,17 +162,17 @@ def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _graph(fun: Callable[..., Any], leaves: Any) -> Any:
-    """A `tf.function` for one kind of arguments, which does not ask again what kind they are."""
+    """Returns a `tf.function` for one kind of arguments, which it does not check again."""
     return tf.function(fun, autograph=False).get_concrete_function(*leaves)
 
 
 def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """The graph."""
+    """Returns the graph."""
     return _graph(fun, leaves).graph
 
 
 def show(form: Any) -> str:
-    """A line for each node: name, type, inputs, and what comes out; then the bodies of loops."""
+    """Returns a line for each node: name, type, inputs and outputs; then the bodies of loops."""
     lines = [
         f"{op.name} = {op.type}({', '.join(x.name for x in op.inputs)})"
         + "".join(f" : {x.dtype.name}{x.shape}" for x in op.outputs)

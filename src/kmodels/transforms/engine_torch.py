@@ -21,7 +21,7 @@ GENERIC = frozenset({"grad", "value_and_grad", "jvp", "vjp", "hessian", "vmap"})
 
 
 def explain(error: Exception) -> str | None:
-    """Why torch could not trace a function, in a line; None for other errors."""
+    """Returns why torch could not trace a function, in a line; None for other errors."""
     text = str(error)
     if _unknown(error) or _mapped(error) or ".numpy() is not supported" in text:
         return VALUE
@@ -44,12 +44,12 @@ def explain(error: Exception) -> str | None:
 
 
 def _unknown(error: Exception) -> bool:
-    """Whether a value was asked for while tracing."""
+    """Returns whether a value was asked for while tracing."""
     return isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in str(error)
 
 
 def _mapped(error: Exception) -> bool:
-    """Whether the value of a mapped tensor was asked for."""
+    """Returns whether the value of a mapped tensor was asked for."""
     return "vmap: It looks like you're" in str(error)
 
 
@@ -72,27 +72,27 @@ def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 
 def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """A row of second derivatives for each leaf."""
+    """Returns a row of second derivatives for each leaf."""
     _load_forward_mode()
     return torch.func.hessian(fun, tuple(range(len(leaves))))(*leaves)
 
 
 @cache
 def _load_forward_mode() -> None:
-    """What torch loads at the first use, without its warning that a part of its own is outdated."""
+    """Loads torch's forward mode, without its warning about an outdated part of its own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         internals_torch.load_forward_rules()
 
 
 def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pair: bool) -> Any:
-    """What a function returns, stacked; of a pair only the first, the second is as it is."""
+    """Returns a function's stacked results; of a pair only the first is stacked."""
     mapping: Any = torch.func.vmap  # its declared types lack None
     return mapping(fun, tuple(axes), (0, None) if pair else 0, randomness="same")(*leaves)
 
 
 def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The graph of the first call, compiled on accelerators."""
+    """Returns the graph of the first call, compiled on accelerators."""
     graph: Any = None
 
     def run(*leaves: Any) -> Any:
@@ -109,12 +109,12 @@ def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inside_another() -> bool:
-    """Whether torch is transforming or tracing already."""
+    """Returns whether torch is transforming or tracing already."""
     return internals_torch.in_transform() or get_proxy_mode() is not None
 
 
 def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
-    """The graph of ATen operations; with fake tensors, so that no value can slip into it."""
+    """Returns the graph of ATen operations, traced with fake tensors."""
     found = internals_torch.trace_graph(fun, ZEROS, leaves)
     found.graph.eliminate_dead_code()
     found.recompile()
@@ -130,7 +130,7 @@ ZEROS: Any = {internals_torch.zero_without_memory(): _zeros}
 
 
 def show(form: Any) -> str:
-    """The code of a graph."""
+    """Returns the code of a graph."""
     return form.print_readable(print_output=False)
 
 

@@ -1,4 +1,4 @@
-"""What Python does for backends without a means of their own."""
+"""Loops in Python for backends that have none of their own."""
 
 from collections.abc import Callable
 from typing import Any

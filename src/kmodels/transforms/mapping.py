@@ -12,7 +12,7 @@ from kmodels.transforms.tracing import engine, tracing
 
 
 def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
-    """A function that applies `fun` to each entry along an axis, all at once.
+    """Returns a function that applies `fun` to each entry along an axis, all at once.
 
     Random numbers that `fun` draws are the same for all entries.
 
@@ -53,7 +53,7 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
 
 
 def _axes(in_axes: Any, args: Any, kwargs: Any) -> list[Any]:
-    """An axis for each leaf, from the structures of the arguments."""
+    """Returns an axis for each leaf, from the structures of the arguments."""
     if isinstance(in_axes, (tuple, list)):
         if len(in_axes) != args.num_children:
             raise InputError(
@@ -107,7 +107,7 @@ class _Results:
 
 
 def _places(tensors: list[Any], axes: list[Any], join: trees.Join) -> list[int | None]:
-    """The axis of each tensor; leaves that are none must not be mapped."""
+    """Returns the axis of each tensor; leaves that are none must not be mapped."""
     for place, axis in enumerate(axes):
         if axis is not None and place not in join.places:
             raise InputError(
@@ -119,7 +119,7 @@ def _places(tensors: list[Any], axes: list[Any], join: trees.Join) -> list[int |
 
 
 def _place(tensor: Any, axis: Any, name: str) -> int:
-    """The axis counted from the front."""
+    """Returns the axis counted from the front."""
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise InputError(f"vmap: {name} holds {axis!r}; give whole numbers or None")
     rank = len(tensor.shape)

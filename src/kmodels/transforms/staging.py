@@ -18,7 +18,7 @@ def jit(
     static_argnums: int | tuple[int, ...] = (),
     static_argnames: str | tuple[str, ...] = (),
 ) -> Function:
-    """A function that is traced once and then runs without Python.
+    """Returns a function that is traced once and then runs without Python.
 
     It is traced anew for each structure, shape and dtype of its arguments, each value of a static
     one, each choice of `kmodels.generic_only`, and after adapters were put on a model, merged or
@@ -92,7 +92,7 @@ class Trace:
 
 
 def trace(fun: Function) -> Callable[..., Trace]:
-    """A function of the same arguments that returns the intermediate form of `fun` for them.
+    """Returns a function that gives the intermediate form of `fun` for its arguments.
 
     JAX gives a jaxpr, torch an FX graph of ATen operations, TensorFlow the nodes of a graph.
 
@@ -124,7 +124,7 @@ def trace(fun: Function) -> Callable[..., Trace]:
 
 
 def remat(fun: Function) -> Function:
-    """A function whose inside is computed again in reverse mode, and not kept until then.
+    """Returns a function whose inside is computed again in reverse mode, and not kept until then.
 
     On TensorFlow every tensor that `fun` uses must be an argument, as must a model's weights, and
     it has no derivatives in forward mode. On torch, other transforms have no such means: inside
@@ -180,7 +180,7 @@ def _value(leaf: Any) -> Any:
 
 
 def _key(leaves: list[Any], join: trees.Join) -> Any:
-    """What a trace holds for."""
+    """Returns what a trace holds for."""
     kinds = tuple((tuple(x.shape), x.dtype) for x in leaves)
     key = generic_now(), join.spec, join.places, join.rest, kinds
     try:

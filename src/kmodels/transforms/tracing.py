@@ -1,4 +1,4 @@
-"""What every transform does around a traced function: the path of ops, and errors in a line."""
+"""The scope of every traced function: the path of ops, and errors in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -21,7 +21,7 @@ OPTIONS: Any = {"none_is_leaf": True, "namespace": "keras"}
 
 
 class Join:
-    """What puts tensors into their places in a tree.
+    """A function that puts tensors into their places in a tree.
 
     Attributes:
         spec: the structure; equal for equal structures, with a hash.
@@ -33,7 +33,7 @@ class Join:
         self.spec, self.places, self.rest = spec, places, rest
 
     def __call__(self, tensors: Any) -> Any:
-        """The tree with these tensors, or whatever stands for them."""
+        """Returns the tree with these tensors, or whatever stands for them."""
         filled = list(self.rest)
         for place, tensor in zip(self.places, tensors, strict=True):
             filled[place] = tensor
@@ -41,17 +41,17 @@ class Join:
 
 
 def mapped(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
-    """A tree of what the function makes of the leaves of one tree, or of several that are alike."""
+    """Returns a tree of the function's results for the leaves of one or several trees."""
     return optree.tree_map(function, tree, *trees, **OPTIONS)
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """All leaves, in order."""
+    """Returns all leaves, in order."""
     return optree.tree_leaves(tree, **OPTIONS)
 
 
 def _tensor(leaf: Any, numbers: bool) -> Any:
-    """A leaf as a tensor; None for one that is none."""
+    """Returns a leaf as a tensor; None for one that is none."""
     if keras.ops.is_tensor(leaf):
         return leaf
     made = (keras.Variable, np.ndarray, np.generic)
@@ -61,13 +61,13 @@ def _tensor(leaf: Any, numbers: bool) -> Any:
 
 
 def taken(tree: Any, numbers: bool = False) -> Any:
-    """The tree with its NumPy arrays and variables, and Python's numbers if told so, as tensors."""
+    """Returns the tree with arrays, variables and, if asked for, numbers as tensors."""
     tensors, join = apart(tree, numbers)
     return join(tensors)
 
 
 def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
-    """The tensors of a `taken` tree, in order, and what puts others in their places.
+    """Returns the tensors of a `taken` tree, in order, and what puts others in their places.
 
     Leaves come in order, those of dictionaries by their sorted keys. Those that are no tensors stay
     in the tree that `Join` makes.
@@ -85,7 +85,7 @@ def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
 
 
 def spread(prefix: Any, spec: Any, name: str) -> list[Any]:
-    """A prefix tree's leaf for each leaf of a tree, such as one axis for a whole dictionary.
+    """Returns a prefix tree's leaf for each leaf, such as one axis for a dictionary.
 
     Args:
         prefix: a leaf, or a tree whose leaves stand for parts of the tree.
@@ -128,7 +128,7 @@ def floats(tree: Any, what: str) -> tuple[list[Any], Join]:
 
 
 def like(tree: Any, tensors: list[Any], join: Join, what: str) -> list[Any]:
-    """The leaves of a tree that has the structure, shapes and dtypes of other tensors.
+    """Returns the leaves of a tree that has the structure, shapes and dtypes of other tensors.
 
     Args:
         tree: as given.

@@ -1,4 +1,4 @@
-"""What a format found in a file: an architecture, its settings and its tensors."""
+"""The contents of a checkpoint: an architecture, its settings and its tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -15,13 +15,13 @@ _on = False
 
 
 def switch(on: bool) -> None:
-    """Whether models that are loaded from now on wait for their values."""
+    """Sets whether models that are loaded from now on wait for their values."""
     global _on
     _on = on
 
 
 def active() -> bool:
-    """Whether they wait."""
+    """Returns whether they wait."""
     return _on
 
 

@@ -33,7 +33,7 @@ _host = backend_module("kmodels.weights.host", HostBackend, optional=True)
 
 
 def variables(model: Any) -> dict[str, Any]:
-    """The weights of a model by path; states of seeds and metrics are not weights.
+    """Returns the weights of a model by path; states of seeds and metrics are not weights.
 
     A mapping goes through as it is, for models of other packages whose paths are told apart better.
 
@@ -89,7 +89,7 @@ def bind(
     skip: Collection[str] = (),
     origin: object = "the file",
 ) -> Callable[[], int]:
-    """The first half of `load`, which compares; what it gives does the second half, which fills."""
+    """Compares model and tensors, and returns a function that fills the model."""
     held = variables(model)
     bound, problems = _match(held, source, rules, tuple(skip))
     if problems:
@@ -181,7 +181,7 @@ def put(variable: Any, array: np.ndarray) -> None:
 
 
 def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:
-    """The tensors that a file of these rules would hold.
+    """Returns the tensors that a file of these rules would hold.
 
     Args:
         model: a built Keras model.
@@ -215,11 +215,11 @@ def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:
 
 
 def values(variable: Any) -> np.ndarray:
-    """A variable's values on the host, in its own dtype; what lies in parts is gathered by all."""
+    """Returns a variable's values on the host, in its own dtype; all processes gather them."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     return np.asarray(keras.ops.convert_to_numpy(gather.whole(variable)), dtype=dtype)
 
 
 def paths_as_names(paths: Iterable[str]) -> list[Rule]:
-    """The table of our own files, whose tensors are called as the variables are."""
+    """Returns the table of our own files, whose tensors are called as the variables are."""
     return [Rule(path, path) for path in paths]

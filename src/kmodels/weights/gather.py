@@ -25,7 +25,7 @@ _gather = backend_module("kmodels.weights.gather", GatherBackend, optional=True)
 
 
 def whole(variable: Any) -> Any:
-    """A tensor or array of all values; all processes call it together where each holds a part.
+    """Returns all values of a tensor; of a sharded one, all processes call it together.
 
     Of one variable after another, so that no more than one is in memory whole.
     """

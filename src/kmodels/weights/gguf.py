@@ -20,7 +20,7 @@ _MOST_ENTRIES = 2**20
 
 
 def open_gguf(path: str | Path) -> Any:
-    """A `gguf.GGUFReader` of a whole file.
+    """Returns a `gguf.GGUFReader` of a whole file.
 
     Args:
         path: of the file.
@@ -43,7 +43,7 @@ def open_gguf(path: str | Path) -> Any:
 
 
 def setting(reader: Any, name: str, default: Any = None) -> Any:
-    """A setting of a file, or `default` where it is not there.
+    """Returns a setting of a file, or `default` where it is not there.
 
     Args:
         reader: of `open_gguf`.
@@ -79,7 +79,7 @@ def _text(data: mmap.mmap, at: int) -> int:
 
 
 def _value(data: mmap.mmap, at: int, kind: int) -> int:
-    """Where the value that begins here ends."""
+    """Returns where the value that begins here ends."""
     if kind == _TEXT:
         return _text(data, at)
     if kind != _LIST:

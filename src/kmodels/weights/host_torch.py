@@ -37,7 +37,7 @@ def fill_part(variable: Any, array: np.ndarray) -> None:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor in the array's memory, bfloat16 included."""
+    """Returns a tensor in the array's memory, bfloat16 included."""
     if not array.flags.writeable:
         array = array.copy()  # torch warns of memory that it may not write
     if array.dtype.name == "bfloat16":
@@ -46,7 +46,7 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor as an array that shares its memory, bfloat16 included."""
+    """Returns a tensor as an array that shares its memory, bfloat16 included."""
     if tensor.dtype != torch.bfloat16:
         return tensor.detach().numpy()
     return tensor.detach().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)

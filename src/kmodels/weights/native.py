@@ -76,7 +76,7 @@ def save(
 
 
 def is_ours(path: Path, description: dict[str, Any]) -> bool:
-    """Whether a directory is of this format, be it damaged; `description` is its config.json."""
+    """Returns whether a directory is of this format, by `description`, its config.json."""
     return "kmodels" in description or (path / NAME).is_file()
 
 

@@ -40,7 +40,7 @@ def write_parts(path: Path, parts: Mapping[str, tuple[Start, np.ndarray]]) -> No
 
 
 def read_parts(files: Sequence[Path]) -> dict[str, LazyArray]:
-    """The whole tensors of several files, read where they are asked for, part by part.
+    """Returns the whole tensors of several files, read where they are asked for, part by part.
 
     Args:
         files: all that belong together; those without offsets hold whole tensors.

@@ -14,7 +14,7 @@ from kmodels.weights.tensors import LazyArray
 
 
 def read(path: Path) -> dict[str, LazyArray]:
-    """The tensors of a state dictionary.
+    """Returns the tensors of a state dictionary.
 
     Raises:
         InputError: for a file that is damaged, or holds anything else.

@@ -30,7 +30,7 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
 
 
 def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
-    """The weights that make `new` samples of `old` ones along an axis.
+    """Returns the weights that make `new` samples of `old` ones along an axis.
 
     Args:
         old: samples there are.
@@ -79,7 +79,7 @@ def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
 def resize_positions(
     table: np.ndarray, old: Grid, new: Grid, prefix: int, method: Method
 ) -> np.ndarray:
-    """A position embedding for another grid of patches.
+    """Returns a position embedding for another grid of patches.
 
     Args:
         table: (1, prefix + old rows * old columns, D).
@@ -108,7 +108,7 @@ def fit_positions(table: LazyArray, old: Grid, new: Grid, prefix: int, method: M
 
 
 def square_grid(rows: int, name: str) -> Grid:
-    """The grid of a table that belongs to a square image.
+    """Returns the grid of a table that belongs to a square image.
 
     Raises:
         InputError: where no square has this many rows.

@@ -40,7 +40,7 @@ MOST_HEADER = 5_000_000
 
 
 def read_safetensors(path: Path) -> dict[str, LazyArray]:
-    """The tensors of a safetensors file, or of a directory with one file or an index of several.
+    """Returns the tensors of a safetensors file, or of a directory of one or several.
 
     Raises:
         InputError: for a file that is missing, cut short, or not safetensors.
@@ -64,7 +64,7 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts in the header of a safetensors file that `read_safetensors` reads."""
+    """Returns the texts in the header of a safetensors file that `read_safetensors` reads."""
     from safetensors import safe_open
 
     with safe_open(str(path), framework="numpy") as file:
@@ -72,7 +72,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Returns the object in a JSON file.
 
     Raises:
         InputError: for a file that does not hold one.
@@ -183,7 +183,7 @@ def _is_file_name(name: Any) -> bool:
 
 
 def read_pickled(path: Path) -> dict[str, LazyArray]:
-    """The tensors of a file that torch pickled, where torch is installed; no code in it runs.
+    """Returns the tensors of a file that torch pickled; no code in it runs.
 
     Raises:
         InputError: for a file that holds anything but tensors, or without torch.
@@ -194,7 +194,7 @@ def read_pickled(path: Path) -> dict[str, LazyArray]:
 
 
 def read_npz(path: Path) -> dict[str, LazyArray]:
-    """The arrays of an `.npz` file; its checksums are verified first, which reads it once.
+    """Returns the arrays of an `.npz` file; its checksums are verified first, which reads it once.
 
     Raises:
         InputError: for a file that is damaged, or holds something other than plain arrays.

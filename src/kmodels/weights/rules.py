@@ -9,7 +9,7 @@ from kmodels.weights.transforms import Transform, identity
 
 @dataclass(frozen=True)
 class Rule:
-    """What a tensor of a file is in the model.
+    """The place of a file's tensor in the model.
 
     Args:
         source: name in the file; `{i}` stands for a block's number.
@@ -62,7 +62,7 @@ def bind_sources(rules: Iterable[Rule], names: Iterable[str]) -> dict[str, Bound
 
 
 def bind_targets(rules: Iterable[Rule], paths: Iterable[str]) -> list[Bound]:
-    """The rules that write to these variables, in the order of the variables."""
+    """Returns the rules that write to these variables, in the order of the variables."""
     compiled = [(rule, _pattern(rule.targets[0])) for rule in rules]
     found = []
     for path in paths:

@@ -32,7 +32,7 @@ class LazyArray:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def part(self, index: Index) -> np.ndarray:
-        """What a slice of step 1 for each dimension chooses, read alone where that is possible."""
+        """Returns the values of a slice (step 1) per dimension, read alone where possible."""
         if self.read_part is None or all(
             piece.indices(size) == (0, size, 1)
             for piece, size in zip(index, self.shape, strict=True)
@@ -41,12 +41,12 @@ class LazyArray:
         return self.read_part(index)
 
     def map(self, shape: Sequence[int], change: Callable[[np.ndarray], np.ndarray]) -> Self:
-        """The same tensor after `change`, which gives arrays of `shape`."""
+        """Returns the same tensor after `change`, which gives arrays of `shape`."""
         return replace(self, shape=tuple(shape), read=lambda: change(self.read()), read_part=None)
 
 
 def constant(value: float, shape: Sequence[int], dtype: Any = "float32") -> LazyArray:
-    """A tensor that holds one value everywhere."""
+    """Returns a tensor that holds one value everywhere."""
     size = tuple(shape)
     kind = np.dtype(dtype)
     return LazyArray(size, kind, lambda: np.full(size, value, kind))

@@ -67,7 +67,7 @@ def prepend_zeros(rows: int) -> Transform:
 
 
 def source_shape(shapes: list[tuple[int, ...]], transform: Transform, axis: int) -> tuple[int, ...]:
-    """The shape in the file of a tensor that becomes variables of these shapes.
+    """Returns the shape in the file of a tensor that becomes variables of these shapes.
 
     Args:
         shapes: of the variables; several where the file keeps them fused along `axis`.
@@ -83,11 +83,11 @@ def source_shape(shapes: list[tuple[int, ...]], transform: Transform, axis: int)
 
 
 def split_points(shapes: list[tuple[int, ...]], transform: Transform, axis: int) -> list[int]:
-    """Where to cut the file's tensor along `axis` to get one part per variable."""
+    """Returns where to cut the file's tensor along `axis` to get one part per variable."""
     sizes = [source_shape([shape], transform, axis)[axis] for shape in shapes]
     return [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
 
 
 def parameters(shape: tuple[int, ...]) -> int:
-    """Number of values in an array of this shape."""
+    """Returns number of values in an array of this shape."""
     return math.prod(shape)

@@ -115,7 +115,7 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
 
 
 def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str, Any]]:
-    """Every array by its path, unless it lies somewhere else than in this place of this file.
+    """Returns every array by its path, unless it lies elsewhere than in this file.
 
     Args:
         file: opened by h5py.

@@ -11,7 +11,7 @@ _CALLBACK_LIST: Any = CallbackList
 
 
 def fit_callbacks(callback: Any) -> tuple[list[Any], CodeType | None]:
-    """The callbacks that the running `fit` calls, and the code of that `fit`.
+    """Returns the callbacks that the running `fit` calls, and the code of that `fit`.
 
     Call it inside a hook of the callback. Keras tells a callback its model and the numbers of the
     `fit`, never the list that it is in: the list is a local variable of `fit`, the model does not
@@ -25,7 +25,7 @@ def fit_callbacks(callback: Any) -> tuple[list[Any], CodeType | None]:
 
 
 def _frame_of_hook(callback: Any) -> FrameType | None:
-    """Where Keras' list of callbacks calls this one."""
+    """Returns where Keras' list of callbacks calls this one."""
     frame = sys._getframe(2)
     while frame is not None:
         owner: Any = frame.f_locals.get("self")

@@ -14,7 +14,7 @@ DataAdapter: Any = data_adapter_base.DataAdapter
 
 
 def data_adapter(x: Any, **settings: Any) -> Any:
-    """What Keras makes of data that it knows; the settings are those of `fit`."""
+    """Returns what Keras makes of data that it knows; the settings are those of `fit`."""
     return data_adapters.get_data_adapter(x, **settings)
 
 

@@ -8,12 +8,12 @@ from keras.src.backend.common import global_state
 
 
 def children(layer: Any) -> list[Any]:
-    """The layers that are parts of a layer, without theirs."""
+    """Returns the layers that are parts of a layer, without theirs."""
     return list(layer._layers)
 
 
 def made_trainable(layer: Any) -> list[Any]:
-    """A layer's own variables that were made to be trained, frozen or not."""
+    """Returns a layer's own variables that were made to be trained, frozen or not."""
     return list(layer._trainable_variables)
 
 
@@ -23,7 +23,7 @@ def set_trainable(layer: Any, trainable: bool) -> None:
 
 
 def sublayers(layer: Any) -> list[Any]:
-    """The layer itself and all below it, in no order to rely on."""
+    """Returns the layer itself and all below it, in no order to rely on."""
     return list(layer._flatten_layers())
 
 
@@ -67,17 +67,17 @@ def call_context(context: Any) -> Iterator[None]:
 
 
 def current_call_context() -> Any:
-    """The context of the call that is running, or None."""
+    """Returns the context of the call that is running, or None."""
     return global_state.get_global_attribute(_CONTEXT)
 
 
 def set_rematerialized(layer: Any, active: bool) -> None:
-    """Whether Keras asks `rematerialized_call` how to call this layer."""
+    """Sets whether Keras asks `rematerialized_call` how to call this layer."""
     layer._remat_mode = active or None
 
 
 def is_rematerialized(layer: Any) -> bool:
-    """Whether `set_rematerialized`, or a scope of Keras' own, made this layer so."""
+    """Returns whether `set_rematerialized`, or a scope of Keras' own, made this layer so."""
     return bool(layer._remat_mode)
 
 

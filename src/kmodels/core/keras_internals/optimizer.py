@@ -8,7 +8,7 @@ _NO_SLOTS = ("_variables", "_trainable_variables")
 
 
 def built_for(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer has slots for."""
+    """Returns the variables that an optimizer has slots for."""
     return list(optimizer._trainable_variables)
 
 

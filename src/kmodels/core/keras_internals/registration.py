@@ -1,4 +1,4 @@
-"""What Keras finds in its files by name before the module that defines it is imported.
+"""Registration of classes by name, before the modules that define them are imported.
 
 `import kmodels` loads no models. Keras looks a class up in its table of registered objects. Until
 the class itself stands there, so does an object that loads it when Keras makes one from its config.
@@ -47,7 +47,7 @@ class Later:
         self.module = module
 
     def from_config(self, config: dict[str, Any]) -> Any:
-        """The object of a config, after the import of its module."""
+        """Returns the object of a config, after the import of its module."""
         from keras.saving import get_custom_objects
 
         importlib.import_module(self.module)

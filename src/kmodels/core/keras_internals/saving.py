@@ -6,7 +6,7 @@ from keras.src.saving import saving_lib
 
 
 def saved_arrays(model: Any) -> dict[str, Any]:
-    """What Keras would write of a model to a .weights.h5 file, by path there; mostly variables."""
+    """Returns what Keras would write to a .weights.h5 file, mostly variables, by path."""
     names = _Names()
     saving_lib._save_state(model, names, None, "", set())
     return names.found

@@ -23,13 +23,13 @@ _counts_without_seed: Counter[str] = Counter()
 
 
 def random_seed() -> int | None:
-    """The seed given to `keras.utils.set_random_seed`, or None where none was."""
+    """Returns the seed given to `keras.utils.set_random_seed`, or None where none was."""
     seed = rng_utils.get_random_seed()
     return None if seed is None else int(seed)
 
 
 def count_since_seed(what: str) -> int:
-    """How many times this function was called with `what` before, since the seed was set.
+    """Returns how many times this function was called with `what` before, since the seed was set.
 
     Where no seed was set it counts from the beginning of the process.
     """
@@ -47,7 +47,7 @@ def count_since_seed(what: str) -> int:
 
 
 def global_seed() -> Any:
-    """The state variable of the seed that Keras takes where none is given; None before its use."""
+    """Returns the state variable of Keras' global seed generator; None before its use."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
 

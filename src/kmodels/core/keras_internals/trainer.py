@@ -13,7 +13,7 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
 
 
 def step_output(model: Any) -> Any:
-    """An array that the last step of a running `fit` gives, on JAX; None where there is none."""
+    """Returns an array that the last step of a running `fit` returned on JAX, or None."""
     state = getattr(model, "_jax_state", None) or {}
     parts = (state.get(f"{name}_variables") for name in ("metrics", "optimizer", "trainable"))
     return next((part[-1] for part in parts if part), None)
@@ -59,20 +59,20 @@ def keeping_values(model: Any) -> Iterator[None]:
 
 
 def metrics_built(model: Any) -> bool:
-    """Whether the metrics given to `compile` have their variables."""
+    """Returns whether the metrics given to `compile` have their variables."""
     if (built := getattr(model, "metrics_built", None)) is not None:
         return built
     return model._compile_metrics is None or model._compile_metrics.built
 
 
 def unweighted_metrics(model: Any) -> Any:
-    """The `metrics` given to `compile`, which count rows whatever they weigh; None without."""
+    """Returns the `metrics` given to `compile`, which ignore sample weights, or None."""
     given = getattr(model, "_compile_metrics", None)
     return getattr(given, "_user_metrics", None)
 
 
 def part_of_loss(mean: Any) -> Any:
-    """What a replica's mean counts in the loss: on TensorFlow their gradients are summed."""
+    """Returns the factor of a replica's mean in the loss: TensorFlow sums their gradients."""
     return scale_loss_for_distribution(mean)
 
 

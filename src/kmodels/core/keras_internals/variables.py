@@ -59,7 +59,7 @@ def draw_values(variables: Iterable[Any]) -> None:
 
 
 def _place() -> Any:
-    """What the distribution in force does with arrays of the host; None where it does nothing."""
+    """Returns what the distribution does with arrays of the host, or None for nothing."""
     return getattr(keras.distribution.distribution(), "place", None)
 
 
@@ -69,17 +69,17 @@ def in_stateless_scope() -> bool:
 
 
 def draws_later() -> bool:
-    """Whether a new variable is better made `without_values`, and drawn by `draw_values`."""
+    """Returns whether variables are made `without_values` and drawn by `draw_values`."""
     return _place() is not None and not in_stateless_scope()
 
 
 def no_autocast() -> AutocastScope:
-    """A block in which variables have their own dtype."""
+    """Returns a block in which variables have their own dtype."""
     return AutocastScope(None)
 
 
 def autocast(policy: Any) -> AutocastScope:
-    """Variables are read in the policy's compute dtype inside the block, as in a layer's call."""
+    """Returns a block in which variables are read in the compute dtype, as in a layer's call."""
     # Named where it changes nothing too: under AutocastScope(None) a variable's `dtype` is float32.
     return AutocastScope(policy.compute_dtype)
 

@@ -129,7 +129,7 @@ class _DamagedError(InputError):
 
 
 def _described(source: Remote) -> dict[str, Any] | None:
-    """What names the files of a published directory; None where nothing, or nothing whole, does."""
+    """Returns the list of a published directory's files; None where nothing is whole."""
     try:
         found = json.loads(source.system.cat_file((source / PUBLISHED).path))
         files = {_inside(name): dict(stamp) for name, stamp in found["files"].items()}
@@ -187,7 +187,7 @@ def _download(source: Remote, files: dict[str, dict[str, Any]], into: Path) -> N
 
 
 def _inside(name: str) -> str:
-    """The name of a file, if it leads to no place outside of its directory."""
+    """Returns the name of a file, if it leads to no place outside of its directory."""
     if not name or name.startswith("/") or ".." in PurePosixPath(name).parts:
         raise InputError(f"a remote directory names {name!r}, a place outside of it")
     return name

@@ -1,1 +1,1 @@
-"""What `fit` accepts, turned into batches of NumPy arrays."""
+"""Data that `fit` accepts, turned into batches of NumPy arrays."""

@@ -1,4 +1,4 @@
-"""How long steps wait for data, and how many workers would end that."""
+"""The time that steps wait for data, and the number of workers that would end it."""
 
 import math
 import os

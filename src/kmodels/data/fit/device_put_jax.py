@@ -16,12 +16,12 @@ FORKS = False
 
 
 def ahead() -> int:
-    """How many batches pay to be made ahead: on a CPU they would take its cores from the step."""
+    """Returns how many batches to prefetch: on a CPU they would take cores from the step."""
     return 0 if jax.default_backend() == "cpu" else 2
 
 
 def placer() -> Callable[[Any], Any]:
-    """What puts a batch where the step wants it; ask for it in the thread that trains.
+    """Returns what puts a batch where the step wants it; ask for it in the thread that trains.
 
     Transfers go on beside the computation. Under `keras.distribution` a batch stays on the host:
     Keras cuts it up and sends the parts, and does not wait for them either.
@@ -38,7 +38,7 @@ def placer() -> Callable[[Any], Any]:
 
 
 def busy(model: Any) -> Callable[[], bool] | None:
-    """Whether the device is still at the last step of `fit`; None where it is at none."""
+    """Returns whether the device is still at the last step of `fit`; None where it is at none."""
     output: Any = keras_internals.step_output(model)
     if output is None or output.is_deleted():
         return None

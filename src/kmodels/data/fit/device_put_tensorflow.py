@@ -11,12 +11,12 @@ FORKS = False
 
 
 def ahead() -> int:
-    """How many batches pay to be made ahead: on a CPU they would take its cores from the step."""
+    """Returns how many batches to prefetch: on a CPU they would take cores from the step."""
     return 2 if tf.config.list_physical_devices("GPU") else 0
 
 
 def placer() -> Callable[[Any], Any]:
-    """What puts a batch where the step wants it."""
+    """Returns what puts a batch where the step wants it."""
 
     def put(part: Any) -> Any:
         composite = isinstance(part, tf.RaggedTensor | tf.SparseTensor)

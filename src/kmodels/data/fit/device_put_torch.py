@@ -12,7 +12,7 @@ TAKES_WEIGHTS = False
 
 
 def ahead() -> int:
-    """How many batches pay to be made ahead.
+    """Returns how many batches to prefetch.
 
     On a CPU they would take its cores from the step, and draw from the generator that dropout draws
     from.
@@ -21,7 +21,7 @@ def ahead() -> int:
 
 
 def placer() -> Callable[[Any], Any]:
-    """What puts a batch where the step wants it; ask for it in the thread that trains.
+    """Returns what puts a batch where the step wants it; ask for it in the thread that trains.
 
     From pinned memory, so that nobody waits for the copy: it has its place before the step that
     uses it in the stream.
@@ -42,7 +42,7 @@ def placer() -> Callable[[Any], Any]:
 
 
 def busy(model: Any) -> Callable[[], bool] | None:
-    """Whether the device is still at what it was given; None where it computes at once."""
+    """Returns whether the device is still at what it was given; None where it computes at once."""
     if not torch.cuda.is_initialized():
         return None
     event = torch.cuda.Event()

@@ -14,7 +14,7 @@ from kmodels.data.fit.device_put_tensorflow import placer
 
 
 def keeps_pipeline(model: Any) -> bool:
-    """Whether batches go through tf.data: under a strategy, and to several steps in one call.
+    """Returns whether batches go through tf.data, as under a strategy.
 
     A model that was made in the scope of a strategy keeps it when the scope has ended, and Keras
     asks any strategy, one of a single replica too, to distribute a `tf.data.Dataset`.
@@ -25,7 +25,7 @@ def keeps_pipeline(model: Any) -> bool:
 
 
 class Passes:
-    """What Keras takes for a data set: gone through once an epoch."""
+    """A data set for Keras that is iterated over once per epoch."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]):
         self._begin = begin

@@ -18,7 +18,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def expand(pattern: str) -> list[Path]:
-    """Files that a pattern names, in order.
+    """Returns files that a pattern names, in order.
 
     Args:
         pattern: a path or an address, with "{0000..0003}" or "{a,b}" for each of several, "*", "?"

@@ -151,7 +151,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
-    """A NumPy archive with arrays named as in Keras' own data sets."""
+    """Returns a NumPy archive with arrays named as in Keras' own data sets."""
     if not path.is_file():
         raise InputError(f"{path} does not exist; give npz:FILE")
     with path.open("rb") as file:

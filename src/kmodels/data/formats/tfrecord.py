@@ -70,7 +70,7 @@ class TFRecords:
         return f"{self._files.paths[file]}: record {record}"
 
     def picture(self, number: int) -> np.ndarray:
-        """The picture of a record, uint8 (H, W, C): a picture file, or pixels with their shape."""
+        """Returns the picture of a record, uint8 (H, W, C), of a file or of raw pixels."""
         sample, where = self._example(number), self.name(number)
         key = next((k for k in PICTURE_KEYS if isinstance(sample.get(k), bytes)), None)
         if key is None:
@@ -87,7 +87,7 @@ class TFRecords:
         return decode(content, where)
 
     def label(self, number: int) -> int:
-        """The class of a record."""
+        """Returns the class of a record."""
         sample = self._example(number)
         found = next((sample[key] for key in LABEL_KEYS if key in sample), None)
         if not isinstance(found, np.ndarray) or found.shape or found.dtype != np.int64 or found < 0:

@@ -70,7 +70,7 @@ class TarShards:
         return f"{self._files.paths[file]}: sample {_split(member.name)[0]}"
 
     def picture(self, number: int) -> np.ndarray:
-        """The first picture of a sample, uint8 (H, W, 3)."""
+        """Returns the first picture of a sample, uint8 (H, W, 3)."""
         held = self._held(number)
         kind = next((kind for kind in held if kind.rpartition(".")[2] in _PICTURES), None)
         if kind is None:
@@ -78,7 +78,7 @@ class TarShards:
         return self._value(number, kind, held[kind])
 
     def label(self, number: int) -> int:
-        """The class of a sample: its cls, or "label" of its json."""
+        """Returns the class of a sample: its cls, or "label" of its json."""
         held = self._held(number)
         found: Any = None
         if "cls" in held:

@@ -16,7 +16,7 @@ from kmodels.data.rng import symmetric_beta, uniforms
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to training pictures, in this order.
+    """Augmentations of training pictures, applied in this order.
 
     Args:
         crop_padding: pads by so many black pixels on each side and crops the original size back.

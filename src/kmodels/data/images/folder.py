@@ -51,7 +51,7 @@ class FileSource:
         return [self.picture(int(i)) for i in indices], self.labels[indices]
 
     def picture(self, number: int) -> np.ndarray:
-        """One picture, uint8 (H, W, 3)."""
+        """Returns one picture, uint8 (H, W, 3)."""
         name = self.names[number]
         where = f"{self.root}/{name}"
         try:
@@ -124,7 +124,7 @@ def read_folder(
 
 
 def _list(root: Path) -> Listing:
-    """Parts of every picture's path below root; a folder without any gives (*parts, "")."""
+    """Returns parts of every picture's path below root; a folder without any gives (*parts, "")."""
     if root.is_dir():
         paths = [
             (*path.relative_to(root).parts, *(("",) if path.is_dir() else ()))
@@ -209,7 +209,7 @@ def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]],
 
 
 def _has_splits(found: Listing) -> bool:
-    """Whether a train folder holds class folders; with pictures right in it, it is a class."""
+    """Returns whether a train folder holds class folders; with pictures in it, it is a class."""
     train = [
         parts
         for parts in found
@@ -247,7 +247,7 @@ def _take(source: FileSource, chosen: np.ndarray) -> FileSource:
 
 
 def _common_size(source: FileSource) -> tuple[int, int]:
-    """The size that a sample of the pictures has, or an InputError if they differ."""
+    """Returns the size that a sample of the pictures has, or an InputError if they differ."""
     numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
     sizes = {source.picture(int(number)).shape[:2] for number in numbers}
     if len(sizes) > 1:

@@ -108,7 +108,7 @@ class ImageLoader(keras.utils.PyDataset):
         return self.maker.batch_size
 
     def part(self, start: int, stop: int) -> "ImageLoader":
-        """The same batches, less all rows but these: see `kmodels.data.fit.rows.rows_within`."""
+        """Returns the same batches with these rows alone, see `rows_within`."""
         part = copy.copy(self)
         part.maker, part._pool, part._ahead = replace(self.maker, rows=(start, stop)), None, {}
         return part

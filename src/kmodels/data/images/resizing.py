@@ -11,7 +11,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
 @dataclass(frozen=True)
 class Resizing:
-    """How pictures come to the size that a model takes.
+    """Resizing of pictures to the size that a model takes.
 
     Args:
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
@@ -43,7 +43,7 @@ class Resizing:
     def __call__(
         self, picture: np.ndarray, size: tuple[int, int], box: tuple | None = None
     ) -> np.ndarray:
-        """A picture, or the part of it that `box` names, in another size; see `resize`."""
+        """Returns a picture, or the part of it that `box` names, in another size; see `resize`."""
         if box is None and self.crop_to_aspect_ratio:
             picture = middle(picture, size)
         return resize(picture, size, box, self.interpolation, self.antialias)
@@ -59,7 +59,7 @@ def resize(
     interpolation: str = "bilinear",
     antialias: bool = True,
 ) -> np.ndarray:
-    """A picture in another size.
+    """Returns a picture in another size.
 
     Args:
         picture: uint8 or float32 (H, W, C).
@@ -107,7 +107,7 @@ def _between_two(picture: np.ndarray, size: tuple[int, int], box: tuple | None) 
 
 
 def middle(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The largest part around the middle with the aspect ratio of `size`, as Keras cuts it."""
+    """Returns the largest centre crop with the aspect ratio of `size`, as Keras cuts it."""
     (height, width), (down, across) = picture.shape[:2], size
     rows = max(min(height, int(width * down / across)), 1)
     columns = max(min(width, int(height * across / down)), 1)

@@ -1,4 +1,4 @@
-"""Where pictures come from: the protocol, arrays, made-up pictures, and the bundle of splits."""
+"""Sources of pictures: the protocol, arrays, synthetic pictures, the bundle of splits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Pictures and labels.
+        """Returns pictures and labels.
 
         Returns:
             Pictures with values from 0 to 255, uint8 or float32: one array (B, H, W, C) where all
@@ -93,7 +93,7 @@ class SyntheticSource:
 
 @dataclass
 class DataBundle:
-    """What `open_dataset` found.
+    """The splits and classes that `open_dataset` found.
 
     Attributes:
         train: to fit on.
@@ -171,7 +171,7 @@ def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray
 def split(
     n: int, shares: Sequence[float], seed: int, purpose: str = "split"
 ) -> tuple[np.ndarray, ...]:
-    """Numbers 0..n-1 drawn into a first part (the rest) and one part per share; pure in the seed.
+    """Returns 0..n-1 drawn into a first part (the rest) and one per share, pure in the seed.
 
     Returns:
         Sorted int arrays: the rest first, then one for each share (at least one sample each where

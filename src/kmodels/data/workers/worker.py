@@ -1,4 +1,4 @@
-"""What a worker process runs: see `workers`."""
+"""The main program of a worker process, see `pool`."""
 
 import os
 import pickle
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself where it survives the way to the parent, else one with its text."""
+    """Returns the error itself where it survives the way to the parent, else one with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

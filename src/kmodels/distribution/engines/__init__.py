@@ -1,1 +1,1 @@
-"""What each backend does to train over many devices."""
+"""The engines: how each backend trains on many devices."""

@@ -22,7 +22,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 
 
 class DDPTrainer:
-    """What all ways to train a model in several processes have in common."""
+    """The base of all ways to train one model in several processes."""
 
     def begin(self, model: Any) -> None:
         """Looks at a compiled model before its first step.
@@ -40,7 +40,7 @@ class DDPTrainer:
         _check_same(self.facts(model))
 
     def facts(self, model: Any) -> dict[str, Any]:
-        """What must be the same in all processes, by variable path."""
+        """Returns what must be the same in all processes, by variable path."""
         slots = getattr(model.optimizer, "variables", ())
         # What is accumulated is each process's own.
         variables = [v for v in (*model.variables, *slots) if "gradient_accumulator" not in v.path]
@@ -62,7 +62,7 @@ class DDPTrainer:
         """Called before the state is read: what was accumulated elsewhere goes to the optimizer."""
 
     def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
-        """The loss, whose backward pass leaves the gradients of all processes' mean loss.
+        """Returns the loss, whose backward pass leaves the gradients of all processes' mean loss.
 
         Args:
             loss: a scalar, the mean over the rows of this process.
@@ -72,7 +72,7 @@ class DDPTrainer:
         raise NotImplementedError
 
     def gradients(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> list[Any]:
-        """The gradients of all processes' mean loss, None where a variable has no part in it."""
+        """Returns the gradients of all processes' mean loss, None for unused variables."""
         _clear(variables)
         self.joined(loss, variables, optimizer).backward()
         found = [variable.value.grad for variable in variables]
@@ -80,7 +80,7 @@ class DDPTrainer:
         return found
 
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
-        """The results of metrics over the rows of all processes, by name.
+        """Returns the results of metrics over the rows of all processes, by name.
 
         The metrics' own variables go on counting the rows of this process.
         """
@@ -91,7 +91,7 @@ class DDPTrainer:
 
 
 def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
-    """The results of metrics by name; one that has several gives each."""
+    """Returns the results of metrics by name; one that has several gives each."""
     found: dict[str, Any] = {}
     for metric in metrics:
         result = metric.result()
@@ -176,7 +176,7 @@ class _Held(torch.nn.Module):
 
 
 def _leaves(loss: torch.Tensor) -> set[int]:
-    """The tensors that the backward pass leaves gradients in, by id."""
+    """Returns the tensors that the backward pass leaves gradients in, by id."""
     found, seen, waiting = set(), set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -191,7 +191,7 @@ def _leaves(loss: torch.Tensor) -> set[int]:
 
 @torch.no_grad()
 def _summed(variables: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
-    """Variables of metrics with their values over all processes, in one collective for each dtype.
+    """Returns metrics' variables with their values over all processes, one collective per dtype.
 
     Keras' `aggregation` says how; what is not to be aggregated stays as it is.
     """
@@ -215,7 +215,7 @@ def _summed(variables: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
 
 
 def _losses(model: Any) -> list[Any]:
-    """The losses given to `compile`."""
+    """Returns the losses given to `compile`."""
     given = keras.tree.flatten(getattr(model, "loss", None))
     return [loss for loss in given if isinstance(loss, keras.losses.Loss)]
 
@@ -235,7 +235,7 @@ def _check_same(facts: dict[str, Any]) -> None:
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
-    """The numbers as integers, so that a sum tells one bit from another."""
+    """Returns the numbers as integers, so that a sum tells one bit from another."""
     value = value.detach()
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return value.contiguous().reshape(-1).view(kinds[value.element_size()]).to(torch.int64)

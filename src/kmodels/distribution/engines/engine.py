@@ -1,4 +1,4 @@
-"""What the rest of kmodels knows of a backend's way to use many devices."""
+"""The protocol of an engine, which hides how a backend uses many devices."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -57,7 +57,7 @@ class EngineBackend(Protocol):
 
 
 def check_place(mesh: Mesh, in_force: bool, model: Any, lies: Callable[[Any], bool]) -> None:
-    """What `Engine.check` has to say on every backend.
+    """Checks what `Engine.check` checks on every backend.
 
     Args:
         mesh: of the engine.

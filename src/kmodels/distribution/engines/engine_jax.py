@@ -23,7 +23,7 @@ MORE = "on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={}"
 
 
 def devices() -> int:
-    """How many there are, in all processes."""
+    """Returns how many there are, in all processes."""
     return len(keras.distribution.list_devices())
 
 
@@ -52,7 +52,7 @@ class BatchLayout(keras.distribution.TensorLayout):
 
 
 def _rows(distribution: Any, axes: tuple[str, ...], shape: Sequence[int]) -> BatchLayout:
-    """Where a batch of this process lies; its first dimension are the rows."""
+    """Returns where a batch of this process lies; its first dimension are the rows."""
     processes = min(distribution.num_model_replicas, distribution.num_processes)
     parts = distribution.num_model_replicas // processes
     if shape and shape[0] % parts:
@@ -64,7 +64,7 @@ def _rows(distribution: Any, axes: tuple[str, ...], shape: Sequence[int]) -> Bat
 
 
 def _placed(distribution: Any, variable: Any, values: np.ndarray) -> jax.Array:
-    """An array of the host where the variable lies; all processes have the same values.
+    """Returns an array of the host where the variable lies; all processes have the same values.
 
     Each device gets its part alone. `jax.device_put` would have all processes compare their values.
     """
@@ -78,7 +78,7 @@ class Replicated(keras.distribution.DataParallel):
     place = _placed
 
     def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
-        """Rows over `data`; raises `InputError` where they do not divide."""
+        """Returns rows over `data`; raises `InputError` where they do not divide."""
         return _rows(self, ("data",), data_shape)
 
 
@@ -107,7 +107,7 @@ class Sharded(keras.distribution.ModelParallel):
         return self._mesh.replicas
 
     def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
-        """Rows over `data` and `fsdp`; raises `InputError` where they do not divide."""
+        """Returns rows over `data` and `fsdp`; raises `InputError` where they do not divide."""
         return _rows(self, ("data", "fsdp"), data_shape)
 
     def get_variable_layout(self, variable: Any) -> Any:

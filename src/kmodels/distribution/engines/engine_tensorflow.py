@@ -25,7 +25,7 @@ MORE = (
 
 
 def devices() -> int:
-    """How many there are: GPUs, or without any logical CPUs."""
+    """Returns how many there are: GPUs, or without any logical CPUs."""
     return len(_every())
 
 
@@ -103,7 +103,7 @@ def use(mesh: Mesh) -> Engine:
 
 @functools.cache
 def _mirrored(names: tuple[str, ...]) -> Any:
-    """The strategy of these devices; made once, and without collectives where they are CPUs.
+    """Returns the strategy of these devices; it is made once, without collectives on CPUs.
 
     Strategies of one process number their exchanges alike, and mix them.
     """

@@ -15,7 +15,7 @@ MORE = "start {0} processes: torchrun --nproc-per-node={0} script.py"
 
 
 def devices() -> int:
-    """How many there are, in all processes: each has one."""
+    """Returns how many there are, in all processes: each has one."""
     return processes.count()
 
 

@@ -97,7 +97,7 @@ def shard(model: Any, mesh: DeviceMesh) -> Any:
 
 
 def _layers(model: Any) -> list[Any]:
-    """The layers with weights that a model, or a model in it, is made of; each once."""
+    """Returns the layers with weights that a model, or a model in it, is made of; each once."""
     found: dict[int, Any] = {}
     for layer in model.layers:
         inside = _layers(layer) if isinstance(layer, keras.Model) else [layer]
@@ -134,7 +134,7 @@ def _cut(layer: Any, mesh: DeviceMesh) -> Group:
 
 
 def _dimension(parameter: torch.nn.Parameter, parts: int) -> Shard:
-    """The first dimension that divides: the very first is gathered without a copy.
+    """Returns the first dimension that divides: the very first is gathered without a copy.
 
     Where none does, torch pads the first one.
     """
@@ -143,7 +143,7 @@ def _dimension(parameter: torch.nn.Parameter, parts: int) -> Shard:
 
 
 def _precision(layer: Any) -> MixedPrecisionPolicy:
-    """Weights are gathered in the dtype in which a layer reads them, gradients reduced in float32.
+    """Gathers weights in the dtype that layers read, and reduces gradients in float32.
 
     So half the bytes travel under a mixed policy, and no cast copy of a weight waits for backward.
     """

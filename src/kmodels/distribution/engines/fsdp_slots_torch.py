@@ -49,6 +49,6 @@ def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
 
 
 def _pairs(optimizer: Any, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Each slot with its weight: an optimizer keeps lists of them in the order of the weights."""
+    """Yields each slot with its weight: optimizers keep lists in the order of the weights."""
     for _, held in keras_internals.slot_lists(optimizer):
         yield from zip(held, weights, strict=True)

@@ -23,7 +23,7 @@ from kmodels.weights import deferred
 
 
 def use(mesh: Mesh) -> "FSDPEngine":
-    """The engine of a mesh with an `fsdp` axis; with `data` too the parts have copies (HSDP)."""
+    """Returns the engine of a mesh with an `fsdp` axis; with `data` too it is HSDP."""
     return FSDPEngine(mesh)
 
 
@@ -158,7 +158,7 @@ class FSDPTrainer(DDPTrainer):
         self.root.set_is_last_backward(now)
 
     def _waits(self, variables: Sequence[Any], optimizer: Any) -> bool:
-        """Whether whole gradients are smaller than what a rank holds of all weights."""
+        """Returns whether whole gradients are smaller than what a rank holds of all weights."""
         # A step that is left out would not count; and several optimizers share the groups.
         if self._several or getattr(optimizer, "skip_non_finite", False):
             return False

@@ -14,7 +14,7 @@ def begin(model: Any) -> None:
 
 
 def of_all(outputs: Any, rows: int, shards: int) -> Any:
-    """The outputs of all, in the order of the data.
+    """Returns the outputs of all, in the order of the data.
 
     Args:
         outputs: arrays whose rows are those of this process, nested.

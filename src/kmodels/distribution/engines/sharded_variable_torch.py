@@ -28,7 +28,7 @@ class Placed(keras_internals.OwnAssign):
         return region(self.placed)
 
     def gathered(self) -> torch.Tensor:
-        """The whole value."""
+        """Returns the whole value."""
         return self.placed.full_tensor().detach()
 
     def take(self, value: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class Sharded(keras_internals.ValueElsewhere, Placed):
     waiting: bool
 
     def found(self) -> Any:
-        """The parameter of the group's module, None before a value was given to it."""
+        """Returns the parameter of the group's module, None before a value was given to it."""
         return None if self.waiting else getattr(self.group, self.place)
 
     @property
@@ -96,7 +96,7 @@ def place_like(slot: Any, weight: Sharded) -> None:
 
 
 def region(placed: DTensor) -> tuple[slice, ...]:
-    """Where in the whole tensor this rank's part lies."""
+    """Returns where in the whole tensor this rank's part lies."""
     found = [(0, size) for size in placed.shape]
     mesh = placed.device_mesh
     for axis, placement in enumerate(placed.placements):

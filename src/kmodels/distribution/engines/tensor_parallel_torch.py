@@ -18,7 +18,7 @@ _SINCE = (3, 16)
 
 
 def use(mesh: Mesh) -> "Split":
-    """The engine of a mesh with a `model` axis.
+    """Returns the engine of a mesh with a `model` axis.
 
     Raises:
         InputError: before Keras 3.16, and for `fsdp` beside `model`.
@@ -62,11 +62,11 @@ class _Whole(DDPTrainer):
         """Nothing: parts of weights differ between processes."""
 
     def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
-        """The loss as it is."""
+        """Returns the loss as it is."""
         return loss
 
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
-        """The results as they are; Keras would add what is a sum already."""
+        """Returns the results as they are; Keras would add what is a sum already."""
         return results_of(metrics)
 
 

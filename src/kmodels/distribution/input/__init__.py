@@ -1,1 +1,1 @@
-"""How batches are divided among the processes of a run."""
+"""Input of several processes: each feeds its own rows of every batch."""

@@ -1,4 +1,4 @@
-"""Which rows of the data each process feeds: one rule for every kind of data and every backend.
+"""The rows that each process feeds, by one rule for all data and all backends.
 
 Shard k of S takes rows [kB/S, (k+1)B/S) of each global batch of B rows, in the order of one
 process, so that a step sees what it would see there. Training leaves out a last batch that is not

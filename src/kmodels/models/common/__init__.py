@@ -1,1 +1,1 @@
-"""What the families share."""
+"""Parts that all families of models share."""

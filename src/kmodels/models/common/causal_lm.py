@@ -146,22 +146,22 @@ class CausalLM(
         )
 
     def train_step(self, *args: Any) -> Any:
-        """One step of `fit`."""
+        """Runs one step of `fit`."""
         with self.head.inside_step():
             return super().train_step(*args)
 
     def test_step(self, *args: Any) -> Any:
-        """One step of `evaluate`."""
+        """Runs one step of `evaluate`."""
         with self.head.inside_step():
             return super().test_step(*args)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """Logits, or inside a step of `fit` or `evaluate` the hidden states."""
+        """Returns logits, or inside a step of `fit` or `evaluate` the hidden states."""
         hidden = self.backbone(inputs, training=training)
         return hidden if self.head.active else self.backbone.token_embedding(hidden, reverse=True)
 
     def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
-        """The backbone's layers in one graph with the head: the table then stays one in all clones.
+        """Returns backbone and head as one graph, so that the table stays one in all clones.
 
         As a layer and as part of a model it would become two.
         """
@@ -176,7 +176,7 @@ class CausalLM(
         layer_intercept_fn: Any = None,
         target_ids: Any = None,
     ) -> Any:
-        """Logits, or the loss of each token.
+        """Returns logits, or the loss of each token.
 
         Args:
             token_ids: (B, T) int.
@@ -213,7 +213,7 @@ class CausalLM(
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """The loss of hidden states; of logits where `compile` was given another loss.
+        """Returns the loss of hidden states; of logits where `compile` was given another loss.
 
         Raises:
             InputError: for a weight of each row, (B,), which Keras would take for one of each place
@@ -229,7 +229,7 @@ class CausalLM(
         return loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """What `compute_loss` counted; the usual where it did not."""
+        """Returns what `compute_loss` counted; the usual where it did not."""
         if not self.head.active:
             return super().compute_metrics(x, y, y_pred, sample_weight)
         keras_internals.build_metrics(self, y, y_pred)
@@ -257,7 +257,7 @@ class CausalLM(
         return table
 
     def get_quantization_layer_structure(self, mode: str | None = None) -> dict[str, Any] | None:
-        """The parts that a method which quantizes block by block walks through, as keras-hub's.
+        """Returns the layers that quantization block by block walks through, as keras-hub's.
 
         `quantize` itself knows int8 and int4 alone, which need no such walk.
 

@@ -42,7 +42,7 @@ class _Steps(NamedTuple):
         training: Any = None,
         intercept: Any = None,
     ) -> tuple[dict[str, Any], Any]:
-        """Every named intermediate, tokens first in each row, and the order that undoes that."""
+        """Returns every named intermediate with padding last, and the order that undoes that."""
         front, back = self.order(padding_mask)
         if positions is not None and len(positions.shape) == 2:
             positions = self.move(positions, front)
@@ -61,7 +61,7 @@ class _Steps(NamedTuple):
         return out, back
 
     def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What `run` gives, in the order of the row."""
+        """Returns what `run` gives, in the order of the row."""
         out, back = self.run(*args, **kwargs)
         return {name: self.move(x, back) for name, x in out.items()}
 
@@ -165,12 +165,12 @@ class DecoderBackbone(OptionalInputs, Backbone):
         self._steps = steps
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """Hidden states (B, T, D); what the graph does, and with positions and segments too."""
+        """Returns hidden states (B, T, D), as the graph, and with positions and segments too."""
         out, back = self._steps.run(**as_tensors(self, inputs), training=training)
         return self._steps.move(out["final_norm"], back)
 
     def intercepted(self, inputs: Any, intercept: Any) -> Any:
-        """Hidden states (B, T, D), with `intercept(x, i)` between the blocks, or None.
+        """Returns hidden states (B, T, D), with `intercept(x, i)` between the blocks, or None.
 
         It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D), and
         what it returns goes on.
@@ -239,7 +239,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         return [block.attention.window for block in self.blocks]
 
     def extend(self, token_ids: Any, positions: Any, caches: list[Any]) -> Any:
-        """Hidden states of new tokens behind those that the caches hold.
+        """Returns hidden states of new tokens behind those that the caches hold.
 
         Args:
             token_ids: (B, T) int.
@@ -262,7 +262,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         model_parallel_dim_name: str = "model",
         data_parallel_dim_name: str = "batch",
     ) -> keras.distribution.LayoutMap:
-        """How the weights lie on a mesh, as keras-hub's method of this name."""
+        """Returns how the weights lie on a mesh, as keras-hub's method of this name."""
         inner = dict.fromkeys(("heads", "mlp", "vocab"), model_parallel_dim_name)
         return layouts.layout_map(
             device_mesh, cls.layout, {**inner, "embed": data_parallel_dim_name}

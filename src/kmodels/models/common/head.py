@@ -58,7 +58,7 @@ class Head:
         return self._inside > 0
 
     def loss(self, hidden: Any, embedding: Any, labels: Any, weights: Any) -> Any:
-        """The loss as Keras reduces it, a float32 scalar; the metrics count along.
+        """Returns the loss as Keras reduces it, a float32 scalar; the metrics count along.
 
         Args:
             hidden: (B, T, D).
@@ -96,7 +96,7 @@ class Head:
 
 
 def by_token(weights: Any, labels: Any) -> Any:
-    """Weights of shape (B, T) from such, or from (B, 1); what is None stays so."""
+    """Returns weights of shape (B, T) from such, or from (B, 1); what is None stays so."""
     given, wanted = (tuple(getattr(each, "shape", ())) for each in (weights, labels))
     if len(wanted) != 2 or not given:
         return weights

@@ -38,7 +38,7 @@ class OptionalInputs:
 
 
 def complete(model: Any, inputs: Any) -> dict[str, Any]:
-    """The inputs as a dictionary, with None for a mask that is not given.
+    """Returns the inputs as a dictionary, with None for a mask that is not given.
 
     Keras' own warning tells of names that the model does not know; they are left out.
 
@@ -64,7 +64,7 @@ def complete(model: Any, inputs: Any) -> dict[str, Any]:
 
 
 def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs, with arrays as tensors where they stand beside tensors: Keras takes no mixture.
+    """Returns the inputs, all as tensors if some are: Keras takes no mixture.
 
     A preprocessor gives arrays, and what is computed from one of them is a tensor.
     """
@@ -77,7 +77,7 @@ def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_tensors(model: Any, inputs: Any) -> dict[str, Any]:
-    """The inputs by name as int32 tensors (B, T); what is not given is None."""
+    """Returns the inputs by name as int32 tensors (B, T); what is not given is None."""
     inputs = complete(model, inputs)
     return {name: _tensor(inputs.get(name)) for name in NAMES}
 
@@ -138,5 +138,5 @@ class Reordered(keras.Operation):
         return keras.ops.take_along_axis(x, order, axis=1)
 
     def compute_output_spec(self, x: Any, order: Any) -> keras.KerasTensor:
-        """The shape and the dtype of x."""
+        """Returns the shape and the dtype of x."""
         return keras.KerasTensor(x.shape, dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""What stands beside a family in keras-hub, and how one becomes the other."""
+"""The mapping between a family and its counterpart in keras-hub."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -144,7 +144,7 @@ class DecoderAttention(_OfBlock):
 
 
 def _visible(segment_ids: Any, mask: Any) -> Any:
-    """What tokens see beside what comes later, broadcastable to (B, 1, T, T); None for all."""
+    """Returns the mask besides causality, broadcastable to (B, 1, T, T); None for all."""
     allowed = None if mask is None else keras.ops.cast(mask, "bool")[:, None, None]
     if segment_ids is not None:
         same = keras.ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])[:, None]

@@ -8,7 +8,7 @@ import torch
 
 
 def inverse(order: torch.Tensor) -> torch.Tensor:
-    """The inverse of each row of (B, T), a permutation of its places."""
+    """Returns the inverse of each row of (B, T), a permutation of its places."""
     order = order.long()
     places = torch.cumsum(torch.ones_like(order), 1) - 1
     return torch.zeros_like(order).scatter(1, order, places)

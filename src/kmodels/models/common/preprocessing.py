@@ -68,11 +68,11 @@ class Preprocessor(keras.layers.Layer):
         return self.call(x, y, sample_weight, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments that make an equal one, as plain values."""
+        """Returns the arguments that make an equal one, as plain values."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments and the name."""
+        """Returns the arguments and the name."""
         return {"name": self.name, **self.to_dict()}
 
     @classmethod
@@ -123,7 +123,7 @@ class Preprocessor(keras.layers.Layer):
 
 
 def _first(x: Any) -> Any:
-    """The first array, text or tensor of what may be nested."""
+    """Returns the first array, text or tensor of what may be nested."""
     while isinstance(x, dict | list | tuple) and len(x):
         x = next(iter(x.values())) if isinstance(x, dict) else x[0]
     return x

@@ -143,7 +143,7 @@ class CausalLMPreprocessor(Preprocessor):
     def call(
         self, x: Any, y: Any = None, sample_weight: Any = None, sequence_length: int | None = None
     ) -> Any:
-        """Token ids, labels and weights of texts, see the class."""
+        """Returns token ids, labels and weights of texts, see the class."""
         if isinstance(x, Mapping) and "token_ids" in x:
             parts = (x, y, sample_weight)
             return parts if sample_weight is not None else parts[:2] if y is not None else x
@@ -164,7 +164,7 @@ class CausalLMPreprocessor(Preprocessor):
     def compute_output_spec(
         self, x: Any, y: Any = None, sample_weight: Any = None, sequence_length: int | None = None
     ) -> Any:
-        """Shapes and dtypes of what `call` gives for symbolic texts."""
+        """Returns shapes and dtypes of what `call` gives for symbolic texts."""
         if isinstance(x, Mapping) and "token_ids" in x:
             return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
         ids = self._inputs_spec(x, sequence_length)
@@ -182,7 +182,7 @@ class CausalLMPreprocessor(Preprocessor):
         return {name: keras.KerasTensor(shape, "int32") for name in ("token_ids", "padding_mask")}
 
     def encode(self, records: Any, sequence_length: int | None = None) -> list[Example]:
-        """Token ids of each record, not padded.
+        """Returns token ids of each record, not padded.
 
         Args:
             records: what the class takes.
@@ -204,7 +204,7 @@ class CausalLMPreprocessor(Preprocessor):
     def pack(
         self, records: Any, sequence_length: int | None = None
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        """Rows of several examples each, with the same loss for each example as alone.
+        """Returns rows of several examples each, with the same loss for each example as alone.
 
         Args:
             records: what the class takes.
@@ -218,7 +218,7 @@ class CausalLMPreprocessor(Preprocessor):
         return pack(self.encode(records, length), length, self.tokenizer.pad_token_id)
 
     def generate_preprocess(self, x: Any, sequence_length: int | None = None) -> dict[str, Any]:
-        """Token ids of prompts.
+        """Returns token ids of prompts.
 
         Args:
             x: what the class takes; records need no response, and a last reply is left out.
@@ -247,7 +247,7 @@ class CausalLMPreprocessor(Preprocessor):
         return {"token_ids": ids, "padding_mask": mask}
 
     def generate_postprocess(self, x: Mapping[str, Any]) -> Any:
-        """Text of token ids, without special tokens and padding.
+        """Returns text of token ids, without special tokens and padding.
 
         Args:
             x: {"token_ids", "padding_mask"}, each (B, T) or (T,).
@@ -270,7 +270,7 @@ class CausalLMPreprocessor(Preprocessor):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Arguments that make an equal one, as plain values; the tokenizer is in it."""
+        """Returns arguments that make an equal one, as plain values; the tokenizer is in it."""
         tokenizer = self.tokenizer
         is_layer = isinstance(tokenizer, keras.layers.Layer)
         held = keras.saving.serialize_keras_object(tokenizer) if is_layer else tokenizer.to_dict()
@@ -298,7 +298,7 @@ class CausalLMPreprocessor(Preprocessor):
 
     @classmethod
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
-        """The preprocessor of a directory or a file.
+        """Returns the preprocessor of a directory or a file.
 
         Args:
             preset: a directory that `save_to_preset` of a model or a preprocessor wrote, or what
@@ -337,12 +337,12 @@ class _Prompts:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a file of settings holds; nothing where it is not there."""
+    """Returns what a file of settings holds; nothing where it is not there."""
     return read_json(path) if path.is_file() else {}
 
 
 def _per_row(sample_weight: Any, rows: int) -> np.ndarray:
-    """Weights of texts, to multiply those of their tokens with."""
+    """Returns weights of texts, to multiply those of their tokens with."""
     found = np.asarray(sample_weight, "float32").reshape(-1, 1)
     if len(found) != rows:
         raise InputError(f"there are {len(found)} sample weights for {rows} texts; give one each")

@@ -46,7 +46,7 @@ def one_by_one(x: Any, reader: str = "the model") -> tuple[list[Any], bool]:
 
 
 def _bare(value: Any) -> Any:
-    """A record in which data loaders made arrays of the texts, without them."""
+    """Returns a record in which data loaders made arrays of the texts, without them."""
     if isinstance(value, np.ndarray):
         return _bare(value.tolist())
     if isinstance(value, Mapping):

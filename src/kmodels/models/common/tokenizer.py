@@ -92,14 +92,14 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         return [self.id_to_token(i) for i in row] if self.output_dtype == "string" else row
 
     def token_to_id(self, token: str | bytes) -> int:
-        """The id of a token; that of the unknown token for one that is not there, as keras-hub."""
+        """Returns the id of a token, or of the unknown token, as keras-hub does."""
         found = self.core.token_to_id(as_text(token))
         if found is None and self.unknown_token is not None:
             found = self.core.token_to_id(self.unknown_token)
         return super().token_to_id(as_text(token)) if found is None else found
 
     def id_to_token(self, token_id: int) -> str:
-        """The text of a token.
+        """Returns the text of a token.
 
         Raises:
             InputError: for an id outside the vocabulary, as in keras-hub.
@@ -112,7 +112,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         return found
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, the vocabulary in place of the files."""
+        """Returns the arguments, the vocabulary in place of the files."""
         return {
             "name": self.name,
             "dtype": self.output_dtype,
@@ -124,7 +124,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """The tokenizer of `get_config`."""
+        """Returns the tokenizer of `get_config`."""
         config = dict(config)
         return cls(tokenizers.Tokenizer.from_str(config.pop("json")), **config)
 
@@ -133,7 +133,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
 
     @classmethod
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
-        """The tokenizer of a checkpoint.
+        """Returns the tokenizer of a checkpoint.
 
         Args:
             preset: a directory or file that `Tokenizer.from_file` reads, or an explicit "hf://" or

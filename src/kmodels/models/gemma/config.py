@@ -1,4 +1,4 @@
-"""What a Gemma is made of, validated in one place."""
+"""The configuration of a Gemma, validated in one place."""
 
 from dataclasses import dataclass
 
@@ -103,7 +103,7 @@ class GemmaConfig(DecoderConfig):
         return 2 if self.use_post_attention_norm or self.use_post_ffw_norm else 1
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, sees a window only."""
+        """Returns whether a layer, counted from 0, sees a window only."""
         return self.use_sliding_window_attention and bool((layer + 1) % self.sliding_window_pattern)
 
     @property

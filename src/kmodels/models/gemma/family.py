@@ -1,4 +1,4 @@
-"""What the loaders need to know about the family, in one place."""
+"""The description of the family that the loaders use."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def _no_counterpart(config: Any) -> list[str]:
 
 
 def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
-    """A Gemma as transformers writes it.
+    """Returns a Gemma as transformers writes it.
 
     Args:
         model: a backbone or causal model.
@@ -87,7 +87,7 @@ def _windows(config: Any) -> dict[str, Any]:
 
 
 def _whole(value: float) -> int | float:
-    """The whole number that a float is but for rounding, which transformers wants."""
+    """Returns the whole number that a float is but for rounding, which transformers wants."""
     return round(value) if abs(value - round(value)) < 1e-6 else value
 
 

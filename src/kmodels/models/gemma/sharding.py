@@ -1,4 +1,4 @@
-"""What the dimensions of a Gemma's variables are; `distribution.layout` makes places of it."""
+"""The layout table of Gemma: what each dimension of its variables is."""
 
 from kmodels.models.common.sharding import DECODER
 

@@ -147,12 +147,12 @@ class Gemma3Tokenizer(GemmaTokenizer):
             setattr(self, f"{name}_id", -1 if found.get(text) is None else found[text])
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Returns the arguments."""
         return {**super().get_config(), "has_vision_tokens": self.has_vision_tokens}
 
 
 def _content(proto: Any) -> tuple[bytes, object]:
-    """The content of a SentencePiece model, and its name in errors."""
+    """Returns the content of a SentencePiece model, and its name in errors."""
     if isinstance(proto, bytes):
         return proto, "proto"
     if not isinstance(proto, str | Path):

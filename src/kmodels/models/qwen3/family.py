@@ -1,4 +1,4 @@
-"""What the loaders need to know about the family, in one place."""
+"""The description of the family that the loaders use."""
 
 from kmodels.models.common.sizes import sizes
 from kmodels.models.qwen3.causal_lm import Qwen3CausalLM

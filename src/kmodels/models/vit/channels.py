@@ -54,7 +54,7 @@ def _adapted(
 
 
 def adapt(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """A kernel (p, p, C, D) for another number of channels.
+    """Returns a kernel (p, p, C, D) for another number of channels.
 
     One channel gets the sum over all, so that a grey picture gives what the same picture in equal
     channels gave. Otherwise the channels are repeated in turn, scaled by old / new.
@@ -70,7 +70,7 @@ def adapt(kernel: np.ndarray, channels: int) -> np.ndarray:
 
 
 def resample(kernel: np.ndarray, side: int, method: Method = "bicubic_antialias") -> np.ndarray:
-    """A kernel (p, p, C, D) for patches of another side.
+    """Returns a kernel (p, p, C, D) for patches of another side.
 
     It is the one whose products with resized patches come closest to those of the kernel with the
     patches as they were, for all patches alike; with larger patches they are equal.
@@ -93,7 +93,7 @@ def resample(kernel: np.ndarray, side: int, method: Method = "bicubic_antialias"
 
 
 def adapt_statistics(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """Mean or deviation by channel, for another number of channels: averaged, or in turn."""
+    """Returns mean or deviation for another number of channels, averaged or repeated."""
     if channels == 1:
         return (sum(values) / len(values),)
     return tuple(values[i % len(values)] for i in range(channels))

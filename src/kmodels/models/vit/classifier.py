@@ -161,7 +161,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
             self.compile_by_default()
 
     def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
-        """The graph with all tokens, since the backbone may become a model without `keep`."""
+        """Returns the graph with all tokens: the backbone may be cloned without `keep`."""
 
         def call_whole(layer: Any, *args: Any, keep: int | None = None, **kwargs: Any) -> Any:
             return call(layer, *args, **kwargs)
@@ -259,7 +259,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         return keras.metrics.SparseCategoricalAccuracy()
 
     def with_head(self, num_classes: int, pooling: str | None = None) -> Self:
-        """A classifier with a new head over the same backbone, whose weights they share.
+        """Returns a classifier with a new head over the same backbone, whose weights they share.
 
         Args:
             num_classes: of the new head; 0 for none.
@@ -273,11 +273,11 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         )
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """A copy for pictures, or patches, of another size; see `ViTBackbone.resized`."""
+        """Returns a copy for pictures, or patches, of another size; see `ViTBackbone.resized`."""
         return resize_positions.resized(self, image_size, patch_size)
 
     def head(self, tokens: Any, pre_logits: bool = False) -> Any:
-        """What the model makes of the backbone's tokens, without dropout.
+        """Returns what the model makes of the backbone's tokens, without dropout.
 
         Args:
             tokens: (B, prefix + P, D), as the backbone gives them.
@@ -296,7 +296,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         return self.activation(keras.ops.cast(x, wide(x)))
 
     def feature_model(self, outputs: str | Sequence[str] = "pooled_output") -> keras.Model:
-        """A model of what is computed on the way to the logits; it shares this one's weights.
+        """Returns a model of the features on the way to the logits, with shared weights.
 
         Args:
             outputs: as `ViTBackbone.feature_model`, and "pooled_output": what goes into the head,

@@ -1,4 +1,4 @@
-"""What a ViT is made of, validated in one place."""
+"""The configuration of a ViT, validated in one place."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -146,11 +146,11 @@ class ViTConfig:
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """A config, or the one whose fields `to_dict` gave."""
+        """Returns a config, or the one whose fields `to_dict` gave."""
         return config if isinstance(config, cls) else cls(**config)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values."""
+        """Returns the fields as plain values."""
         return {**asdict(self), "image_shape": list(self.image_shape)}
 
 

@@ -1,4 +1,4 @@
-"""What the loaders need to know about the family, in one place."""
+"""The description of the family that the loaders use."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ HEADS = ("logits/", "distillation_logits/")
 
 
 def _defaults(config: Any, task: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a classifier that nobody gave: ImageNet's classes, a pooling that exists."""
+    """Returns a classifier's default settings: ImageNet's classes, a pooling that exists."""
     pooling = "token" if config.use_class_token else "gap"
     return {"num_classes": 1000, "pooling": pooling, **task}
 
@@ -38,7 +38,7 @@ def _fit(tensors: Any, held: Any, wanted: Any) -> Any:
 
 
 def sizes(config: ViTConfig) -> Sizes:
-    """What decides the memory of a step."""
+    """Returns what decides the memory of a step."""
     height, width = config.grid
     return Sizes(
         layers=config.num_layers,

@@ -1,4 +1,4 @@
-"""What a ViT computes on its way, as a Keras model of its own."""
+"""Intermediate features of a ViT as a Keras model of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

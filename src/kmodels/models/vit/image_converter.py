@@ -83,7 +83,7 @@ class ViTImageConverter(Preprocessor):
         return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
 
     def compute_output_spec(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Shapes and dtypes that `call` gives."""
+        """Returns shapes and dtypes that `call` gives."""
         spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
         return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
 
@@ -97,7 +97,7 @@ class ViTImageConverter(Preprocessor):
         return value
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments as plain values."""
+        """Returns the arguments as plain values."""
         return {
             "image_size": None if self.image_size is None else list(self.image_size),
             "scale": _plain(self.scale),
@@ -112,7 +112,7 @@ class ViTImageConverter(Preprocessor):
 def pictures(
     x: Any, size: Sequence[int] | None, resizing: Resizing, channels: int | None = None
 ) -> np.ndarray:
-    """Pictures of any framework in one size, float32 in [0, 255].
+    """Returns pictures of any framework in one size, float32 in [0, 255].
 
     Args:
         x: (B, H, W, C), (H, W, C), or a list of pictures of any size.
@@ -140,13 +140,13 @@ def pictures(
 
 
 def output_shape(shape: Sequence[int | None], size: Sequence[int] | None) -> tuple[int | None, ...]:
-    """The shape of pictures after `pictures`."""
+    """Returns the shape of pictures after `pictures`."""
     check_channels_last()
     return tuple(shape) if size is None else (*shape[:-3], *size, shape[-1])
 
 
 def settings_of(converter: Any, image_size: Sequence[int], channels: int) -> dict[str, Any]:
-    """The settings of an image converter as arguments of a preprocessor.
+    """Returns the settings of an image converter as arguments of a preprocessor.
 
     Args:
         converter: a `ViTImageConverter` or a `keras_hub.layers.ImageConverter`.
@@ -173,7 +173,7 @@ def settings_of(converter: Any, image_size: Sequence[int], channels: int) -> dic
 
 
 def converter_settings(preprocessor: Any) -> dict[str, Any]:
-    """The settings of a preprocessor as arguments of an image converter, here and in keras-hub."""
+    """Returns a preprocessor's settings as arguments of an image converter."""
     theirs = {ours: name for name, ours in INTERPOLATION.items()}
     return {
         "image_size": preprocessor.image_size,

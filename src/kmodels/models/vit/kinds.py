@@ -56,7 +56,7 @@ class DeiTBackbone(ViTBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Those with a distillation token."""
+        """Returns those with a distillation token."""
         return bool(fields.get("use_distillation_token"))
 
 
@@ -141,7 +141,7 @@ class DINOV2Backbone(ViTBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Those of DINOv2."""
+        """Returns those of DINOv2."""
         return name.startswith("dinov2_")
 
     @property
@@ -156,7 +156,7 @@ class DINOV2Backbone(ViTBackbone):
         return found
 
     def get_config(self) -> dict[str, Any]:
-        """The config's fields, the policy, the name and `apply_layernorm`."""
+        """Returns the config's fields, the policy, the name and `apply_layernorm`."""
         return {**super().get_config(), "apply_layernorm": self.apply_layernorm}
 
 
@@ -217,12 +217,12 @@ class SigLIPVisionEncoder(ViTBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Those of SigLIP and SigLIP 2."""
+        """Returns those of SigLIP and SigLIP 2."""
         return name.startswith("siglip")
 
     @staticmethod
     def last_steps(config: ViTConfig, policy: Any) -> list[Any]:
-        """The attention pooling."""
+        """Returns the attention pooling."""
         return [Pooling("map", config, name="pooling", dtype=policy)]
 
 

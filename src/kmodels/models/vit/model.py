@@ -85,7 +85,7 @@ class Block(Layer):
         self.drop_path = DropPath(drop_path, name="drop_path", dtype=policy)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this block again, as plain values."""
+        """Returns the arguments that make this block again, as plain values."""
         return {**super().get_config(), "drop_path": self.drop_path.rate}
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -115,7 +115,7 @@ class Block(Layer):
         return self.drop_path(y, training=training)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """The input's shape."""
+        """Returns the input's shape."""
         return input_shape
 
 
@@ -232,29 +232,29 @@ class ViTBackbone(Backbone):
     def compute_output_spec(
         self, inputs: Any, training: Any = None, mask: Any = None, keep: int | None = None
     ) -> Any:
-        """What `call` gives, without numbers."""
+        """Returns what `call` gives, without numbers."""
         found = super().compute_output_spec(self._given(inputs), training=training, mask=mask)
         if keep is None:
             return found
         return keras.KerasTensor((found.shape[0], keep, found.shape[2]), found.dtype)
 
     def intermediates(self, inputs: Any) -> dict[str, Any]:
-        """Every named intermediate of one forward pass, in the order of computation."""
+        """Returns every named intermediate of one forward pass, in the order of computation."""
         return super().intermediates(self._given(inputs))
 
     @staticmethod
     def last_steps(config: ViTConfig, policy: Any) -> list[Any]:
-        """Layers behind the final norm; a ViT has none."""
+        """Returns layers behind the final norm; a ViT has none."""
         return []
 
     def _given(self, inputs: Any) -> Any:
-        """Pictures alone or by name, in the structure of the graph's input."""
+        """Returns pictures alone or by name, in the structure of the graph's input."""
         if isinstance(inputs, Mapping) == self.named_inputs:
             return inputs
         return {"images": inputs} if self.named_inputs else inputs["images"]
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """A copy for pictures, or patches, of another size.
+        """Returns a copy for pictures, or patches, of another size.
 
         The position embedding is resized by its rule, the kernel of the patches by timm's, see
         `kmodels.models.vit.channels.resample`.
@@ -269,7 +269,7 @@ class ViTBackbone(Backbone):
         return resize_positions.resized(self, image_size, patch_size)
 
     def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
-        """A model of what this one computes on its way; it shares its weights.
+        """Returns a model of what this one computes on its way; it shares its weights.
 
         Args:
             outputs: "sequence_output", the tokens (B, prefix + P, D) that the backbone gives; or
@@ -307,7 +307,7 @@ class ViTBackbone(Backbone):
         return npz.export_to_npz(self, path)
 
     def attention_maps(self, images: Any) -> list[Any]:
-        """What each block attends to.
+        """Returns what each block attends to.
 
         Returns:
             One float32 array (B, N, T, T) per block: from the query (third axis) to the key.

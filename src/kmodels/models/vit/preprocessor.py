@@ -100,14 +100,14 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         return ViTImageConverter(**converter_settings(self))
 
     def call(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Pictures to normalised floats."""
+        """Returns pictures to normalised floats."""
         found = pictures(x, self.image_size, self.resizing, channels=len(self.mean))
         mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
         found = (found / np.float32(255.0) - mean) / std
         return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
 
     def compute_output_spec(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Shapes and dtypes that `call` gives."""
+        """Returns shapes and dtypes that `call` gives."""
         spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
         return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
 
@@ -120,7 +120,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments as plain values."""
+        """Returns the arguments as plain values."""
         return {
             "image_size": list(self.image_size),
             "mean": list(self.mean),

@@ -15,7 +15,7 @@ Tensors = Mapping[str, LazyArray]
 def fitting(
     config: ViTConfig, name: str, flat: bool = False
 ) -> Callable[[Tensors, ViTConfig], Tensors]:
-    """What makes the position embedding of a file fit another image size.
+    """Returns what makes the position embedding of a file fit another image size.
 
     Args:
         config: of the file.
@@ -42,7 +42,7 @@ def fitting(
 
 
 def resized(model: Any, image_size: Sequence[int], patch_size: int | None = None) -> Any:
-    """A copy of a backbone or task for pictures of (height, width), in patches of another side.
+    """Returns a copy of a backbone or task for other picture and patch sizes.
 
     It goes by way of a preset, which knows adapters, quantized kernels and the rules for positions
     and patches.

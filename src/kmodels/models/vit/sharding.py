@@ -1,4 +1,4 @@
-"""What the dimensions of a ViT's variables are; `distribution.layout` makes places of it.
+"""The layout table of ViT: what each dimension of its variables is.
 
 Query, key, value and the first MLP layer can be cut by output, the layers after them by input, so
 that each pair of matmuls needs one all-reduce (Shoeybi et al. 2019, section 3), and the side that

@@ -1,4 +1,4 @@
-"""What a checkpoint says of how its pictures are normalised."""
+"""The statistics by which a checkpoint's pictures are normalised."""
 
 import warnings
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """The fields of a `Checkpoint` that concern pictures.
+    """Returns the fields of a `Checkpoint` that concern pictures.
 
     Args:
         path: where the checkpoint lies, for the warning.

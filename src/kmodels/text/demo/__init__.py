@@ -18,12 +18,12 @@ def tasks() -> Records:
 
 
 def texts() -> list[str]:
-    """The tasks as plain text, to train a tokenizer and a first small model on."""
+    """Returns the tasks as plain text, to train a tokenizer and a first small model on."""
     return [plain(row) for row in tasks().rows]
 
 
 def plain(row: Record) -> str:
-    """An instruction and its answer as running text."""
+    """Returns an instruction and its answer as running text."""
     return "\n\n".join(row[name] for name in ("instruction", "context", "response") if row[name])
 
 

@@ -59,7 +59,7 @@ class Case:
 
 
 def make_cases(options: Options) -> tuple[list[Case], list[str]]:
-    """All rows, those of a precision together, and a line for each thing that is left out.
+    """Returns all rows, those of a precision together, and a line for each thing that is left out.
 
     Raises:
         InputError: for a backend that was named and is not installed, or where no row is left.
@@ -110,7 +110,7 @@ def _names_own(options: Options, pythons: dict[str, str], backend: str) -> bool:
 def _modes(
     options: Options, backends: list[str], pythons: dict[str, str], notes: list[str]
 ) -> dict[str, list[str]]:
-    """The modes of each backend; one that no backend has is an error."""
+    """Returns the modes of each backend; one that no backend has is an error."""
     wanted = [mode for mode in options.compile if mode != AUTO]
     if nowhere := [mode for mode in wanted if not any(mode in MODES[name] for name in backends)]:
         has = "; ".join(f"{name} has {', '.join(MODES[name])}" for name in backends)
@@ -136,7 +136,7 @@ def _modes(
 
 
 def _paths(options: Options) -> list[str]:
-    """Values of KMODELS_GENERIC_OPS."""
+    """Returns values of KMODELS_GENERIC_OPS."""
     found = ["" if name == "override" else "all" for name in options.ops]
     found += ["" if name == "fused" else "attention" for name in options.attention]
     return list(dict.fromkeys(found)) or [""]

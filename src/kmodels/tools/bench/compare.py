@@ -1,4 +1,4 @@
-"""Whether rows may be compared: equal settings, and equal losses on equal data and weights."""
+"""Checks that rows can be compared: equal settings and losses on equal data and weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ class Refused(InputError):
 
 
 def differences(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What must be equal and is not.
+    """Returns what must be equal and is not.
 
     Args:
         rows: with `label`, `precision`, `losses` and `facts`; the first one is what the others are
@@ -71,12 +71,12 @@ def _losses(beside: dict[str, Any], row: dict[str, Any]) -> list[str]:
 
 
 def _compared(row: dict[str, Any]) -> list[float]:
-    """The first losses; with dropout the one of evaluation, where nothing is dropped."""
+    """Returns the first losses; with dropout the one of evaluation, where nothing is dropped."""
     evaluated = row["facts"].get("evaluated")
     return row["losses"] if evaluated is None else [evaluated]
 
 
 def loss_difference(beside: dict[str, Any], row: dict[str, Any]) -> float:
-    """The largest relative difference between the losses of two rows."""
+    """Returns the largest relative difference between the losses of two rows."""
     pairs = zip(_compared(beside), _compared(row), strict=True)
     return max(abs(ours - theirs) / max(abs(theirs), 1e-30) for theirs, ours in pairs)

@@ -1,17 +1,17 @@
-"""What JAX runs on, for `kmodels bench`."""
+"""The device that JAX runs on, for `kmodels bench`."""
 
 import jax
 
 
 def has_tf32() -> bool:
-    """Whether float32 products can be computed in TF32."""
+    """Returns whether float32 products can be computed in TF32."""
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
     return bool(capability) and float(capability) >= 8
 
 
 def is_cpu() -> bool:
-    """Whether there is no accelerator."""
+    """Returns whether there is no accelerator."""
     return jax.default_backend() == "cpu"
 
 

@@ -1,10 +1,10 @@
-"""What TensorFlow runs on, for `kmodels bench`."""
+"""The device that TensorFlow runs on, for `kmodels bench`."""
 
 import tensorflow as tf
 
 
 def has_tf32() -> bool:
-    """Whether float32 products can be computed in TF32."""
+    """Returns whether float32 products can be computed in TF32."""
     for device in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(device)
         return details.get("compute_capability", (0, 0))[0] >= 8
@@ -12,7 +12,7 @@ def has_tf32() -> bool:
 
 
 def is_cpu() -> bool:
-    """Whether there is no accelerator."""
+    """Returns whether there is no accelerator."""
     return not tf.config.list_physical_devices("GPU")
 
 

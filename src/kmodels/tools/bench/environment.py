@@ -12,7 +12,7 @@ QUIET = {
 
 
 def environment(backend: str, generic: str, threads: int) -> dict[str, str]:
-    """The variables of a process.
+    """Returns the variables of a process.
 
     Args:
         backend: of Keras.

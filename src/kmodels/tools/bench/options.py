@@ -1,4 +1,4 @@
-"""What `kmodels bench` is asked for."""
+"""The options of `kmodels bench`."""
 
 import math
 import os
@@ -145,12 +145,12 @@ class Options:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The parts of a text such as "jax,torch"."""
+    """Returns the parts of a text such as "jax,torch"."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
-    """The whole numbers of a text such as "0,2".
+    """Returns the whole numbers of a text such as "0,2".
 
     Raises:
         InputError: for anything else.

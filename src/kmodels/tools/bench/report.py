@@ -1,4 +1,4 @@
-"""What a run came to: a table, a JSON file and a picture."""
+"""The report of a benchmark: a table, a JSON file and a picture."""
 
 import json
 from functools import partial
@@ -70,7 +70,7 @@ def _table(result: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
 
 
 def agreement(rows: list[dict[str, Any]]) -> str:
-    """How far the losses of the rows are apart, by precision."""
+    """Returns how far the losses of the rows are apart, by precision."""
     largest: dict[str, float] = {}
     for row in rows:
         name = row["precision"]
@@ -85,7 +85,7 @@ def _short(number: float) -> str:
 
 
 def paths(rows: list[dict[str, Any]]) -> list[str]:
-    """Where attention took the generic path though its override was wanted, and why."""
+    """Returns where attention took the generic path though its override was wanted, and why."""
     found: dict[str, list[str]] = {}
     for row in rows:
         took = row["took"].get("attention", "override")

@@ -1,4 +1,4 @@
-"""What is kept of a run: plain values."""
+"""The results of a benchmark as plain values."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 def times(seconds: Sequence[float], first_s: float, options: Options, text: bool) -> dict[str, Any]:
-    """What the times of a row come to.
+    """Returns what the times of a row come to.
 
     Args:
         seconds: of each step.
@@ -40,7 +40,7 @@ def times(seconds: Sequence[float], first_s: float, options: Options, text: bool
 def result(
     options: Options, rows: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """The content of bench.json, see `run`."""
+    """Returns the content of bench.json, see `run`."""
     settings = asdict(options)
     # Where interpreters lie is nobody's but this machine's.
     settings.pop("python")

@@ -48,7 +48,7 @@ def make_model(
     lora: bool | None = None,
     rank: int = 4,
 ) -> Any:
-    """The task of a preset.
+    """Returns the task of a preset.
 
     Args:
         preset: a registered name or a directory.
@@ -77,18 +77,18 @@ def make_model(
 
 
 def is_text(model: Any) -> bool:
-    """Whether a model takes token ids."""
+    """Returns whether a model takes token ids."""
     return not hasattr(model.backbone.config, "image_shape")
 
 
 def make_optimizer(name: str) -> Any:
-    """An optimizer at the rate of the comparison, without decay."""
+    """Returns an optimizer at the rate of the comparison, without decay."""
     kinds = {"adamw": training.AdamW, "sgd": training.SGD}
     return kinds[name](_RATES[name], weight_decay=None if name == "sgd" else 0.0)
 
 
 def batch(model: Any, rows: int, length: int, seed: int) -> tuple[Any, Any, Any]:
-    """One batch, from NumPy's generator.
+    """Returns one batch, from NumPy's generator.
 
     Args:
         model: a task.
@@ -131,7 +131,7 @@ class Batches(keras.utils.PyDataset):
 def batches(
     model: Any, rows: int, length: int, seed: int, workers: int | None = None, ready: int = 4
 ) -> Any:
-    """The data of a row, equal on each backend and with any number of workers.
+    """Returns the data of a row, equal on each backend and with any number of workers.
 
     Args:
         model: a task.
@@ -159,7 +159,7 @@ def batches(
 
 
 def facts(model: Any, device: DeviceBackend) -> dict[str, Any]:
-    """What has to be equal in a comparison, or is worth noting.
+    """Returns what has to be equal in a comparison, or is worth noting.
 
     Args:
         model: compiled.
@@ -185,7 +185,7 @@ def facts(model: Any, device: DeviceBackend) -> dict[str, Any]:
 
 
 def dropouts(model: Any) -> dict[str, float]:
-    """The rates above 0, by the path of their layer."""
+    """Returns the rates above 0, by the path of their layer."""
     found = {}
     for layer in keras_internals.sublayers(model):
         for name in ("rate", "dropout"):

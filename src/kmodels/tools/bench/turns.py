@@ -162,7 +162,7 @@ class _Bench:
         row.values["facts"]["host_bytes"] = answer["host_bytes"]
 
     def _has_room(self, group: list[_Row]) -> bool:
-        """Whether one process more finds memory; a single one is always tried."""
+        """Returns whether one process more finds memory; a single one is always tried."""
         if not group or (left := group[-1].values["facts"]["host_bytes"]) is None:
             return True
         return left > ROOM * max(row.values["peak_memory_mb"] for row in group) * 2**20

@@ -1,4 +1,4 @@
-"""What the process of one row does: it builds the model and makes steps as it is asked to."""
+"""The process of one row: it builds the model and makes steps as it is asked to."""
 
 import os
 import time
@@ -133,7 +133,7 @@ def _train(job: dict[str, Any], turns: Turns, device: DeviceBackend) -> None:
 
 
 def _mode(model: Any, asked: str) -> str:
-    """What compiles the step, in the words of `MODES`."""
+    """Returns what compiles the step, in the words of `MODES`."""
     if asked == OPENXLA:
         return asked
     if compiling.compiled(model):

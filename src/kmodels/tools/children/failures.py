@@ -1,4 +1,4 @@
-"""What can go wrong in a child, as its parent is told."""
+"""The failures of a child process that its parent is told about."""
 
 
 class ChildError(RuntimeError):
@@ -14,7 +14,7 @@ class OutOfMemory(ChildError):
 
 
 class LeftOut(ChildError):
-    """What a child was to do has no meaning on its backend or device; nothing is wrong."""
+    """Raised where a child's job has no meaning on its backend or device."""
 
     kind = "left_out"
 

@@ -1,4 +1,4 @@
-"""What a child's work talks to: requests and answers, one JSON object a line."""
+"""The link between a child and its parent: requests and answers, a JSON object a line."""
 
 import json
 import os

@@ -96,7 +96,7 @@ class Child:
         self.close()
 
     def started(self) -> dict[str, Any]:
-        """The first answer.
+        """Returns the first answer.
 
         Raises:
             InputError: what the child raised as such.
@@ -163,7 +163,7 @@ class Child:
         return line
 
     def _held(self) -> int:
-        """Bytes of memory that the process holds, 0 where the system does not tell."""
+        """Returns bytes of memory that the process holds, 0 where the system does not tell."""
         try:
             text = Path(f"/proc/{self._process.pid}/status").read_text()
             return int(text.split("VmRSS:")[1].split()[0]) * 1024
@@ -181,7 +181,7 @@ class Child:
 
 
 def installed(python: str, packages: Sequence[str]) -> set[str]:
-    """Which packages an interpreter finds; none is imported.
+    """Returns which packages an interpreter finds; none is imported.
 
     Raises:
         InputError: where that is no interpreter.

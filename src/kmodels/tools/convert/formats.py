@@ -17,7 +17,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Runtime:
-    """What reads a format where it is used.
+    """The runtime that reads a format where it is used.
 
     Args:
         name: for people.
@@ -79,13 +79,13 @@ class Format:
         return not self.method and not self.writer[0]
 
     def reader(self) -> Runtime:
-        """What it is compared in here: the runtime, unless only its stand-in is installed."""
+        """Returns the runtime to compare in, or its stand-in where only that is installed."""
         if self.stand_in and self.runtime.missing() and not self.stand_in.missing():
             return self.stand_in
         return self.runtime
 
     def families(self) -> list[str]:
-        """The families whose models can be written."""
+        """Returns the families whose models can be written."""
         return [
             family.name
             for family in registry.families()
@@ -108,7 +108,7 @@ class Format:
             )
 
     def choose_dtype(self, dtype: str | None) -> str:
-        """The dtype to write, by default the usual one."""
+        """Returns the dtype to write, by default the usual one."""
         if dtype is None:
             return self.dtypes[0]
         if dtype not in self.dtypes:
@@ -119,12 +119,12 @@ class Format:
 
 
 def missing(packages: tuple[str, ...]) -> list[str]:
-    """Those that are not installed."""
+    """Returns those that are not installed."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 def find(name: str) -> Format:
-    """The format of a name.
+    """Returns the format of a name.
 
     Raises:
         InputError: for an unknown one.
@@ -137,7 +137,7 @@ def find(name: str) -> Format:
 
 
 def table() -> str:
-    """What works from which backend, in Markdown; the tests prove each cell."""
+    """Returns what works from which backend, in Markdown; the tests prove each cell."""
     lines = [
         f"| `--to` | what | families | {' | '.join(BACKENDS)} | compared in |",
         f"| --- | --- | --- | {' | '.join('---' for _ in BACKENDS)} | --- |",

@@ -30,7 +30,7 @@ def write(model: Any, path: Path) -> None:
 
 
 def run(path: Path, samples: Sequence[np.ndarray], model: Any) -> list[np.ndarray]:
-    """What keras-hub's model of a directory gives."""
+    """Returns what keras-hub's model of a directory gives."""
     package: Any = importlib.import_module("keras_hub")
     held, more = path / TASK, {"preprocessor": None}
     if not held.is_file():

@@ -44,12 +44,12 @@ class GraphsBackend(Protocol):
 
 
 class Differs(RuntimeError):
-    """What was written does not give what the model gives; it was not kept."""
+    """Raised where a written file gives other outputs than the model; it was not kept."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a model.
+    """The result of a conversion.
 
     Attributes:
         path: of the file or directory.
@@ -76,7 +76,7 @@ class Converted:
     advice: str
 
     def line(self) -> str:
-        """One line for people."""
+        """Returns one line for people."""
         start = f"{self.path} ({self.format}, {self.dtype}, {human(self.bytes)})"
         scale = f"outputs up to {self.largest:.2g}"
         rounded = ""
@@ -253,7 +253,7 @@ def _compare(
 def _ask(
     reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: Any
 ) -> tuple[list[np.ndarray] | None, str]:
-    """What the runtime gives; or None, and why it was not asked."""
+    """Returns what the runtime gives; or None, and why it was not asked."""
     if absent := reader.missing():
         return None, f"{', '.join(absent)} is not here, pip install {reader.install}"
     name, function = reader.call
@@ -278,7 +278,7 @@ def _outputs(model: Any, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _distance(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
-    """The largest difference; infinite between different shapes."""
+    """Returns the largest difference; infinite between different shapes."""
     if [x.shape for x in left] != [x.shape for x in right]:
         return float("inf")
     return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))

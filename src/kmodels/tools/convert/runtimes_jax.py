@@ -9,6 +9,6 @@ from jax import export
 
 
 def stablehlo(path: Path, samples: Sequence[np.ndarray], model: Any) -> list[np.ndarray]:
-    """What the program in a file gives."""
+    """Returns what the program in a file gives."""
     program = export.deserialize(bytearray(path.read_bytes()))
     return [np.asarray(program.call(sample)) for sample in samples]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 def savedmodel(path: Path, samples: Sequence[np.ndarray], model: Any) -> list[np.ndarray]:
-    """What a SavedModel's endpoint "serve" gives, on the CPU."""
+    """Returns what a SavedModel's endpoint "serve" gives, on the CPU."""
     with suppress(RuntimeError):  # it is at work already
         # It would take the memory of all accelerators.
         tf.config.set_visible_devices([], "GPU")

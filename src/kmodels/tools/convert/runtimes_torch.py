@@ -16,14 +16,14 @@ Arrays = Sequence[np.ndarray]
 
 
 def program(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """What a program of torch.export gives."""
+    """Returns what a program of torch.export gives."""
     module = torch.export.load(path).module()
     with torch.no_grad():
         return [module(torch.from_numpy(sample)).numpy() for sample in samples]
 
 
 def transformers(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """What transformers makes of a directory, in float32."""
+    """Returns what transformers makes of a directory, in float32."""
     package: Any = importlib.import_module("transformers")
     described = json.loads((path / "config.json").read_text(encoding="utf-8"))
     made = getattr(package, described["architectures"][0])
@@ -42,7 +42,7 @@ def transformers(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
 
 
 def gguf(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """What transformers makes of a GGUF file, in float32.
+    """Returns what transformers makes of a GGUF file, in float32.
 
     The gguf package reads the tensors and knows what Hugging Face calls them, so that this holds
     for each Gemma: transformers itself reads no GGUF of the first. The config is the model's.
@@ -82,14 +82,14 @@ def _chosen(output: Any, peer: Any, model: Any) -> torch.Tensor:
 
 
 def timm(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """What timm makes of a directory."""
+    """Returns what timm makes of a directory."""
     package: Any = importlib.import_module("timm")
     peer = package.create_model(f"local-dir:{path}", pretrained=True)
     return _run_timm(peer, samples, model)
 
 
 def timm_npz(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """What timm makes of an .npz file in a model of the same sizes."""
+    """Returns what timm makes of an .npz file in a model of the same sizes."""
     package: Any = importlib.import_module("timm")
     with TemporaryDirectory() as folder:
         model.export_to_timm(folder)  # for its description
@@ -109,7 +109,7 @@ def _channels_first(images: np.ndarray) -> torch.Tensor:
 
 
 def _patches(images: np.ndarray, model: Any) -> dict[str, torch.Tensor]:
-    """What SigLIP 2 takes: patches as rows, all of them seen, and the grid that they came from."""
+    """Returns SigLIP 2's inputs: patches as rows, a mask of ones, and their grid."""
     patch = getattr(model, "backbone", model).config.patch_size
     number, height, width, channels = images.shape
     grid = (height // patch, width // patch)

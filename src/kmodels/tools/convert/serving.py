@@ -22,12 +22,12 @@ class Served(keras.Model):
         self.served = model
 
     def call(self, inputs: Any) -> Any:
-        """What the model gives."""
+        """Returns what the model gives."""
         return outputs(self.served, inputs)
 
 
 def serve(model: Any) -> tuple[Served, keras.InputSpec]:
-    """The model as it is served, built, and what it takes; None for axes of any length."""
+    """Returns the model as it is served, built, and what it takes; None for axes of any length."""
     served = Served(model)
     served(samples(model, 2)[1])
     if _takes_text(model):
@@ -37,7 +37,7 @@ def serve(model: Any) -> tuple[Served, keras.InputSpec]:
 
 
 def outputs(model: Any, inputs: Any) -> Any:
-    """What a model gives of images, or of the ids of rows without padding."""
+    """Returns what a model gives of images, or of the ids of rows without padding."""
     if _takes_text(model):
         whole = {"token_ids": inputs, "padding_mask": keras.ops.ones_like(inputs)}
         return model(whole, training=False)

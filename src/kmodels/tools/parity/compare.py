@@ -15,7 +15,7 @@ FLOOR = 1e-2
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a tensor differs most.
+    """The largest difference of a tensor.
 
     Attributes:
         name: of the tensor.
@@ -103,7 +103,7 @@ def stages(
     right: Mapping[str, Any],
     tolerance: float,
 ) -> Iterator[Stage]:
-    """The stages of one step.
+    """Yields the stages of one step.
 
     Args:
         step: its number.

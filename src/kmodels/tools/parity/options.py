@@ -1,4 +1,4 @@
-"""What `kmodels parity` is asked for."""
+"""The options of `kmodels parity`."""
 
 from dataclasses import asdict, dataclass
 
@@ -25,7 +25,7 @@ class Side:
     ops: str = "override"
 
     def told(self, other: "Side") -> str:
-        """The backend, and what else is not as on the other side."""
+        """Returns the backend, and what else is not as on the other side."""
         own, theirs = asdict(self), asdict(other)
         more = [str(own[name]) for name in own if name != "backend" and own[name] != theirs[name]]
         return " ".join([self.backend, *more])
@@ -33,7 +33,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Options:
-    """What is trained.
+    """The model, data and steps that are compared.
 
     Args:
         left: the first side.

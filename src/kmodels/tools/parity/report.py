@@ -1,4 +1,4 @@
-"""What a comparison came to, as a table and a sentence."""
+"""The report of a comparison, as a table and a sentence."""
 
 from typing import Any
 

@@ -92,7 +92,7 @@ def _child(options: Options, side: Side, stack: ExitStack) -> Child:
 
 
 def _checked(ask: Any, **request: Any) -> dict[str, Any]:
-    """An answer; a child that failed is the user's to hear of in one line."""
+    """Returns an answer; a child that failed is the user's to hear of in one line."""
     try:
         return ask(**request)
     except ChildError as error:

@@ -1,4 +1,4 @@
-"""What the process of one side does: it trains and writes down all values of each step."""
+"""The process of one side: it trains and records all values of each step."""
 
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def work(job: dict[str, Any], link: Link) -> None:
 
 
 def step(model: Any, optimizer: KeepGradients, x: Any, y: Any, weights: Any) -> dict[str, Any]:
-    """One step and what was computed in it.
+    """Returns one step and what was computed in it.
 
     Args:
         model: compiled with `optimizer`.

@@ -1,4 +1,4 @@
-"""What a training step will need, told before anything is allocated: on one device or on many."""
+"""The plan of a training step's memory and traffic, before anything is allocated."""
 
 from kmodels.memory.sizes import Setup
 from kmodels.tools.plan.show import show

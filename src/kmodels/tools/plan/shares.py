@@ -1,4 +1,4 @@
-"""What one device of a mesh holds of the arrays of a step."""
+"""The share of a step's arrays that one device of a mesh holds."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
 
 
 def share(held: Held, mesh: Mesh) -> Held:
-    """The part of an array that lies on one device.
+    """Returns the part of an array that lies on one device.
 
     Variables, their gradients and slots lie by `distribution.layout`; rows over `data` and `fsdp`;
     heads, MLPs and words of activations over `model`, as the weights that make them.
@@ -47,7 +47,7 @@ def _length(word: str | None, mesh: Mesh) -> int:
 
 
 def gathered(held: Iterable[Held], mesh: Mesh, setup: Setup) -> list[Held]:
-    """What `fsdp` brings together for a moment, on each device.
+    """Returns what `fsdp` brings together for a moment, on each device.
 
     The weights of a block are whole while it is computed, in the compute dtype, and those of the
     next are on their way; its gradients are whole until they are reduced and parted. Weights that
@@ -80,7 +80,7 @@ def gathered(held: Iterable[Held], mesh: Mesh, setup: Setup) -> list[Held]:
 
 
 def gathers_again(path: str, setup: Setup) -> bool:
-    """Whether a weight is gathered for the forward pass and once more for the backward pass."""
+    """Returns whether a weight is gathered for the forward and again for the backward pass."""
     if facts(setup.accelerator).gathers_again:
         return True
     inside = "" if setup.remat == "block" else f"/{setup.remat}/"
@@ -88,16 +88,16 @@ def gathers_again(path: str, setup: Setup) -> bool:
 
 
 def group_of(path: str) -> int:
-    """The block that a variable belongs to, -1 for those in front of the first and behind all."""
+    """Returns the block that a variable belongs to, -1 for those outside of all blocks."""
     found = _BLOCK.search(path)
     return int(found[1]) if found else -1
 
 
 def on_axis(held: Held, mesh: Mesh, axis: str) -> bool:
-    """Whether a variable lies in parts along an axis of the mesh."""
+    """Returns whether a variable lies in parts along an axis of the mesh."""
     return axis in layout.axes(held.name, held.shape, mesh, held.granularity, held.family)
 
 
 def on_device(held: Sequence[Held], mesh: Mesh, setup: Setup) -> list[Held]:
-    """What a device holds of a step: its parts, and what it gathers."""
+    """Returns what a device holds of a step: its parts, and what it gathers."""
     return [share(h, mesh) for h in held] + gathered(held, mesh, setup)

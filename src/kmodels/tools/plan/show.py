@@ -58,7 +58,7 @@ def _sent(plan: Plan) -> Table:
 
 
 def _sources(plan: Plan) -> list[str]:
-    """The formulas of the collectives, and where it is said which arrays move."""
+    """Returns the formulas of the collectives, and where it is said which arrays move."""
     kinds = {one.kind for one in plan.exchanges}
     found = [f"{kind} sends {formula}" for kind, formula in FORMULAS.items() if kind in kinds]
     sources = dict.fromkeys(one.source for one in plan.exchanges)

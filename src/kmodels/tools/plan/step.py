@@ -106,7 +106,7 @@ class Plan:
         self.available = available
 
     def _held(self, setup: Setup) -> list[Held]:
-        """The arrays of a step, whole; ops are asked as they would be on the mesh."""
+        """Returns the arrays of a step, whole; ops are asked as they would be on the mesh."""
         engine = backend_module("kmodels.tools.plan.supposed", SupposedBackend, optional=True)
         with ExitStack() as stack:
             if engine is not None and self.mesh.size > 1:
@@ -115,7 +115,7 @@ class Plan:
             return estimate.held_by(self._model, self._sizes, setup)
 
     def _estimate(self, setup: Setup) -> estimate.Estimate:
-        """What one device holds; rows that the mesh does not divide count in parts."""
+        """Returns what one device holds; rows that the mesh does not divide count in parts."""
         held = self._held(setup)
         if self.mesh.size > 1:
             held = shares.on_device(held, self.mesh, setup)
@@ -136,7 +136,7 @@ class Plan:
         return estimate.cache_bytes(self._sizes, self.setup, slots) // self.mesh.replicas
 
     def parameters(self, part: str) -> int:
-        """Elements of the model's frozen or trained weights, over all devices."""
+        """Returns elements of the model's frozen or trained weights, over all devices."""
         return self._counts[part]
 
     def savings(self) -> list[Saving]:

@@ -1,4 +1,4 @@
-"""What the devices of a mesh send each other in a step, from shapes alone.
+"""The traffic between the devices of a mesh in a step, from shapes alone.
 
 A ring moves an array of S bytes over n devices with (n-1)/n S bytes sent by each for an all-gather
 or a reduce-scatter, and twice that for an all-reduce (Patarasuk & Yuan 2009). Which arrays move:
@@ -69,7 +69,7 @@ class Exchange:
 
 
 def exchanges(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> list[Exchange]:
-    """What is sent in a step.
+    """Returns what is sent in a step.
 
     Args:
         held: arrays of the step, whole.
@@ -132,7 +132,7 @@ def _weights(held: Sequence[Held], setup: Setup, mesh: Mesh) -> Iterator[Exchang
 
 
 def first_learned(held: Sequence[Held]) -> int:
-    """The first block that the backward pass reaches; -1 where it goes beyond all."""
+    """Returns the first block that the backward pass reaches; -1 where it goes beyond all."""
     return min((group_of(h.name) for h in held if h.part == TRAINED), default=-1)
 
 

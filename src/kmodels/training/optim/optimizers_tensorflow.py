@@ -17,7 +17,7 @@ class _Replicated(keras_internals.ReplicatedSteps):
     """
 
     def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
-        """One step."""
+        """Makes one step."""
         replica = replicas_tensorflow.inside()
         if replica is None or not self.looks_at_sums:
             return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
@@ -74,7 +74,7 @@ class _Replicated(keras_internals.ReplicatedSteps):
 
 
 def _together() -> bool:
-    """Whether this is the one step of all replicas."""
+    """Returns whether this is the one step of all replicas."""
     return replicas_tensorflow.count() > 1 and tf.distribute.in_cross_replica_context()
 
 

@@ -94,12 +94,12 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
 
 
 def _own(tensor: Any) -> Any:
-    """What this rank holds of a tensor in parts: the step of an element asks for no other one."""
+    """Returns this rank's part of a sharded tensor: steps are elementwise."""
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
 def _like(gradient: Any, weight: Any) -> Any:
-    """A gradient that lies as its weight does; Keras' split layers may leave a sum open."""
+    """Returns a gradient that lies as its weight does; Keras' split layers may leave a sum open."""
     if not hasattr(gradient, "placements"):
         return gradient
     if not hasattr(weight, "placements"):
@@ -110,13 +110,13 @@ def _like(gradient: Any, weight: Any) -> Any:
 
 
 def _is_part(tensor: Any) -> bool:
-    """Whether all ranks together hold it once, which those of a `model` axis need not."""
+    """Returns whether all ranks together hold it once, which those of a `model` axis need not."""
     mesh = getattr(tensor, "device_mesh", None)
     return mesh is not None and "model" not in (mesh.mesh_dim_names or ())
 
 
 def _norm(parts: list[Any]) -> torch.Tensor:
-    """The norm of all elements of tensors in parts, which are cut over the same ranks."""
+    """Returns the norm of all elements of tensors in parts, which are cut over the same ranks."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh, placements = parts[0].device_mesh, parts[0].placements
@@ -127,7 +127,7 @@ def _norm(parts: list[Any]) -> torch.Tensor:
 
 
 def _fusible(tensors: list[Any]) -> bool:
-    """Whether torch's fused kernel takes them; it goes through memory, whatever the strides."""
+    """Returns whether torch's fused kernel takes them; it ignores strides."""
     dtype, device = tensors[0].dtype, tensors[0].device
     # A compiler makes few passes of Keras' own step.
     return (

@@ -48,7 +48,7 @@ def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def noted_slots(config: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The arguments of `compile` with "built" noted for the optimizer: whether it has its slots.
+    """Returns the arguments of `compile`, noting whether the optimizer is built.
 
     The note stands beside the optimizer's own config, where Keras passes over it: `clone_model`
     gives these arguments to the `compile` of a plain model.

@@ -1,4 +1,4 @@
-"""What our optimizers have beyond Keras': decay and rate by weight, averages, steps left out."""
+"""Parameter groups: weight decay and learning rate by weight, averages, skipped steps."""
 
 import math
 import re
@@ -113,7 +113,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
             self._multipliers = depth_multipliers(paths, self.layer_decay)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """One step, unless it is to be skipped."""
+        """Makes one step, unless it is to be skipped."""
         if not self.skip_non_finite or self._checked:
             return super().apply(grads, trainable_variables)
         if not self.built:
@@ -133,7 +133,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> tuple[Any, Any]:
-        """The same for JAX, whose branches may not write to variables."""
+        """Returns the same for JAX, whose branches may not write to variables."""
         if not self.skip_non_finite:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)
         update = super().stateless_apply
@@ -190,7 +190,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         return keras_internals.moving_averages(self)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, plain values."""
+        """Returns the constructor's arguments, plain values."""
         config = super().get_config()
         clip_norm = config.pop("global_clipnorm")
         for name in ("use_ema", "ema_momentum", "gradient_accumulation_steps"):

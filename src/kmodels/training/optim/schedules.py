@@ -50,7 +50,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.final = float(final)
 
     def __call__(self, step: Any) -> Any:
-        """The rate at a step (an integer scalar, counted from 0), float32."""
+        """Returns the rate at a step (an integer scalar, counted from 0), float32."""
         ops = keras.ops
         step = ops.cast(step, "float32")
         rise = self.peak * (step + 1.0) / max(self.warmup_steps, 1)
@@ -66,7 +66,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return ops.where(step < self.warmup_steps, rise, fall)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Returns the constructor's arguments."""
         return {
             "peak": self.peak,
             "total_steps": self.total_steps,

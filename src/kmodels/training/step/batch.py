@@ -1,4 +1,4 @@
-"""What a step is given: batches as the data yields them, those with names in one piece.
+"""The batches that a step is given, as the data yields them.
 
 The tasks' data layer takes ("image", "label") out of a dictionary and makes (x, y) of it; a loss
 function looks for its inputs by their names.

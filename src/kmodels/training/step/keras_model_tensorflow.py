@@ -54,7 +54,7 @@ class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, keras.Model)
 
 
 def part_of(strategy: Any, iterator: Any, batch: Any) -> Any:
-    """The first replica's part of a batch, or of the first that there is."""
+    """Returns the first replica's part of a batch, or of the first that there is."""
     for _, _, batches in iterator or ():
         batch = next(batches)
         break
@@ -104,7 +104,7 @@ def _reduction(loss: Any) -> str:
 
 
 def _trimmed(function: Any) -> Any:
-    """The function; the heap is trimmed after its first call, which traces it."""
+    """Returns the function; the heap is trimmed after its first call, which traces it."""
     traced = False
 
     def call(iterator: Any) -> Any:

@@ -31,7 +31,7 @@ class Parallel(keras_internals.NoKerasDDP):
         return super().make_train_function(force)  # type: ignore[misc]
 
     def get_metrics_result(self) -> Any:
-        """The results over the rows of all processes."""
+        """Returns the results over the rows of all processes."""
         if self.parallel is None:
             return super().get_metrics_result()  # type: ignore[misc]
         return self.parallel.results(self.metrics)  # type: ignore[attr-defined]

@@ -114,7 +114,7 @@ def logged(metrics: Iterable[Any]) -> dict[str, Any]:
 
 
 def rows(batch: Any) -> Any:
-    """How many examples are in a batch: the first size of its first array."""
+    """Returns how many examples are in a batch: the first size of its first array."""
     for part in keras.tree.flatten(batch):
         if part is not None:
             return keras.ops.shape(part)[0] if len(part.shape) else 1

@@ -55,7 +55,7 @@ class Optimizers(keras.optimizers.Optimizer):
             optimizer.finalize_variable_values(keras_internals.built_for(optimizer))
 
     def get_config(self) -> dict[str, Any]:
-        """The optimizers' own."""
+        """Returns the optimizers' own."""
         return {
             name: keras.optimizers.serialize(optimizer)
             for name, optimizer in self.by_player.items()

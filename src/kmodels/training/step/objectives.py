@@ -38,7 +38,7 @@ class Objective:
         return f"the loss function of {self.name}" if self.name else "the loss function"
 
     def trainable(self) -> list[Any]:
-        """What the models let it move, each variable once."""
+        """Returns what the models let it move, each variable once."""
         return once(v for layer in self.layers for v in layer.trainable_variables)
 
 
@@ -182,7 +182,7 @@ class Objectives:
     def loss(
         self, objective: Objective, function: LossFunction, batch: Any, training: bool
     ) -> tuple[Any, dict[str, Any]]:
-        """What an objective wants to make small, regularisers of its models included, and its logs.
+        """Returns an objective's loss, with the regularisers of its models, and its logs.
 
         Raises:
             InputError: for a loss that is no floating point scalar, or logs without names.
@@ -198,7 +198,7 @@ class Objectives:
     def call(
         self, objective: Objective, function: LossFunction, batch: Any, training: bool
     ) -> tuple[Any, dict[str, Any]]:
-        """What the user's function gives, checked; see `loss`."""
+        """Returns what the user's function gives, checked; see `loss`."""
         found = function(self.models, batch, training)
         loss, logs = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
         if loss is None or isinstance(loss, dict | list | tuple | str):
@@ -220,7 +220,7 @@ class Objectives:
         return loss, logs
 
     def unmoved(self, objective: Objective) -> InputError:
-        """The error of a loss that has no gradient."""
+        """Returns the error of a loss that has no gradient."""
         return InputError(
             f"{objective.who} does not depend on any of the {len(objective.variables)} variables "
             "that it trains; compute it from their models, without stop_gradient or NumPy"
@@ -253,7 +253,7 @@ class WatchedScope(keras.StatelessScope):
 
 
 def unseeded() -> InputError:
-    """The error of a random number that the step could not repeat."""
+    """Returns the error of a random number that the step could not repeat."""
     return InputError(
         "the loss function draws random numbers without a seed; put a keras.random.SeedGenerator "
         "among the models and give it as seed"
@@ -261,12 +261,12 @@ def unseeded() -> InputError:
 
 
 def once(variables: Iterable[Any]) -> list[Any]:
-    """Each variable at its first place."""
+    """Returns each variable at its first place."""
     return list({id(variable): variable for variable in variables}.values())
 
 
 def _shares(layers: dict[str, Any], names: Any, train: Train) -> dict[str, Sequence[str]]:
-    """The models of each objective."""
+    """Returns the models of each objective."""
     if names is None:
         if isinstance(train, Mapping):
             raise InputError("train is by objective, and there is only one; give a list of models")

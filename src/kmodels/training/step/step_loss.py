@@ -42,7 +42,7 @@ class LossTracker(keras.metrics.Mean):
         super().update_state(values, sample_weight=sample_weight)
 
     def result(self) -> dict[str, Any]:
-        """The average as "loss" and the last value as "step_loss"."""
+        """Returns the average as "loss" and the last value as "step_loss"."""
         # A copy: on torch the variable is written in place by the next step.
         return {self.name: super().result(), KEY: keras.ops.copy(self.last.value)}
 

@@ -50,7 +50,7 @@ else:
 def train_state(
     model: Any, optimizer: Any, train: Train = None, auto_scale_loss: bool = True
 ) -> "TrainState":
-    """What a loop of your own carries from step to step.
+    """Returns what a loop of your own carries from step to step.
 
         step = kmodels.train_step(loss_fn)
         with kmodels.train_state(model, keras.optimizers.Adam(1e-3)) as state:
@@ -79,7 +79,7 @@ def train_state(
 def train_step(
     loss: LossFunction | Mapping[str, LossFunction], jit_compile: bool | str = "auto"
 ) -> "StepFunction":
-    """A training step for `train_state`: `state, logs = step(state, batch)`.
+    """Returns a training step for `train_state`: `state, logs = step(state, batch)`.
 
     Args:
         loss: loss_fn(models, batch, training), or one per objective by name, as in
@@ -160,7 +160,7 @@ class StepFunction:
         self._advance = _native.compiled(self.losses, jit_compile)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-        """One step.
+        """Makes one step.
 
         Args:
             state: it is moved, and given back.

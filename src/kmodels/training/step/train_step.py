@@ -150,7 +150,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         )
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """What the only model gives.
+        """Returns what the only model gives.
 
         Raises:
             InputError: with several models.
@@ -172,7 +172,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-        """The loss and what is logged, with training False, on anything that `fit` takes."""
+        """Returns the loss and the logs with training False, on anything that `fit` takes."""
         request = FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs)
         request = request.changed(x=train_step_data.whole(x, request.batch_size))
         return run_request(self, super().evaluate, request)
@@ -224,7 +224,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
     # What the steps of the backends use
 
     def _batch(self, data: Any) -> Any:
-        """The batch as the data yields it, out of what Keras makes of it."""
+        """Returns the batch as the data yields it, out of what Keras makes of it."""
         parts = tuple(data) if isinstance(data, list | tuple) else (data,)
         while len(parts) > 1 and parts[-1] is None:
             parts = parts[:-1]
@@ -233,7 +233,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         return batch[0] if len(batch) == 1 else batch
 
     def _update_metrics(self, results: Results, rows: Any) -> list[Any]:
-        """The metrics that were fed."""
+        """Returns the metrics that were fed."""
         total = sum(loss for loss, _ in results.values())
         tracker = keras_internals.loss_tracker(self)
         tracker.update_state(total, sample_weight=rows)

@@ -17,19 +17,19 @@ Values = dict[int, Any]
 
 
 def by_id(variables: Iterable[Any], values: Iterable[Any]) -> Values:
-    """The value of each variable."""
+    """Returns the value of each variable."""
     return {id(v): value for v, value in zip(variables, values, strict=True)}
 
 
 def take(variables: Iterable[Any], values: Values) -> list[Any]:
-    """The values of these variables, in their order."""
+    """Returns the values of these variables, in their order."""
     return [values[id(v)] for v in variables]
 
 
 def advance(
     objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Any
 ) -> tuple[Results, Values]:
-    """Each objective's turn; a pure function of values and batch."""
+    """Makes one step of each objective in turn, as a pure function of values and batch."""
     results: Results = {}
     for objective in objectives:
         optimizer = objective.optimizer
@@ -56,7 +56,7 @@ def advance(
 def evaluate(
     objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Any
 ) -> tuple[Results, Values]:
-    """Each objective's loss outside of training."""
+    """Computes each objective's loss outside of training."""
     with _scope(objectives.variables, values) as scope:
         results = {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
     return results, values | {id(v): scope.get_current_value(v) for v in objectives.variables}
@@ -102,7 +102,7 @@ def outline(
 
 
 def _reaches(program: Any, start: list[Any], end: Any) -> bool:
-    """Whether a gradient can go from there to here; what calls other programs lets it through."""
+    """Returns whether a gradient can reach; calls of other programs let it through."""
     reached = set(start)
     for equation in program.eqns:
         if equation.primitive.name == "stop_gradient":

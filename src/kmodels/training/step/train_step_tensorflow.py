@@ -13,7 +13,7 @@ from kmodels.training.step.objectives import LossFunction, Objectives
 
 
 def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
-    """Each objective's turn."""
+    """Makes one step of each objective in turn."""
     # Replicas' gradients are summed, and each has the mean over its part of the batch.
     part: Any = None
     if replicas_tensorflow.inside() is not None:
@@ -37,7 +37,7 @@ def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: A
 
 
 def _dense(gradient: Any) -> Any:
-    """An embedding's gradient as on the other backends.
+    """Returns an embedding's gradient as on the other backends.
 
     Of slices Keras' Adam moves only the rows that a batch had, and the losses part.
     """
@@ -48,7 +48,7 @@ def _dense(gradient: Any) -> Any:
 
 
 def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
-    """Each objective's loss outside of training."""
+    """Computes each objective's loss outside of training."""
     return {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
 
 
@@ -80,7 +80,7 @@ class Step(keras_internals.OwnFirstBatch, keras.Model):
         return logged(self._update_metrics(results, rows(batch)))
 
     def test_step(self, data: Any) -> Any:
-        """The logs."""
+        """Returns the logs."""
         batch = self._batch(data)
         results = evaluate(self._players, self._loss_functions, batch)
         return logged(self._update_metrics(results, rows(batch)))

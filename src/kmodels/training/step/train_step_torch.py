@@ -15,7 +15,7 @@ from kmodels.training.step.objectives import LossFunction, Objective, Objectives
 def advance(
     objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any, parallel: Any = None
 ) -> Results:
-    """Each objective's turn.
+    """Makes one step of each objective in turn.
 
     Args:
         objectives: who learn.
@@ -68,7 +68,7 @@ def _detached(tree: Any) -> Any:
 
 
 def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
-    """Each objective's loss outside of training."""
+    """Computes each objective's loss outside of training."""
     with torch.no_grad():
         return {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
 
@@ -96,7 +96,7 @@ class Step(Parallel, keras.Model):
         return self._logs(self._update_metrics(results, rows(batch)))
 
     def test_step(self, data: Any) -> Any:
-        """The logs."""
+        """Returns the logs."""
         batch = self._batch(data)
         results = evaluate(self._players, self._loss_functions, batch)
         return self._logs(self._update_metrics(results, rows(batch)))

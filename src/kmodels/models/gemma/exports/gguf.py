@@ -164,7 +164,7 @@ def _check(path: Path, config: GemmaConfig) -> None:
 
 
 def _meaning(config: GemmaConfig) -> dict[str, Any]:
-    """What decides the results, however the config says it."""
+    """Returns what decides the results, however the config says it."""
     local = [config.is_local(i) for i in range(config.num_layers)]
     names = (
         *("vocabulary_size", "num_layers", "num_query_heads", "num_key_value_heads"),

@@ -17,7 +17,7 @@ plus_one = Transform(lambda x: x - 1, lambda x: x + 1)
 
 
 def rules(config: GemmaConfig) -> list[Rule]:
-    """The table of one generation."""
+    """Returns the table of one generation."""
     norms = dict(decoder.NORMS)
     if config.generation > 1:
         norms["post_attention_norm"] = "post_attention_norm"
@@ -28,7 +28,7 @@ def rules(config: GemmaConfig) -> list[Rule]:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Whether this is a GGUF file."""
+    """Returns whether this is a GGUF file."""
     return path.suffix == ".gguf"
 
 

@@ -54,7 +54,7 @@ DEFAULTS: dict[int, dict[str, Any]] = {
 
 
 def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
-    """The table of one generation; `prefix` is empty in a bare model."""
+    """Returns the table of one generation; `prefix` is empty in a bare model."""
     norms = dict(decoder.NORMS)
     if config.generation > 1:
         norms["post_attention_layernorm"] = "post_attention_norm"
@@ -66,7 +66,7 @@ def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Whether a directory with this config.json is of this format."""
+    """Returns whether a directory with this config.json is of this format."""
     return path.is_dir() and description.get("model_type") in GENERATIONS
 
 
@@ -100,7 +100,7 @@ def open_checkpoint(
 
 
 def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
-    """The config of a config.json.
+    """Returns the config of a config.json.
 
     Raises:
         InputError: lists the settings that the model has no counterpart for.
@@ -166,7 +166,7 @@ def _rope(path: Path, text: dict[str, Any]) -> Any:
 
 
 def _pattern(path: Path, text: dict[str, Any], usual: int) -> dict[str, Any]:
-    """Which layers are local, as "every n-th is not"."""
+    """Returns which layers are local, as "every n-th is not"."""
     layers = text["num_hidden_layers"]
     types = text.get("layer_types")
     if not types:

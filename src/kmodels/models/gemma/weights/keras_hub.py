@@ -17,7 +17,7 @@ def _heads_first(heads: int, width: int, head_dim: int) -> Transform:
 
 
 def rules(config: GemmaConfig) -> list[Rule]:
-    """The table of one generation."""
+    """Returns the table of one generation."""
     width, size = config.hidden_dim, config.head_dim
     queries = _heads_first(config.num_query_heads, width, size)
     groups = _heads_first(config.num_key_value_heads, width, size)

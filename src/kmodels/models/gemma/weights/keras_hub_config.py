@@ -62,7 +62,7 @@ def _arguments(config: GemmaConfig) -> dict[str, Any]:
 
 
 def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[str, bool]:
-    """What no generation can be told; rotary settings count where a block uses them."""
+    """Returns what no generation can be told; rotary settings count where a block uses them."""
     local = [config.is_local(i) for i in range(config.num_layers)]
     same = [
         config.use_sliding_window_attention and bool((i + 1) % pattern) for i in range(len(local))

@@ -38,18 +38,18 @@ class Form:
     table: Callable[[ViTConfig, Settings], list[Rule]]
 
     def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
-        """What a model has that this one cannot express."""
+        """Returns what a model has that this one cannot express."""
         return lacking(config, settings, self.needs | self.can, self.heads)
 
     def suits(self, config: ViTConfig, settings: Settings) -> bool:
-        """Whether this is the model."""
+        """Returns whether this is the model."""
         return self.needs.issubset(_unusual(config, settings)) and not self.unsupported_out(
             config, settings
         )
 
 
 def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
-    """A ViT as transformers writes it.
+    """Returns a ViT as transformers writes it.
 
     Args:
         model: a backbone or classifier.
@@ -95,7 +95,7 @@ def lacking(
     known: Set[str],
     heads: Set[tuple[str | None, str]],
 ) -> list[str]:
-    """What a model has that another package's cannot express.
+    """Returns what a model has that another package's cannot express.
 
     Args:
         config: of the backbone.
@@ -112,7 +112,7 @@ def lacking(
 
 
 def _unusual(config: ViTConfig, settings: Settings) -> list[str]:
-    """What a model has that not every ViT has, in the order of a model."""
+    """Returns what a model has that not every ViT has, in the order of a model."""
     native = config.position_interpolation == "bilinear_antialias"
     found = {
         "use_class_token=False": not config.use_class_token,
@@ -136,7 +136,7 @@ def _unusual(config: ViTConfig, settings: Settings) -> list[str]:
 
 
 def _pooler(config: ViTConfig, settings: Settings) -> bool | None:
-    """Whether the pre-logits are those of a bare model in transformers; None without any."""
+    """Returns whether the pre-logits are a bare model's in transformers; None without any."""
     if (dim := settings.get("intermediate_dim")) is None:
         return None
     return not settings["num_classes"] and dim == config.hidden_dim
@@ -258,7 +258,7 @@ def _tower_table(flat: bool = False) -> Callable[[ViTConfig, Settings], list[Rul
 
 
 def _nested(described: dict[str, Any]) -> dict[str, Any]:
-    """A classifier of transformers has its tower's description as a part."""
+    """Returns a description nested as a part, as classifiers of transformers have it."""
     outside = ("architectures", "id2label", "label2id")
     inside = {key: value for key, value in described.items() if key not in outside}
     kind = described["model_type"].removesuffix("_vision_model")
@@ -319,7 +319,7 @@ FORMS = (VIT, DEIT, DINOV2, CLIP, SIGLIP, SIGLIP2)
 
 
 def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:
-    """What the format has and the model has not."""
+    """Returns what the format has and the model has not."""
     width = config.hidden_dim
     absent = {
         "patch_embedding/": (config.use_patch_bias or BIAS not in form.can, width),

@@ -127,12 +127,12 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ratio(dim: int, width: int) -> float:
-    """What times the width, cut to a whole number, is `dim`."""
+    """Returns what times the width, cut to a whole number, is `dim`."""
     ratio = dim / width
     return ratio if int(width * ratio) == dim else (dim + 0.5) / width
 
 
 def _zeros(config: ViTConfig, tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
-    """The bias of the output projection, which timm has where `qkv_bias=False`."""
+    """Returns the bias of the output projection, which timm has where `qkv_bias=False`."""
     names = [f"blocks.{i}.attn.proj.bias" for i in range(config.num_layers)]
     return {name: constant(0.0, (config.hidden_dim,)) for name in names if name not in tensors}

@@ -24,7 +24,7 @@ PREFIXES = ("opt/target/", "params/img/", "params/", "")
 
 
 def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> list[Rule]:
-    """The table.
+    """Returns the table.
 
     Args:
         config: for the sizes of heads and patches.
@@ -63,7 +63,7 @@ def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> l
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Whether this is an `.npz` file."""
+    """Returns whether this is an `.npz` file."""
     return path.suffix == ".npz" and path.is_file()
 
 
@@ -123,7 +123,7 @@ def open_checkpoint(
 
 
 def _unstacked(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """The blocks of files that keep each tensor of all blocks in one, as SigLIP 2's do."""
+    """Returns the blocks of files that keep each tensor of all blocks in one, as SigLIP 2's do."""
     found: dict[str, LazyArray] = {}
 
     @lru_cache(maxsize=1)  # the blocks of a tensor are asked for one after the other

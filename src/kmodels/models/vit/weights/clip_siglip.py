@@ -34,7 +34,7 @@ PARTS = ("query", "key", "value")
 
 
 def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: bool = False) -> list:
-    """The table.
+    """Returns the table.
 
     Args:
         config: for the size of the patches.
@@ -86,7 +86,7 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Whether a directory with this config.json is of this format."""
+    """Returns whether a directory with this config.json is of this format."""
     return path.is_dir() and description.get("model_type") in (*CLIP, *SIGLIP, *SIGLIP2)
 
 

@@ -25,7 +25,7 @@ GATED = ("block_{i}/mlp/gate", "block_{i}/mlp/up")
 
 
 def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
-    """The table; `prefix` is that of a classifier and empty in a bare model."""
+    """Returns the table; `prefix` is that of a classifier and empty in a bare model."""
     patch = patch_kernel(config.patch_size, config.image_shape[2])
     projection = "embeddings.patch_embeddings.projection"
     weights_in = f"{BLOCK}.mlp.weights_in"
@@ -73,7 +73,7 @@ def gated_dim(width: int, ratio: int) -> int:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Whether a directory with this config.json is of this format."""
+    """Returns whether a directory with this config.json is of this format."""
     return path.is_dir() and description.get("model_type") in KINDS
 
 

@@ -18,7 +18,7 @@ CLASSIFIERS = {"cls_classifier": "logits", "distillation_classifier": "distillat
 
 
 def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> list[Rule]:
-    """The table.
+    """Returns the table.
 
     Args:
         config: for the size of the patches.
@@ -57,7 +57,7 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Whether a directory with this config.json is of this format."""
+    """Returns whether a directory with this config.json is of this format."""
     return path.is_dir() and description.get("model_type") in ("vit", "deit")
 
 

@@ -1,4 +1,4 @@
-"""What the formats of Hugging Face share: their JSON files, and rules for layers of PyTorch."""
+"""Shared parts of the Hugging Face formats: JSON files, and rules for PyTorch layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def dense(pairs: Mapping[str, str]) -> list[Rule]:
-    """Weights and biases of linear layers, as PyTorch keeps them."""
+    """Returns weights and biases of linear layers, as PyTorch keeps them."""
     table = []
     for source, target in pairs.items():
         table.append(Rule(f"{source}.weight", f"{target}/kernel", transpose))
@@ -29,7 +29,7 @@ def dense(pairs: Mapping[str, str]) -> list[Rule]:
 
 
 def norms(pairs: Mapping[str, str]) -> list[Rule]:
-    """Weights and biases of layer norms."""
+    """Returns weights and biases of layer norms."""
     table = []
     for source, target in pairs.items():
         table.append(Rule(f"{source}.weight", f"{target}/scale"))
@@ -38,7 +38,7 @@ def norms(pairs: Mapping[str, str]) -> list[Rule]:
 
 
 def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
-    """The rules with something in front of their names."""
+    """Returns the rules with something in front of their names."""
     return [Rule(prefix + rule.source, rule.target, rule.transform, rule.axis) for rule in table]
 
 
@@ -84,7 +84,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
-    """Arguments of the preprocessor that a directory describes, or None where it describes none.
+    """Returns the preprocessor's arguments that a directory describes, or None.
 
     An image processor is saved as preprocessor_config.json, and one that was saved together with
     a tokenizer as a part of processor_config.json.

@@ -54,7 +54,7 @@ def _lacks(
     heads: set[tuple[str | None, str]],
     more: Callable[[ViTConfig, Settings], dict[str, bool]],
 ) -> Callable[[ViTConfig, Settings], list[str]]:
-    """What is named in `more`, beside what every other form of a ViT may lack too."""
+    """Returns what is named in `more`, beside what every other form of a ViT may lack too."""
 
     def unsupported_out(config: ViTConfig, settings: Settings) -> list[str]:
         own = [text for text, there in more(config, settings).items() if there]
@@ -76,7 +76,7 @@ def _biases(config: ViTConfig) -> dict[str, bool]:
 
 
 def _fixed(config: ViTConfig) -> dict[str, bool]:
-    """What neither DINOv2 nor SigLIP can be told."""
+    """Returns what neither DINOv2 nor SigLIP can be told."""
     height, width = config.image_shape[:2]
     return {
         **_biases(config),
@@ -157,7 +157,7 @@ DEIT = KerasHubMapping(
 
 
 def _ratio(config: ViTConfig) -> int | None:
-    """The width of the MLP before DINOv2 makes two thirds of it for the gate."""
+    """Returns the width of the MLP before DINOv2 makes two thirds of it for the gate."""
     for ratio in RATIOS:
         if gated_dim(config.hidden_dim, ratio) == config.mlp_dim:
             return ratio * config.hidden_dim

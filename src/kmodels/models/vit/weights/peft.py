@@ -16,7 +16,7 @@ _ATTENTION = ("query", "key", "value", "output")
 
 
 def _block(prefix: str, projections: Sequence[str], **mlp: str) -> dict[str, str]:
-    """Names of a block's layers; `prefix` is what its blocks are called, with a number."""
+    """Returns names of a block's layers; `prefix` is what its blocks are called, with a number."""
     found = {f"attention/{ours}": x for ours, x in zip(_ATTENTION, projections, strict=True)}
     found |= {f"mlp/{ours}": f"mlp.{theirs}" for ours, theirs in mlp.items()}
     return {f"block_{{i}}/{ours}": prefix + theirs for ours, theirs in found.items()}
@@ -59,7 +59,7 @@ KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
 
 
 def kind_of(config: ViTConfig) -> str:
-    """Which of transformers' architectures a backbone is, by what the others lack."""
+    """Returns which of transformers' architectures a backbone is, by what the others lack."""
     if config.layer_scale is not None:
         return "dinov2_with_registers" if config.num_register_tokens else "dinov2"
     if config.pre_norm:

@@ -84,7 +84,7 @@ DENSE: dict[str, str | tuple[str, ...]] = {
 
 
 def rules(config: ViTConfig) -> list[Rule]:
-    """The table."""
+    """Returns the table."""
     table = [
         Rule("cls_token", "tokens/class_token"),
         Rule("dist_token", "tokens/distillation_token"),
@@ -113,7 +113,7 @@ def rules(config: ViTConfig) -> list[Rule]:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Whether this is of timm: a bare safetensors file, or a directory that names a timm ViT."""
+    """Returns whether this is timm's: a bare safetensors file, or a directory that says so."""
     if not path.is_dir():
         return path.suffix == ".safetensors"
     return bool(re.match(r"(vit|deit|deit3|flexivit)_", str(description.get("architecture", ""))))
@@ -164,7 +164,7 @@ def open_checkpoint(
 
 
 def _statistics(name: str, description: dict[str, Any], channels: int) -> Statistics | None:
-    """Mean and deviation: what the file says, or what timm has for all files of that name."""
+    """Returns mean and deviation of the file, or of timm's models of that name."""
     told = description.get("pretrained_cfg", {})
     mean, std = told.get("mean"), told.get("std")
     if mean and std:
@@ -232,7 +232,7 @@ def _backbone(
 
 
 def _grid(path: Path, told: Grid | None, rows: int, special: int, registers: int) -> Grid:
-    """The grid of a table of positions: what is told, or a square.
+    """Returns the grid of a table of positions: what is told, or a square.
 
     Args:
         path: for messages.
@@ -267,7 +267,7 @@ def _activation_by_name(name: str) -> str:
 
 
 def _is_gated(path: Path, name: str, tensors: Mapping[str, LazyArray]) -> bool:
-    """Whether the first layer of the MLP is twice as wide as the second is deep.
+    """Returns whether the first layer of the MLP is twice as wide as the second is deep.
 
     Raises:
         InputError: for a gated MLP of another kind than DINOv2's.
