@@ -146,7 +146,7 @@ def bench(
     from kmodels.core.units import parse_bytes
     from kmodels.tools import bench as benches
 
-    options = benches.Options(
+    options = benches.BenchOptions(
         preset=preset,
         backends=backends,
         precisions=benches.listed(precision),
@@ -219,7 +219,7 @@ def parity(
     )
     presets = (preset, preset_b or preset)
     left, right = map(parities.Side, names, presets, precisions, paths)
-    options = parities.Options(
+    options = parities.ParityOptions(
         left,
         right,
         steps=steps,

@@ -203,7 +203,7 @@ class BackgroundWriter:
             raise error
 
 
-class Stage(Enum):
+class EpochStage(Enum):
     """What an epoch is at."""
 
     TRAINING = "its steps"
@@ -224,7 +224,7 @@ class EpochMemory:
 
     def begin(self, rng: Arrays) -> None:
         """An epoch begins, with these random generators and learning rates."""
-        self.stage, self.rng = Stage.TRAINING, rng
+        self.stage, self.rng = EpochStage.TRAINING, rng
         self._metrics: Arrays = {}
         self._rng: Arrays = {}
 
@@ -232,19 +232,19 @@ class EpochMemory:
         """Keeps the training's averages and the random generators."""
         self._metrics = state.copied(state.named(model.metrics_variables), "metrics")
         self._rng = rng.capture(model.optimizer)
-        self.stage = Stage.VALIDATING
+        self.stage = EpochStage.VALIDATING
 
     def end_validation(self) -> None:
         """The metrics are those of validation until the next epoch begins."""
-        self.stage = Stage.VALIDATED
+        self.stage = EpochStage.VALIDATED
 
     def metrics(self, now: Arrays) -> Arrays:
         """Returns the training's averages, where `now` are those of the model."""
-        return now if self.stage is Stage.TRAINING else self._metrics
+        return now if self.stage is EpochStage.TRAINING else self._metrics
 
     def rng_now(self, optimizer: Any) -> Arrays:
         """Returns what a resumed run begins with: validation is gone through again as a whole."""
-        return self._rng if self.stage is Stage.VALIDATING else rng.capture(optimizer)
+        return self._rng if self.stage is EpochStage.VALIDATING else rng.capture(optimizer)
 
 
 class Saver:
@@ -299,7 +299,7 @@ class Saver:
         variables = state.parts(model, bool(self._only_trainable))
         arrays = {part: state.copied(held, part) for part, held in variables.items()}
         arrays["metrics"] = self.memory.metrics(arrays["metrics"])
-        in_validation = self.memory.stage is Stage.VALIDATING
+        in_validation = self.memory.stage is EpochStage.VALIDATING
         self._read = [manager.Snapshot(replace(run, in_validation=in_validation), arrays)]
 
     def finish(self, model: keras.Model, others: CallbackStates, trained: bool) -> bool:

@@ -2,7 +2,8 @@
 
 A compiled step is what Python did while it was traced. Adapters that are put on, merged or disabled
 since, quantized kernels, frozen variables and `generic_only` are not in it. So whatever keeps
-compiled code keeps the `State` that it was traced in beside it, and compares before each call.
+compiled code keeps the `TracedState` that it was traced in beside it, and compares it before each
+call.
 """
 
 import logging
@@ -29,12 +30,12 @@ class TracedBackend(Protocol):
 _steps = dispatch.backend_module("kmodels.core.traced", TracedBackend, optional=True)
 _changes = 0
 # By model: the state in which each of Keras' functions was made.
-_made: WeakKeyDictionary[Any, dict[str, "State"]] = WeakKeyDictionary()
+_made: WeakKeyDictionary[Any, dict[str, "TracedState"]] = WeakKeyDictionary()
 # Models of users in whose steps layers of kmodels ran; Keras makes their functions.
 _around: WeakSet[Any] = WeakSet()
 
 
-class State:
+class TracedState:
     """The state that traced code depends on; equal where one trace serves both.
 
     That is every variable and whether it is trained, what layers have as `variant` (adapters,
@@ -66,7 +67,7 @@ class State:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, State) or self._hash != other._hash:
+        if not isinstance(other, TracedState) or self._hash != other._hash:
             return False
         # An id may have been given away again, so what is gone is equal to nothing.
         return self._values == other._values and all(
@@ -89,13 +90,13 @@ class Watch:
         self._models = models
         self._changed = changed
         self._seen: Any = _changes, dispatch.generic_now()
-        self._state = State(*models)
+        self._state = TracedState(*models)
 
-    def state(self) -> State:
+    def state(self) -> TracedState:
         """That of now."""
         if self._seen != (now := (_changes, dispatch.generic_now())):
             self._changed()
-            self._seen, self._state = now, State(*self._models)
+            self._seen, self._state = now, TracedState(*self._models)
         return self._state
 
 
@@ -121,7 +122,7 @@ class Follows(keras.Model if TYPE_CHECKING else keras_internals.NoTrainableWarni
 def _follow(model: Any, name: str) -> None:
     if _steps is None:
         return
-    state = State(model)
+    state = TracedState(model)
     made = _made.setdefault(model, {})
     # Only the one that is asked for: `fit` may be running, and evaluate in between.
     if made.get(name) != state:

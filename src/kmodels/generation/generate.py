@@ -155,7 +155,7 @@ def _loop(backbone: Any, settings: tuple[Any, ...], loops: MutableMapping[Any, A
     engine = backend_module("kmodels.generation.loop", LoopBackend)
     if loops is None:
         return engine.Loop(backbone, *settings)
-    key = (*settings, traced.State(backbone))
+    key = (*settings, traced.TracedState(backbone))
     if key not in loops:
         while len(loops) >= KEPT:
             del loops[next(iter(loops))]

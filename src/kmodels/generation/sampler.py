@@ -117,7 +117,7 @@ class Sampler:
         Returns:
             (B, T) int.
         """
-        rows, stream = Rows(prompt, mask, stop_token_ids), self.stream()
+        rows, stream = SamplerRows(prompt, mask, stop_token_ids), self.stream()
         for at in range(int(index), rows.length):
             if rows.done():
                 break
@@ -185,7 +185,7 @@ def _nucleus(logits: Any, share: float) -> Any:
     return ops.min(ops.where(before < share, ordered, -OUT), axis=-1, keepdims=True)
 
 
-class Rows:
+class SamplerRows:
     """Token ids that a sampler fills on the host.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.generation.sampler import Rows, Sampler
+from kmodels.generation.sampler import Sampler, SamplerRows
 
 register = keras.saving.register_keras_serializable(package="kmodels")
 
@@ -159,7 +159,7 @@ class BeamSampler(Sampler):
         model: Any = None,
     ) -> Any:
         """As `Sampler.__call__`, with all beams of a row behind one another."""
-        rows, beams = Rows(prompt, mask, stop_token_ids), self.num_beams
+        rows, beams = SamplerRows(prompt, mask, stop_token_ids), self.num_beams
         batch = len(rows.ids)
         rows.take(np.repeat(np.arange(batch), beams))
         cache = _repeated(cache, beams)
@@ -268,7 +268,7 @@ class ContrastiveSampler(Sampler):
         if hidden_states is None:
             raise InputError("ContrastiveSampler compares hidden states; give hidden_states")
         seen = np.array(ops.convert_to_numpy(hidden_states)).astype("float32")
-        rows, index = Rows(prompt, mask, stop_token_ids), int(index)
+        rows, index = SamplerRows(prompt, mask, stop_token_ids), int(index)
         batch, k = len(rows.ids), self.k
         logits, _, cache = next(rows.tensor(), cache, index)
         for at in range(index, rows.length):
@@ -276,7 +276,7 @@ class ContrastiveSampler(Sampler):
                 break
             likely, tokens = ops.top_k(self.compute_probabilities(logits), k)
             likely = np.asarray(ops.convert_to_numpy(likely))
-            tried = Rows(rows.ids, rows.kept, None)
+            tried = SamplerRows(rows.ids, rows.kept, None)
             tried.take(np.repeat(np.arange(batch), k))
             tried.write(at, np.asarray(ops.convert_to_numpy(tokens)).reshape(-1))
             after, hidden, beams = next(tried.tensor(), _repeated(cache, k), at + 1)

@@ -15,7 +15,7 @@ MISSING = -1.0
 _PLACES = ("in user code", "File ", "Exception encountered", "Arguments received", "return ", "*")
 
 
-class Runner:
+class HostLayers:
     """Layers one after the other on dictionaries of arrays.
 
     Inside a TensorFlow function: there keras-cv leaves its results TensorFlow's, where outside it

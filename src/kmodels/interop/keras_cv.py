@@ -84,7 +84,7 @@ class Augmentation:
             )
         from kmodels.interop import host_tensorflow
 
-        self._run = host_tensorflow.Runner(layers, seed)
+        self._run = host_tensorflow.HostLayers(layers, seed)
         self._lock = threading.Lock()
         parts = [part for layer in layers for part in keras_internals.sublayers(layer)]
         names = [type(part).__name__ for part in parts]

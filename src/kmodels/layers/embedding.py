@@ -89,17 +89,17 @@ class Embedding(traced.Noted, Layer):
         self.soft_cap = soft_cap
         self.scaled = scaled
         self.tie_weights = tie_weights
-        self.merged_rows: trained.Rows | None = None
+        self.merged_rows: trained.TrainedRows | None = None
         self.resized = False
-        self._rows: trained.Rows | None = None
+        self._rows: trained.TrainedRows | None = None
 
     @property
-    def rows(self) -> trained.Rows | None:
+    def rows(self) -> trained.TrainedRows | None:
         """The rows that `enable_lora(trainable_token_indices=...)` trains, or None."""
         return self._rows
 
     @rows.setter
-    def rows(self, rows: trained.Rows | None) -> None:
+    def rows(self, rows: trained.TrainedRows | None) -> None:
         self._rows = rows
         traced.changed()
 

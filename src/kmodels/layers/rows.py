@@ -12,7 +12,7 @@ from kmodels.layers.shard_granularity import add_weight
 ROWS, IDS = "lora_rows", "lora_row_ids"
 
 
-class Rows:
+class TrainedRows:
     """A small matrix that stands in place of some rows of a table, in look-ups and in logits.
 
     It belongs to the layer (token_embedding/lora_rows) and is float32, or float64 for a table of

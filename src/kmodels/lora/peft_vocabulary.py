@@ -77,7 +77,7 @@ def described(
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class PeftVocabulary:
     """The rows of the embedding table that a file holds.
 
     Args:
@@ -91,11 +91,11 @@ class Vocabulary:
 
 def read(
     model: Any, arrays: Mapping[str, np.ndarray], described: peft.Described
-) -> tuple[Vocabulary, Sequence[str]]:
+) -> tuple[PeftVocabulary, Sequence[str]]:
     """Returns what a file says of the table, and what is wrong with that.
 
     Args:
-        model: to be changed by `Vocabulary.put`.
+        model: to be changed by `PeftVocabulary.put`.
         arrays: of the file, by name.
         described: its settings.
     """
@@ -109,14 +109,14 @@ def read(
             found[part][module] = array
             used.add(name)
     if not used and described.token_ids is None and not described.tables:
-        return Vocabulary(), []
+        return PeftVocabulary(), []
     about = frozenset(used)
     layer: Any = next(iter(held.values()), None)
     weights = {**found[WEIGHT], **found[BASE], **found[COPY]}
     rows, table = (next(iter(x.values()), np.zeros(0)) for x in (found[ROWS], weights))
     size = (layer.input_dim, layer.output_dim) if layer else (0, 0)
     if weights and table.shape != size:
-        return Vocabulary(about), [
+        return PeftVocabulary(about), [
             f"the embedding table is {table.shape}, the model's {size}: call "
             f"resize_token_embeddings({table.shape[0]}) first"
         ]
@@ -124,7 +124,7 @@ def read(
         begin = choose(model, described.token_ids, described.tables)
         ids = ids_of(described.token_ids, layer) if described.token_ids else []
     except InputError as problem:
-        return Vocabulary(about), [str(problem)]
+        return PeftVocabulary(about), [str(problem)]
     problems = [
         *_lacking(found[ROWS], weights, described),
         *_two("rows", found[ROWS]),
@@ -141,7 +141,7 @@ def read(
         for trained in rows_of(layer).values():
             trained.values.assign(np.asarray(rows, "float32")[np.argsort(ids)])
 
-    return Vocabulary(about, put), problems
+    return PeftVocabulary(about, put), problems
 
 
 def _split(name: str) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.layers import Embedding
-from kmodels.layers.rows import Rows, shown
+from kmodels.layers.rows import TrainedRows, shown
 
 # As PEFT takes them: ids, or ids by name of the table.
 Ids: TypeAlias = Iterable[int] | Mapping[str, Iterable[int]]
@@ -24,7 +24,7 @@ def tables(model: Any) -> dict[str, Embedding]:
     }
 
 
-def rows(model: Any, merged: bool = False) -> dict[str, Rows]:
+def rows(model: Any, merged: bool = False) -> dict[str, TrainedRows]:
     """Trained rows by path of their table; with `merged` those that were merged."""
     name = "merged_rows" if merged else "rows"
     found = {path: getattr(layer, name) for path, layer in tables(model).items()}
@@ -83,7 +83,7 @@ def _train(layer: Embedding) -> None:
 
 def put(layer: Embedding, ids: Iterable[int]) -> None:
     """Has rows of a table trained."""
-    layer.rows = Rows(layer, ids)
+    layer.rows = TrainedRows(layer, ids)
 
 
 def names_table(name: str, layer: Embedding) -> bool:

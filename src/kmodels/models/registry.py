@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from kmodels.core.errors import InputError
 from kmodels.memory.sizes import Sizes
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping
-from kmodels.weights import Checkpoint
+from kmodels.weights import SourceCheckpoint
 
 FAMILIES = {
     "gemma": "kmodels.models.gemma.family",
@@ -27,7 +27,7 @@ class Format(Protocol):
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-    ) -> Checkpoint:
+    ) -> SourceCheckpoint:
         """Understands a file without reading the values."""
         ...
 

@@ -11,7 +11,7 @@ from kmodels.core.remote import local_copy
 from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.weights import (
-    Checkpoint,
+    SourceCheckpoint,
     native,
 )
 from kmodels.weights.readers import read_json
@@ -100,7 +100,7 @@ def locate(preset: str | Path) -> Path:
 
 def open_checkpoint(
     preset: str | Path, family: Family, given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Opens what a name or a file describes, in whichever format of the family it is.
 
     Args:
@@ -117,7 +117,7 @@ def open_checkpoint(
         found = family.presets[name]
         task = {key[5:]: value for key, value in found.items() if key.startswith("task_")}
         fields = {key: value for key, value in found.items() if not key.startswith("task_")}
-        return Checkpoint(Path(name), "a name", fields, task, None, {}, ())
+        return SourceCheckpoint(Path(name), "a name", fields, task, None, {}, ())
     path = locate(preset)
     if not path.exists():
         raise _unknown(name, sorted(family.presets))
@@ -138,7 +138,9 @@ def open_checkpoint(
     )
 
 
-def _open_own(path: Path, description: dict[str, Any], family: Family, weights: bool) -> Checkpoint:
+def _open_own(
+    path: Path, description: dict[str, Any], family: Family, weights: bool
+) -> SourceCheckpoint:
     checkpoint = native.open_checkpoint(path, description, weights)
     if (held := description.get("family")) != family.name:
         raise InputError(f"{path} holds a model of the family {held!r}, not {family.name!r}")

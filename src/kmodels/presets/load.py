@@ -17,7 +17,7 @@ from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.presets.find import open_checkpoint
 from kmodels.weights import (
-    Checkpoint,
+    SourceCheckpoint,
     deferred,
     engine,
 )
@@ -136,7 +136,7 @@ def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict
 
 
 def _changed_parts(
-    family: Family, checkpoint: Checkpoint, settings: dict[str, Any] | None
+    family: Family, checkpoint: SourceCheckpoint, settings: dict[str, Any] | None
 ) -> Collection[str]:
     """Prefixes of the weights that a changed setting makes new; for a backbone (None) the head."""
     skip: set[str] = set()

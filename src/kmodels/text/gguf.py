@@ -108,7 +108,7 @@ def _roles(texts: list[str], value: Callable[..., Any]) -> dict[str, str]:
     return {name: texts[i] for name, i in named.items() if i is not None}
 
 
-class Vocabulary(NamedTuple):
+class GGUFVocabulary(NamedTuple):
     """A tokenizer as GGUF files hold it.
 
     Attributes:
@@ -131,7 +131,7 @@ def describe(
     rows: int,
     file: str = "a GGUF file",
     instead: str = "write hf, or the model without a preprocessor",
-) -> Vocabulary:
+) -> GGUFVocabulary:
     """Returns what `load` reads, of a tokenizer that merges pieces as SentencePiece does.
 
     Args:
@@ -173,7 +173,9 @@ def describe(
             kinds[i] = build.CONTROL if added[i] else build.USER_DEFINED
         if text == model["unk_token"]:
             kinds[i] = build.UNKNOWN
-    found = Vocabulary(texts, scores, kinds, vocabulary.get(model["unk_token"]), "Prepend" in steps)
+    found = GGUFVocabulary(
+        texts, scores, kinds, vocabulary.get(model["unk_token"]), "Prepend" in steps
+    )
     if not _is_equal(core, found):
         raise InputError(
             f"this tokenizer cuts text by more than the scores of its pieces, which is all that "
@@ -182,7 +184,7 @@ def describe(
     return found
 
 
-def _is_equal(core: Tokenizer, found: Vocabulary) -> bool:
+def _is_equal(core: Tokenizer, found: GGUFVocabulary) -> bool:
     """Returns whether a file would cut text alike; pieces in any order make text to ask about."""
     settings = {
         "scores": found.scores,

@@ -4,7 +4,7 @@ A format is a list of `Rule`. `load` is strict in both directions and changes no
 fits; `export` walks the same table backwards.
 """
 
-from kmodels.weights.checkpoint import Checkpoint
+from kmodels.weights.checkpoint import SourceCheckpoint
 from kmodels.weights.engine import export, load
 from kmodels.weights.readers import read_npz, read_safetensors
 from kmodels.weights.rules import Rule
@@ -21,9 +21,9 @@ from kmodels.weights.transforms import (
 from kmodels.weights.writer import write_safetensors
 
 __all__ = [
-    "Checkpoint",
     "LazyArray",
     "Rule",
+    "SourceCheckpoint",
     "Transform",
     "constant",
     "export",

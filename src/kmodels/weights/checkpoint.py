@@ -12,7 +12,7 @@ Tensors = Mapping[str, LazyArray]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SourceCheckpoint:
     """A file or directory of another package, understood but not yet read.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
-from kmodels.weights.checkpoint import Checkpoint, Tensors
+from kmodels.weights.checkpoint import SourceCheckpoint, Tensors
 from kmodels.weights.engine import export, paths_as_names, variables
 from kmodels.weights.manifest import NAME, verify_manifest, write_manifest
 from kmodels.weights.readers import read_safetensors
@@ -80,7 +80,7 @@ def is_ours(path: Path, description: dict[str, Any]) -> bool:
     return "kmodels" in description or (path / NAME).is_file()
 
 
-def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> Checkpoint:
+def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> SourceCheckpoint:
     """Understands a directory, after comparing its files with their hashes.
 
     Args:
@@ -97,7 +97,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> C
             f"{path} has format {number}; this version reads format {FORMAT}: install a newer one"
         )
     tensors = read_safetensors(path / WEIGHTS) if weights else {}
-    return Checkpoint(
+    return SourceCheckpoint(
         path=path,
         kind="kmodels",
         backbone=description["backbone"],

@@ -12,7 +12,7 @@ from kmodels.tools import bench
 from kmodels.tools.bench import cases as making
 from kmodels.tools.bench.compare import Refused, differences
 from kmodels.tools.bench.largest import largest
-from kmodels.tools.bench.options import ENVIRONMENT, Options
+from kmodels.tools.bench.options import ENVIRONMENT, BenchOptions
 from kmodels.tools.bench.result import result, times
 
 ALL = {"jax", "torch", "tensorflow", "keras"}
@@ -33,7 +33,7 @@ def there(monkeypatch):
 
 
 def labels(**settings):
-    rows, notes = bench.make_cases(Options("vit_debug", **settings))
+    rows, notes = bench.make_cases(BenchOptions("vit_debug", **settings))
     return [row.label for row in rows], notes
 
 
@@ -96,7 +96,7 @@ def test_openxla_needs_torchax_which_may_be_elsewhere(there, monkeypatch):
         labels(backends="torch", compile=("openxla",))
     settings = {"backends": "torch", "compile": ("none", "openxla")}
     for more in ({"python": ("openxla=/there",)}, {}):
-        found, notes = bench.make_cases(Options("vit_debug", **settings, **more))
+        found, notes = bench.make_cases(BenchOptions("vit_debug", **settings, **more))
         assert [row.compile for row in found] == ["none", "openxla"]
         assert found[1].python == "/there" != found[0].python
         assert found[1].hidden == ["tensorflow"]
@@ -126,7 +126,7 @@ def test_openxla_needs_torchax_which_may_be_elsewhere(there, monkeypatch):
 )
 def test_wrong_settings_are_one_line(settings, message):
     with pytest.raises(InputError, match=message) as caught:
-        options = Options("vit_debug", **settings)
+        options = BenchOptions("vit_debug", **settings)
         options.interpreters()
         assert options.cpus
     assert "\n" not in str(caught.value)
@@ -211,7 +211,9 @@ def test_an_endless_memory_ends_the_search():
 @pytest.fixture
 def measured():
     """A run of two rows, one that failed, and one with a loader."""
-    options = Options("vit_debug", precisions=("float32",), python=("openxla=/opt/mine/python",))
+    options = BenchOptions(
+        "vit_debug", precisions=("float32",), python=("openxla=/opt/mine/python",)
+    )
     rows = []
     for name, seconds in (("torch", [0.2, 0.1, 0.4]), ("jax", [0.05, 0.05])):
         values = {**row(f"{name} · row"), "backend": name, "compile": "none", "ops": "override"}
@@ -230,7 +232,7 @@ def test_the_numbers_of_a_row(measured):
     assert first["rate"] == 40.0
     assert first["step_s"] == {"median": 0.2, "low": 0.15, "high": 0.3}
     assert first["compile_s"] == 1.8
-    text = times([0.2], 0.1, Options("gemma_debug", sequence_length=64), True)
+    text = times([0.2], 0.1, BenchOptions("gemma_debug", sequence_length=64), True)
     assert text["rate"] == 8 * 64 / 0.2
     assert text["compile_s"] == 0
 

@@ -72,7 +72,7 @@ def machine(monkeypatch):
 
 
 def run(**settings):
-    return bench.run(bench.Options("vit_debug", **settings))
+    return bench.run(bench.BenchOptions("vit_debug", **settings))
 
 
 def test_rows_take_turns_each_round_in_another_order(machine):

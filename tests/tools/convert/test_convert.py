@@ -192,7 +192,9 @@ def test_what_an_exporter_cannot_do_is_told_in_a_line(name, advice, sources, tmp
 
     graphs = types.SimpleNamespace(WRITERS={name: fail}, KEEPS={})
     monkeypatch.setattr(run, "backend_module", lambda stem, seam: graphs)
-    monkeypatch.setattr("kmodels.tools.convert.formats.Format.check_backend", lambda form: None)
+    monkeypatch.setattr(
+        "kmodels.tools.convert.formats.ExportFormat.check_backend", lambda form: None
+    )
     told = rf"{name} could not be written of this model from {BACKEND} \(no rule for erfc\); "
     with pytest.raises(InputError, match=f"{told}({advice})$"):
         convert(sources["vit"], destination_of(tmp_path, name), name)
@@ -236,7 +238,9 @@ def test_adapters_are_merged_on_the_way(sources, tmp_path):
 
 def test_a_runtime_that_is_missing_is_named(sources, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*names])
-    monkeypatch.setattr("kmodels.tools.convert.formats.Format.check_backend", lambda form: None)
+    monkeypatch.setattr(
+        "kmodels.tools.convert.formats.ExportFormat.check_backend", lambda form: None
+    )
     with pytest.raises(SystemExit) as end:
         cli.main(["convert", str(sources["vit"]), str(tmp_path / "model.npz"), "--to", "npz"])
     told = capsys.readouterr().out

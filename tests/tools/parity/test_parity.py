@@ -10,7 +10,7 @@ import pytest
 from kmodels import cli
 from kmodels.core.errors import InputError
 from kmodels.models import ViTImageClassifier
-from kmodels.tools.parity import Options, Side
+from kmodels.tools.parity import ParityOptions, Side
 from kmodels.tools.parity.compare import TOLERANCES, difference, stages
 
 BACKEND = keras.backend.backend()
@@ -138,8 +138,8 @@ def test_wrong_flags_are_one_line(arguments, message, capsys):
 
 def test_the_coarser_precision_decides():
     sides = (Side("jax", "x", "float32"), Side("torch", "x", "mixed_bfloat16"))
-    assert Options(*sides).allowed == TOLERANCES["mixed_bfloat16"]
-    assert Options(*sides, tolerance=0.5).allowed == 0.5
+    assert ParityOptions(*sides).allowed == TOLERANCES["mixed_bfloat16"]
+    assert ParityOptions(*sides, tolerance=0.5).allowed == 0.5
     assert sides[0].told(sides[1]) == "jax float32"
     with pytest.raises(InputError, match="batch_size is 0; give at least 1"):
-        Options(*sides, batch_size=0)
+        ParityOptions(*sides, batch_size=0)

@@ -82,7 +82,7 @@ class Replicated(keras.distribution.DataParallel):
         return _rows(self, ("data",), data_shape)
 
 
-class Sharded(keras.distribution.ModelParallel):
+class ShardedLayouts(keras.distribution.ModelParallel):
     """Variables lie in parts by `layout.axes`, and rows over `data` and `fsdp` together.
 
     Keras' ModelParallel knows one axis for rows. Rows over `data` alone would have all devices of
@@ -120,8 +120,8 @@ class Sharded(keras.distribution.ModelParallel):
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
 
-class Engine:
-    """See `engine.Engine`."""
+class JaxEngine:
+    """See `engine.JaxEngine`."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -137,7 +137,7 @@ class Engine:
         else:
             lengths = tuple(mesh.lengths.values())
             grid = keras.distribution.DeviceMesh(lengths, AXES, every[: mesh.size])
-            self._distribution = Sharded(mesh, grid)
+            self._distribution = ShardedLayouts(mesh, grid)
         self.shards = min(mesh.replicas, jax.process_count())
         self.shard = self._distribution.data_shard_id if self.shards > 1 else 0
         self.main = jax.process_index() == 0
@@ -167,6 +167,6 @@ class Engine:
             keras.distribution.set_distribution(None)
 
 
-def use(mesh: Mesh) -> Engine:
+def use(mesh: Mesh) -> JaxEngine:
     """Sets the distribution of this mesh for the process."""
-    return Engine(mesh)
+    return JaxEngine(mesh)

@@ -29,8 +29,8 @@ def devices() -> int:
     return len(_every())
 
 
-class Engine:
-    """See `engine.Engine`."""
+class TensorFlowEngine:
+    """See `engine.TensorFlowEngine`."""
 
     shards = 1
     shard = 0
@@ -77,7 +77,7 @@ class Engine:
             tf.distribute.experimental_set_strategy(None)
 
 
-def use(mesh: Mesh) -> Engine:
+def use(mesh: Mesh) -> TensorFlowEngine:
     """Sets the strategy of this mesh for the process.
 
     Raises:
@@ -98,7 +98,7 @@ def use(mesh: Mesh) -> Engine:
         raise InputError(
             "a strategy of tf.distribute is in force already; leave its scope before distribute"
         )
-    return Engine(mesh)
+    return TensorFlowEngine(mesh)
 
 
 @functools.cache

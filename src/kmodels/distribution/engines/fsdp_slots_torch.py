@@ -6,7 +6,7 @@ from typing import Any
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.distribution.engines.sharded_variable_torch import Sharded, place_like
+from kmodels.distribution.engines.sharded_variable_torch import ShardedVariable, place_like
 
 
 def place(optimizer: Any) -> None:
@@ -40,7 +40,7 @@ def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
         raise refusal from error  # it gives slots their values itself
     new = {id(variable): variable for variable in made}
     for slot, weight in _pairs(optimizer, variables):
-        if new.pop(id(slot), None) is None or not isinstance(weight, Sharded):
+        if new.pop(id(slot), None) is None or not isinstance(weight, ShardedVariable):
             continue
         if tuple(slot.shape) != tuple(weight.shape):
             raise refusal

@@ -17,7 +17,7 @@ from kmodels.distribution.engines import fsdp_slots_torch
 from kmodels.distribution.engines.ddp_engine_torch import DDPEngine
 from kmodels.distribution.engines.ddp_torch import DDPTrainer
 from kmodels.distribution.engines.fsdp_groups_torch import shard
-from kmodels.distribution.engines.sharded_variable_torch import Sharded
+from kmodels.distribution.engines.sharded_variable_torch import ShardedVariable
 from kmodels.distribution.mesh import Mesh
 from kmodels.weights import deferred
 
@@ -108,7 +108,7 @@ class FSDPTrainer(DDPTrainer):
         Raises:
             InputError: also for what was changed since the model was cut.
         """
-        if new := [v.path for v in model.weights if not isinstance(v, Sharded)]:
+        if new := [v.path for v in model.weights if not isinstance(v, ShardedVariable)]:
             raise InputError(
                 f"{len(new)} weights were made after plan.prepare: {', '.join(new[:4])}; call "
                 "enable_lora and the like before it"

@@ -45,7 +45,7 @@ class Placed(keras_internals.OwnAssign):
         return found if dtype is None else found.astype(dtype)
 
 
-class Sharded(keras_internals.ValueElsewhere, Placed):
+class ShardedVariable(keras_internals.ValueElsewhere, Placed):
     """A weight that is whole while its group runs, and else a part.
 
     FSDP2 exchanges the parameter of the group's module, so the variable looks there whenever it is
@@ -75,11 +75,11 @@ class Sharded(keras_internals.ValueElsewhere, Placed):
 def put_in(variable: Any, group: torch.nn.Module, place: str) -> None:
     """Makes a variable look for its value in a group's module; its own is let go."""
     keras_internals.let_value_go(variable)
-    keras_internals.change_class(variable, Sharded)
+    keras_internals.change_class(variable, ShardedVariable)
     variable.group, variable.place, variable.waiting = group, place, True
 
 
-def place_like(slot: Any, weight: Sharded) -> None:
+def place_like(slot: Any, weight: ShardedVariable) -> None:
     """Gives a variable without a value its first one, cut as a weight of the same shape is.
 
     Its initializer has to give one number everywhere, as those of optimizers' slots do.

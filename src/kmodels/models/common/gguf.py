@@ -9,7 +9,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.config import DecoderConfig
-from kmodels.weights import Checkpoint, LazyArray, Rule, Transform, identity, transpose
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, Transform, identity, transpose
 from kmodels.weights.gguf import open_gguf, setting
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
@@ -110,7 +110,7 @@ class File:
         fields: Callable[[], dict[str, Any]],
         table: Callable[[dict[str, Any]], Sequence[Rule]],
         weights: bool,
-    ) -> Checkpoint:
+    ) -> SourceCheckpoint:
         """Returns the file, understood.
 
         Args:
@@ -131,7 +131,7 @@ class File:
             ) from None
         held = self.tensors.items() if weights else ()
         has_tokenizer = self.value("tokenizer.ggml.tokens") is not None
-        return Checkpoint(
+        return SourceCheckpoint(
             path=self.path,
             kind="GGUF",
             backbone=backbone,
@@ -143,7 +143,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Format:
+class GGUFFormat:
     """GGUF files of a family, as `Family.formats` wants them.
 
     Args:
@@ -162,7 +162,7 @@ class Format:
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-    ) -> Checkpoint:
+    ) -> SourceCheckpoint:
         """Understands a file.
 
         Args:

@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.peft import LAYERS
-from kmodels.weights import Checkpoint, LazyArray, Rule, read_safetensors, transpose
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.readers import read_json
 
 log = logging.getLogger("kmodels")
@@ -87,7 +87,7 @@ def checkpoint(
     table: Sequence[Rule],
     tensors: Mapping[str, LazyArray],
     left_out: Sequence[str] = (),
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Returns a directory that was understood, with its tokenizer and how it asks to generate.
 
     Args:
@@ -106,7 +106,7 @@ def checkpoint(
             asked,
         )
     has_tokenizer = any((path / name).is_file() for name in TOKENIZERS)
-    return Checkpoint(
+    return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
         backbone=backbone,
@@ -119,7 +119,7 @@ def checkpoint(
 
 
 @dataclass(frozen=True)
-class Format:
+class HuggingFaceFormat:
     """Directories of a family, as `Family.formats` wants them.
 
     Args:
@@ -140,7 +140,7 @@ class Format:
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-    ) -> Checkpoint:
+    ) -> SourceCheckpoint:
         """Understands a directory.
 
         Args:

@@ -24,19 +24,19 @@ class KerasHubMapping:
         ours: the backbone's class here.
         our_task: the task's class here.
         fields: the arguments of keras-hub's backbone to fields of the config here.
-        strange: the same and the arguments of the task, empty for a backbone, to what the model
-            here has no counterpart for.
+        unsupported_in: the same and the arguments of the task, empty for a backbone, to what the
+            model here has no counterpart for.
         settings: the arguments of keras-hub's task to arguments of the task here.
         arguments: a config to the arguments of keras-hub's backbone.
         head: settings of the task here to the arguments of keras-hub's task.
         belongs: (config, settings) to whether this is the pair for such a model.
-        lacks: (config, settings) to what keras-hub has no counterpart for.
+        unsupported_out: (config, settings) to what keras-hub has no counterpart for.
         table: a config to the rules, whose sources are the paths of keras-hub's variables without
             the name that keras-hub may put in front.
         pooled: where keras-hub's backbone pools, the settings of the task that it is here.
         inside: class of keras-hub to the attribute that holds such a backbone, of models that have
             other parts, which are left aside.
-        aside: attribute of a part of the backbone itself that is left aside.
+        ignored: attribute of a part of the backbone itself that is left aside.
         copies: variables of keras-hub that are no weights of their own: what they are equal to, or
             None for what its layers compute.
         renamed: patterns for whole paths to the name in the table, for variables without one.

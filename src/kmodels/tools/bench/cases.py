@@ -8,7 +8,7 @@ from itertools import product
 from kmodels.core.errors import InputError
 from kmodels.core.units import pluralize
 from kmodels.runs.backend import BACKENDS
-from kmodels.tools.bench.options import AUTO, MODES, Options
+from kmodels.tools.bench.options import AUTO, MODES, BenchOptions
 from kmodels.tools.children import installed
 
 OPENXLA = "openxla"
@@ -58,7 +58,7 @@ class Case:
         return [name for name in BACKENDS if name not in wanted]
 
 
-def make_cases(options: Options) -> tuple[list[Case], list[str]]:
+def make_cases(options: BenchOptions) -> tuple[list[Case], list[str]]:
     """Returns all rows, those of a precision together, and a line for each thing that is left out.
 
     Raises:
@@ -85,7 +85,7 @@ def _python(pythons: dict[str, str], backend: str, mode: str = "") -> str:
     return pythons.get(mode) or pythons.get(backend) or sys.executable
 
 
-def _backends(options: Options, pythons: dict[str, str], notes: list[str]) -> list[str]:
+def _backends(options: BenchOptions, pythons: dict[str, str], notes: list[str]) -> list[str]:
     found = []
     for backend in options.named or BACKENDS:
         if installed(_python(pythons, backend), [backend, "keras"]) >= {backend, "keras"}:
@@ -102,13 +102,13 @@ def _backends(options: Options, pythons: dict[str, str], notes: list[str]) -> li
     return found
 
 
-def _names_own(options: Options, pythons: dict[str, str], backend: str) -> bool:
+def _names_own(options: BenchOptions, pythons: dict[str, str], backend: str) -> bool:
     asked = [mode for mode in MODES[backend] if mode in options.compile]
     return bool(asked) and all(mode in pythons for mode in asked)
 
 
 def _modes(
-    options: Options, backends: list[str], pythons: dict[str, str], notes: list[str]
+    options: BenchOptions, backends: list[str], pythons: dict[str, str], notes: list[str]
 ) -> dict[str, list[str]]:
     """Returns the modes of each backend; one that no backend has is an error."""
     wanted = [mode for mode in options.compile if mode != AUTO]
@@ -135,7 +135,7 @@ def _modes(
     return found
 
 
-def _paths(options: Options) -> list[str]:
+def _paths(options: BenchOptions) -> list[str]:
     """Returns values of KMODELS_GENERIC_OPS."""
     found = ["" if name == "override" else "all" for name in options.ops]
     found += ["" if name == "fused" else "attention" for name in options.attention]

@@ -29,7 +29,7 @@ ENVIRONMENT = "KMODELS_BENCH_PYTHON"
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """The rows of the table and how they are measured.
 
     Args:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.tools.bench.compare import LOSSES
-from kmodels.tools.bench.options import Options
+from kmodels.tools.bench.options import BenchOptions
 
 FORMAT = 1
 
 
-def times(seconds: Sequence[float], first_s: float, options: Options, text: bool) -> dict[str, Any]:
+def times(
+    seconds: Sequence[float], first_s: float, options: BenchOptions, text: bool
+) -> dict[str, Any]:
     """Returns what the times of a row come to.
 
     Args:
@@ -38,7 +40,7 @@ def times(seconds: Sequence[float], first_s: float, options: Options, text: bool
 
 
 def result(
-    options: Options, rows: Sequence[dict[str, Any]], notes: Sequence[str]
+    options: BenchOptions, rows: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> dict[str, Any]:
     """Returns the content of bench.json, see `run`."""
     settings = asdict(options)

@@ -13,7 +13,7 @@ from kmodels.tools.bench.cases import Case, make_cases
 from kmodels.tools.bench.compare import Refused, differences, loss_difference
 from kmodels.tools.bench.environment import environment
 from kmodels.tools.bench.largest import largest
-from kmodels.tools.bench.options import Options
+from kmodels.tools.bench.options import BenchOptions
 from kmodels.tools.bench.result import result, times
 from kmodels.tools.children import Child, ChildError, LeftOut, OutOfMemory, stopped_by_signals
 
@@ -28,7 +28,7 @@ _JOB = (
 )
 
 
-def run(options: Options, console: Console | None = None) -> dict[str, Any]:
+def run(options: BenchOptions, console: Console | None = None) -> dict[str, Any]:
     """Measures all rows.
 
     Args:
@@ -71,7 +71,7 @@ class _Row:
 class _Bench:
     """One run: its rows, and the bar that shows how far it is."""
 
-    def __init__(self, options: Options, progress: Progress, notes: list[str], count: int):
+    def __init__(self, options: BenchOptions, progress: Progress, notes: list[str], count: int):
         self.options, self.notes = options, notes
         self.rows: list[_Row] = []
         self._progress = progress

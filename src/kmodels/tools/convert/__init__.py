@@ -1,6 +1,6 @@
 """Models on their way out: files for other packages and runtimes, each compared with the model."""
 
-from kmodels.tools.convert.formats import FORMATS, Format, Runtime, table
+from kmodels.tools.convert.formats import FORMATS, ExportFormat, Runtime, table
 from kmodels.tools.convert.run import Converted, Differs, convert
 
-__all__ = ["FORMATS", "Converted", "Differs", "Format", "Runtime", "convert", "table"]
+__all__ = ["FORMATS", "Converted", "Differs", "ExportFormat", "Runtime", "convert", "table"]

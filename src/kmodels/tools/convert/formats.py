@@ -39,7 +39,7 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """A way out.
 
     Args:
@@ -123,7 +123,7 @@ def missing(packages: tuple[str, ...]) -> list[str]:
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
-def find(name: str) -> Format:
+def find(name: str) -> ExportFormat:
     """Returns the format of a name.
 
     Raises:
@@ -156,7 +156,7 @@ _TIMM = ("timm", ("timm", "torch"), "timm")
 FORMATS = {
     form.name: form
     for form in (
-        Format(
+        ExportFormat(
             "hf",
             "directory of Hugging Face",
             Runtime(
@@ -169,7 +169,7 @@ FORMATS = {
             method="export_to_transformers",
             dtypes=FLOATS,
         ),
-        Format(
+        ExportFormat(
             "timm",
             "directory of timm",
             Runtime(*_TIMM, ("runtimes_torch", "timm")),
@@ -177,21 +177,21 @@ FORMATS = {
             method="export_to_timm",
             dtypes=FLOATS,
         ),
-        Format(
+        ExportFormat(
             "npz",
             "file of vision_transformer and big_vision",
             Runtime(*_TIMM, ("runtimes_torch", "timm_npz")),
             suffix=".npz",
             method="export_to_npz",
         ),
-        Format(
+        ExportFormat(
             "keras-hub",
             "directory of keras-hub",
             Runtime("keras-hub", ("keras_hub",), "keras-hub", ("hub", "run")),
             files=hub.FILES,
             writer=("hub", "write"),
         ),
-        Format(
+        ExportFormat(
             "gguf",
             "file of llama.cpp",
             Runtime(
@@ -208,7 +208,7 @@ FORMATS = {
             dtypes=("float16", "q8_0", "bfloat16", "float32"),
             rounds=True,
         ),
-        Format(
+        ExportFormat(
             "onnx",
             "ONNX graph",
             Runtime("ONNX Runtime", ("onnxruntime",), "onnxruntime", ("runtimes", "onnx")),
@@ -216,7 +216,7 @@ FORMATS = {
             backends={"torch": ("onnx", "onnxscript"), "tensorflow": ("onnx", "tf2onnx")},
             limited=True,
         ),
-        Format(
+        ExportFormat(
             "savedmodel",
             "TensorFlow SavedModel",
             Runtime(
@@ -228,7 +228,7 @@ FORMATS = {
             files=("assets", "fingerprint.pb", "saved_model.pb", "variables"),
             backends={"jax": ("tensorflow",), "tensorflow": ()},
         ),
-        Format(
+        ExportFormat(
             "litert",
             "LiteRT (TensorFlow Lite) flatbuffer",
             Runtime("LiteRT", ("ai_edge_litert",), "ai-edge-litert", ("runtimes", "litert")),
@@ -236,21 +236,21 @@ FORMATS = {
             backends={"tensorflow": ()},
             limited=True,
         ),
-        Format(
+        ExportFormat(
             "openvino",
             "directory with OpenVINO's model.xml and model.bin",
             Runtime("OpenVINO", ("openvino",), "openvino", ("runtimes", "openvino")),
             files=("model.bin", "model.xml"),
             backends={"torch": ("openvino",), "tensorflow": ("openvino",)},
         ),
-        Format(
+        ExportFormat(
             "torch-export",
             "torch.export program",
             Runtime("PyTorch", ("torch",), "torch", ("runtimes_torch", "program")),
             suffix=".pt2",
             backends={"torch": ()},
         ),
-        Format(
+        ExportFormat(
             "stablehlo",
             "StableHLO as jax.export keeps it",
             Runtime("JAX", ("jax",), "jax", ("runtimes_jax", "stablehlo")),

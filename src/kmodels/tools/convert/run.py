@@ -19,7 +19,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import atomic_directory, atomic_write, local_path
 from kmodels.core.units import human
 from kmodels.tools.convert import serving
-from kmodels.tools.convert.formats import Format, Runtime, find
+from kmodels.tools.convert.formats import ExportFormat, Runtime, find
 from kmodels.weights.native import refuse_to_replace
 
 # Shares of the largest output. What was written wrong is off by far more, and float32 by far less.
@@ -146,7 +146,7 @@ def convert(
     return held[0]
 
 
-def _check_destination(form: Format, destination: Path) -> None:
+def _check_destination(form: ExportFormat, destination: Path) -> None:
     if not form.suffix:
         refuse_to_replace(destination, form.files)
     elif destination.suffix != form.suffix:
@@ -166,7 +166,7 @@ def _open(source: str | Path, dtype: str, adapter: str | Path | None) -> Any:
     return model
 
 
-def _check_model(form: Format, model: Any, dtype: str) -> None:
+def _check_model(form: ExportFormat, model: Any, dtype: str) -> None:
     if lora.describe(model):
         raise InputError("the model has LoRA adapters; call merge_lora first")
     backbone = getattr(model, "backbone", model)
@@ -185,7 +185,7 @@ def _check_model(form: Format, model: Any, dtype: str) -> None:
         )
 
 
-def _write(form: Format, model: Any, path: Path, dtype: str) -> None:
+def _write(form: ExportFormat, model: Any, path: Path, dtype: str) -> None:
     if form.method:
         # What is left out was asked about before.
         text = {"text_only": True} if getattr(model, "backbone", model).left_out else {}
@@ -214,7 +214,7 @@ def _write(form: Format, model: Any, path: Path, dtype: str) -> None:
 
 
 def _compare(
-    form: Format, model: Any, path: Path, dtype: str, length: int, destination: Path
+    form: ExportFormat, model: Any, path: Path, dtype: str, length: int, destination: Path
 ) -> Converted:
     samples = serving.samples(model, length)
     expected = _outputs(model, samples)

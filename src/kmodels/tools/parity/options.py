@@ -32,7 +32,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Options:
+class ParityOptions:
     """The model, data and steps that are compared.
 
     Args:

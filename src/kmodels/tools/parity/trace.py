@@ -14,14 +14,14 @@ from kmodels.runs.backend import BACKENDS
 from kmodels.tools.bench.environment import environment
 from kmodels.tools.children import Child, ChildError, installed, stopped_by_signals
 from kmodels.tools.parity.compare import Difference, Stage, stages
-from kmodels.tools.parity.options import Options, Side
+from kmodels.tools.parity.options import ParityOptions, Side
 
 WORK = "kmodels.tools.parity.work"
 FORMAT = 1
 _JOB = ("batch_size", "image_size", "num_classes", "sequence_length", "seed")
 
 
-def run(options: Options) -> dict[str, Any]:
+def run(options: ParityOptions) -> dict[str, Any]:
     """Compares two sides.
 
     Args:
@@ -76,7 +76,7 @@ def run(options: Options) -> dict[str, Any]:
     }
 
 
-def _child(options: Options, side: Side, stack: ExitStack) -> Child:
+def _child(options: ParityOptions, side: Side, stack: ExitStack) -> Child:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kmodels-parity-"))
     job = {name: getattr(options, name) for name in _JOB}
     generic = "all" if side.ops == "generic" else ""

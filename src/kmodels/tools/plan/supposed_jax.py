@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import keras
 
-from kmodels.distribution.engines.engine_jax import Replicated, Sharded
+from kmodels.distribution.engines.engine_jax import Replicated, ShardedLayouts
 from kmodels.distribution.mesh import AXES, Mesh
 
 
@@ -21,6 +21,6 @@ def supposed(mesh: Mesh) -> Iterator[None]:
         made = Replicated(grid, auto_shard_dataset=False)
     else:
         grid = keras.distribution.DeviceMesh(tuple(mesh.lengths.values()), AXES, names)
-        made = Sharded(mesh, grid)
+        made = ShardedLayouts(mesh, grid)
     with made.scope():
         yield

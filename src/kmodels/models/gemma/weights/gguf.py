@@ -6,7 +6,7 @@ from typing import Any
 from kmodels.models.common import gguf as decoder
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
-from kmodels.weights import Checkpoint, Rule, Transform
+from kmodels.weights import Rule, SourceCheckpoint, Transform
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3}
 # The largest of each generation divides queries by the root of another number; files do not tell.
@@ -34,7 +34,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 def open_checkpoint(
     path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Understands a file.
 
     Args:

@@ -7,7 +7,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
-from kmodels.weights import Checkpoint, Rule
+from kmodels.weights import Rule, SourceCheckpoint
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3_text": 3, "gemma3": 3}
 # A causal model, the text part of a multimodal one in transformers 4 and 5, a bare model.
@@ -72,7 +72,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 def open_checkpoint(
     path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Understands a directory.
 
     Args:

@@ -21,4 +21,4 @@ def _fields(file: decoder.File) -> dict[str, Any]:
     }
 
 
-FORMAT = decoder.Format(("qwen3",), _fields, rules)
+FORMAT = decoder.GGUFFormat(("qwen3",), _fields, rules)

@@ -70,4 +70,4 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
     return form, {}, rules(config, "" if bare else "model."), {}
 
 
-FORMAT = decoder.Format(("qwen3",), Qwen3Config, fields, rules)
+FORMAT = decoder.HuggingFaceFormat(("qwen3",), Qwen3Config, fields, rules)

@@ -17,7 +17,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.heads import attention
 from kmodels.models.vit.resize_positions import fitting
-from kmodels.weights import Checkpoint, LazyArray, Rule, read_npz, reshape
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_npz, reshape
 from kmodels.weights.positions import square_grid
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
@@ -69,7 +69,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 def open_checkpoint(
     path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Understands a file; the whole architecture is read off the shapes.
 
     Args:
@@ -101,7 +101,7 @@ def open_checkpoint(
     middle = tensors.get(f"{prefix}pre_logits/kernel")
     pooling = "map" if f"{prefix}MAPHead_0/probe" in tensors else "token" if has_class else "gap"
 
-    return Checkpoint(
+    return SourceCheckpoint(
         path=path,
         kind="AugReg",
         backbone=backbone,

@@ -12,8 +12,8 @@ from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.weights import (
-    Checkpoint,
     Rule,
+    SourceCheckpoint,
     leading_axes,
     patch_kernel,
     read_safetensors,
@@ -92,7 +92,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 def open_checkpoint(
     path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Understands a directory.
 
     Args:
@@ -128,7 +128,7 @@ def open_checkpoint(
             ignored.append(f"{prefix}head.")
     config = ViTConfig(**backbone)
     left = (*OTHERS, *ignored)
-    return Checkpoint(
+    return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
         backbone=backbone,

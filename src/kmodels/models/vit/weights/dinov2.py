@@ -8,8 +8,8 @@ from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.weights import (
-    Checkpoint,
     Rule,
+    SourceCheckpoint,
     leading_axes,
     patch_kernel,
     read_safetensors,
@@ -79,7 +79,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 def open_checkpoint(
     path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Understands a directory.
 
     Args:
@@ -126,7 +126,7 @@ def open_checkpoint(
     head = tensors.get("classifier.weight")
     labels = huggingface_config.labels(description, weights, "ForImageClassification")
     classes = labels if head is None else head.shape[0]
-    return Checkpoint(
+    return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
         backbone=backbone,

@@ -8,7 +8,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.weights import Checkpoint, Rule, patch_kernel, read_safetensors
+from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetensors
 
 POSITIONS = "embeddings.position_embeddings"
 BLOCK = "encoder.layer.{i}"
@@ -63,7 +63,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 def open_checkpoint(
     path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Understands a directory.
 
     Args:
@@ -97,7 +97,7 @@ def open_checkpoint(
     head = tensors.get("cls_classifier.weight" if distilled else "classifier.weight")
     ending = "ForImageClassificationWithTeacher" if distilled else "ForImageClassification"
     labels = huggingface_config.labels(description, weights, ending)
-    return Checkpoint(
+    return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
         backbone=backbone,

@@ -10,9 +10,9 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
 from kmodels.weights import (
-    Checkpoint,
     LazyArray,
     Rule,
+    SourceCheckpoint,
     constant,
     patch_kernel,
     read_safetensors,
@@ -121,7 +121,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 def open_checkpoint(
     path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> Checkpoint:
+) -> SourceCheckpoint:
     """Understands a file or directory; most of the architecture is read off the shapes.
 
     Args:
@@ -151,7 +151,7 @@ def open_checkpoint(
         "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
     }
 
-    return Checkpoint(
+    return SourceCheckpoint(
         path=path,
         kind="timm",
         backbone=backbone,
