@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 
 from kmodels.core import keras_internals
+from kmodels.core.keras_internals import epoch
 from private_names import is_private
 
 ROOM = Path(keras_internals.__file__).parent
 BACKEND = keras.backend.backend()
 SINCE_316 = tuple(int(part) for part in keras.__version__.split(".")[:2]) >= (3, 16)
+# Attributes of the room's own classes that some class of Keras has too, and one name of Python.
+OWN = {
+    *("_count", "_first", "_found", "_model", "_names", "_numbers", "_over", "_path", "_step"),
+    "_getframe",
+}
 CONTRACTS: dict[str, Callable[[], object]] = {}
 
 
@@ -383,6 +389,42 @@ def keras_reduces_gradients_since_316():
     assert hasattr(keras.Model, "_initialize_ddp") == SINCE_316
 
 
+@contract("_enumerate_iterator")
+def an_epoch_gives_the_numbers_of_its_steps():
+    # The backends' iterators of steps are this one's, made of what Keras' fit makes it of.
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    iterator = EpochIterator(x=np.ones((6, 1)), batch_size=2)
+    iterator.reset()
+    assert [step[:2] for step in iterator._enumerate_iterator()] == [(0, 0), (1, 1), (2, 2)]
+
+
+@contract("_finite_generator")
+def a_pass_over_a_dataset_begins_at_a_batch():
+    class Numbers(keras.utils.PyDataset):
+        num_batches = 4
+
+        def __getitem__(self, index):
+            return np.full((1, 1), index)
+
+    adapter = keras_internals.data_adapter(Numbers())
+    undo = epoch.seek(adapter, 3)
+    assert [int(batch[0, 0]) for (batch,) in adapter._finite_generator()] == [3]
+    undo()
+    assert len(list(adapter._finite_generator())) == 4
+
+
+@contract("_dataloader", "_dataset")
+def adapters_hold_what_they_were_given():
+    from keras.src.trainers.data_adapters import tf_dataset_adapter, torch_data_loader_adapter
+
+    for module, name in (
+        (torch_data_loader_adapter, "_dataloader"),
+        (tf_dataset_adapter, "_dataset"),
+    ):
+        assert f"self.{name} = " in inspect.getsource(module)
+
+
 @pytest.mark.parametrize("name", sorted(CONTRACTS))
 def test_keras_means_by_it_what_it_did(name):
     try:
@@ -404,7 +446,6 @@ def private_in_room():
 
 
 def test_each_private_name_has_a_contract():
-    # Two are of a class of the room itself, one is of Python.
-    used = {n for n in private_in_room() if is_private(n)} - {"_found", "_path", "_getframe"}
+    used = {n for n in private_in_room() if is_private(n)} - OWN
     assert used - CONTRACTS.keys() == set(), "these have no contract"
     assert CONTRACTS.keys() - used == set(), "these are used by nobody"
