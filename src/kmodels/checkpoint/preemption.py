@@ -131,7 +131,7 @@ class Requests:
 
 
 class Preemption:
-    """Whether this run is to stop, told by a signal to any of its processes.
+    """Stops a run after a signal to any of its processes.
 
     Attributes:
         stop: whether a signal has come to this process.

@@ -21,7 +21,7 @@ from kmodels.distribution.processes import all_or_raise
 
 
 class Phase(Enum):
-    """How far a run is on its way back to where it was."""
+    """The phases of a run that resumes."""
 
     DONE = "it is there, or began anew"
     FILLED = "the model is filled; the epoch of the checkpoint has not begun"

@@ -25,7 +25,7 @@ _DATA, _RNG, _CALLBACKS = "data/", "random/", "callbacks/"
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run is, and what it needs beside its variables to go on as if nothing had happened.
+    """The state of a run besides its variables: its position, RNG states, callbacks, identity.
 
     A checkpoint of before a field was there has its default.
 

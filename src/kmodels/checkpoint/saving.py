@@ -204,7 +204,7 @@ class BackgroundWriter:
 
 
 class EpochStage(Enum):
-    """What an epoch is at."""
+    """The stages of an epoch."""
 
     TRAINING = "its steps"
     VALIDATING = "its validation"
@@ -212,7 +212,7 @@ class EpochStage(Enum):
 
 
 class EpochMemory:
-    """What an epoch began with, and what its validation writes over.
+    """The state at the begin of an epoch, and the metrics that its validation overwrites.
 
     Attributes:
         stage: what the epoch is at.

@@ -7,7 +7,7 @@ from kmodels.core.dispatch import backend_module
 
 
 class MallocBackend(Protocol):
-    """What a backend that compiles does with the memory that this took."""
+    """The seam of a backend that returns its compiler's memory to the system."""
 
     def watch(self) -> None:
         """Trims the heap after each long compilation from now on."""

@@ -105,7 +105,7 @@ class StepView:
 
 
 class LayerCache:
-    """What one block is handed; see `kmodels.models.common.layers.DecoderBlock`."""
+    """The cache that one block is given, see `kmodels.models.common.layers.DecoderBlock`."""
 
     def __init__(self, store: Store, layer: int, view: PromptView | StepView):
         self.store = store

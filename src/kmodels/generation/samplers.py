@@ -66,7 +66,7 @@ class TopKSampler(Sampler):
 
     @property
     def k(self) -> int | None:
-        """How many tokens are kept."""
+        """The number of tokens that are kept."""
         return self.top_k
 
     def get_config(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class TopPSampler(Sampler):
 
     @property
     def k(self) -> int | None:
-        """How many tokens are kept first."""
+        """The number of tokens that are kept first."""
         return self.top_k
 
     def get_config(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class ContrastiveSampler(Sampler):
 
     @property
     def k(self) -> int:
-        """How many tokens are tried."""
+        """The number of tokens that are tried."""
         return self.top_k or 1
 
     def __call__(

@@ -142,7 +142,7 @@ class Generates:
 
     @property
     def generate_function(self) -> Callable[..., Any] | None:
-        """What `generate` calls, kept from its first call to the next `compile`."""
+        """The function that `generate` calls, kept from its first call to the next `compile`."""
         return self.generator.function
 
     def make_generate_function(self) -> Callable[..., Any]:

@@ -146,7 +146,7 @@ class Dense(WithKernel):
 
     @property
     def adapter(self) -> Any:
-        """What `enable_lora` put beside the kernel, or None."""
+        """The adapter that `enable_lora` put beside the kernel, or None."""
         return self._adapter
 
     @adapter.setter
@@ -166,7 +166,7 @@ class Dense(WithKernel):
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """What decides how the layer computes beside its variables, see `kmodels.core.traced`."""
+        """The state besides variables that the layer depends on, see `kmodels.core.traced`."""
         return self._adapter, self._quantized
 
     def build(self, input_shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""Which family's layout table is about a variable, told to whoever places it on devices.
+"""The family whose layout table applies to a variable.
 
 Families call the parts of a model by the same names, so a path alone does not say whose it is. A
 layer takes the family of the model that is being made, and its variables take that of the layer,

@@ -57,7 +57,7 @@ class LoraSettings:
 
     @property
     def scaling(self) -> float:
-        """What the product of the two matrices is multiplied by."""
+        """The factor of the product of the two matrices."""
         alpha = self.rank if self.alpha is None else self.alpha
         return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 

@@ -190,7 +190,7 @@ class Facts:
 
 
 class FactsBackend(Protocol):
-    """What one backend keeps, and what memory there is."""
+    """The seam of one backend's facts about memory."""
 
     @property
     def FACTS(self) -> Facts:

@@ -1,4 +1,4 @@
-"""Which backend a command or recipe runs on, told before Keras is imported."""
+"""The backend of a command or recipe, chosen before Keras is imported."""
 
 import os
 from pathlib import Path

@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 class DoctorBackend(Protocol):
-    """What one backend tells of itself."""
+    """The seam of one backend's part of the report."""
 
     def devices(self) -> list[str]:
         """Returns the devices in words."""

@@ -1,4 +1,4 @@
-"""What each backend has of its own for the transforms: `engine_<backend>.py`.
+"""The seam of the transforms: `engine_<backend>.py`.
 
 Functions take and give flat lists of tensors, `leaves`; `trees` makes them of arguments.
 """

@@ -1,4 +1,4 @@
-"""What a layer is made of, how it is called, and how a built one takes other variables."""
+"""Layers: their sublayers, their calls, and other variables for built ones."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What Keras writes of a model, without a file."""
+"""The arrays that Keras saves of a model, without a file."""
 
 from typing import Any
 

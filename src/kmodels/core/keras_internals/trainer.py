@@ -1,4 +1,4 @@
-"""What `fit` does to a model: its steps, losses, metrics and epochs."""
+"""The training loop: steps, losses, metrics and epochs of a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What each backend has of its own between a batch and its device: `device_put_<backend>.py`."""
+"""The seam between a batch and its device: `device_put_<backend>.py`."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Where the data of a running `fit` stands, and how a resumed `fit` gets it there."""
+"""The position of the data in a running `fit`, and the way of a resumed one to it."""
 
 import copy
 import warnings
@@ -125,7 +125,7 @@ def _accessors(thing: Any) -> tuple[Read, Load] | None:
 
 
 class Way(Enum):
-    """How data is brought to the batch that comes next."""
+    """The ways to bring data to the next batch."""
 
     STATE = "the loader is given the state that it had"
     NUMBER = "batches are asked for by their number"
@@ -192,7 +192,7 @@ class FitData:
 
     @property
     def _given(self) -> Any:
-        """What `fit` was given; None for arrays that Keras cuts up."""
+        """The data that `fit` was given; None for arrays, which Keras slices."""
         return getattr(self._adapter, "batches", None) or epoch.given_data(self._adapter)
 
     def go_to(

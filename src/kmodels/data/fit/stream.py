@@ -175,7 +175,7 @@ class Calls:
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return getattr(self._function, "__name__", "a function")
 
     def __iter__(self) -> Iterator[Any]:

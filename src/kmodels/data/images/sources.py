@@ -113,7 +113,7 @@ class DataBundle:
 
     @property
     def num_classes(self) -> int:
-        """How many labels there are."""
+        """The number of classes."""
         return len(self.class_names)
 
     @property

@@ -47,7 +47,7 @@ class BatchLayout(keras.distribution.TensorLayout):
 
     @property
     def backend_layout(self) -> NamedSharding:
-        """What JAX takes."""
+        """The layout as JAX takes it."""
         return NamedSharding(self.device_mesh.backend_mesh, PartitionSpec(*self.axes))
 
 

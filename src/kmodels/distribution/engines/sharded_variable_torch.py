@@ -24,7 +24,7 @@ class Placed(keras_internals.OwnAssign):
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """Where in the whole value this rank's part lies."""
+        """The slices of the whole value that this rank holds."""
         return region(self.placed)
 
     def gathered(self) -> torch.Tensor:

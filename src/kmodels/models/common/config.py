@@ -1,4 +1,4 @@
-"""What a decoder is made of: sizes that every family has, and what its blocks are."""
+"""The configuration of decoders: the sizes that every family has, and its blocks."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -118,7 +118,7 @@ class DecoderConfig:
 
     @property
     def norm_offset(self) -> float:
-        """What is added to the scale of every norm."""
+        """The number that is added to the scale of every norm."""
         return 0.0
 
     @property

@@ -235,7 +235,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
     @property
     def cache_windows(self) -> list[int | None]:
-        """How many tokens each block sees at most, the new one included; None for all."""
+        """The most tokens that each block sees, the new one included; None for all."""
         return [block.attention.window for block in self.blocks]
 
     def extend(self, token_ids: Any, positions: Any, caches: list[Any]) -> Any:

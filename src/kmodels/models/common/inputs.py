@@ -1,4 +1,4 @@
-"""What a decoder takes: token ids, and beside them, if given, a mask, positions and segments."""
+"""The inputs of a decoder: token ids, and optionally a mask, positions and segments."""
 
 from typing import Any, Protocol
 

@@ -125,7 +125,7 @@ class CausalLMPreprocessor(Preprocessor):
 
     @property
     def template(self) -> str:
-        """How records become text."""
+        """The template by which records become text."""
         return self._template.spec
 
     @template.setter

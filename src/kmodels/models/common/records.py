@@ -1,4 +1,4 @@
-"""What users hand to a preprocessor, as texts and records one by one."""
+"""The texts and records that users give to a preprocessor, one by one."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the dimensions of a decoder's variables are; a family takes the table as its own.
+"""The layout table of decoders, which a family takes as its own.
 
 The vocabulary, the heads and the MLP can be cut so that each pair of matmuls needs one all-reduce
 (Shoeybi et al. 2019, section 3), and the other side of each matrix so that no device holds a whole

@@ -1,4 +1,4 @@
-"""What of a decoder decides the memory of a step."""
+"""The sizes of a decoder that decide the memory of a step."""
 
 from kmodels.memory.sizes import Sizes
 from kmodels.models.common.config import DecoderConfig

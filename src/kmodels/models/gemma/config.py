@@ -88,7 +88,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def query_scale(self) -> float:
-        """What the attention scores are multiplied by."""
+        """The factor of the attention scores."""
         if self.query_pre_attention_scalar is not None:
             return self.query_pre_attention_scalar**-0.5
         if self.query_head_dim_normalize:
@@ -97,7 +97,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def generation(self) -> int:
-        """Which Gemma this is: 3 with query and key norms, 2 with post-norms, else 1."""
+        """The generation of Gemma: 3 with query and key norms, 2 with post-norms, else 1."""
         if self.use_query_key_norm:
             return 3
         return 2 if self.use_post_attention_norm or self.use_post_ffw_norm else 1

@@ -1,4 +1,4 @@
-"""What a Qwen 3 is made of, validated in one place."""
+"""The configuration of a Qwen 3, validated in one place."""
 
 from dataclasses import dataclass
 

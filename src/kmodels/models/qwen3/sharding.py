@@ -1,4 +1,4 @@
-"""What the dimensions of a Qwen 3's variables are; `distribution.layout` makes places of it."""
+"""The layout table of Qwen 3: what each dimension of its variables is."""
 
 from kmodels.models.common.sharding import DECODER
 

@@ -187,7 +187,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
 
     @property
     def activation(self) -> Any:
-        """What is applied to the logits."""
+        """The activation of the logits."""
         return keras.activations.get(self.settings["activation"])
 
     def compile(

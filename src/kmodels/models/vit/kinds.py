@@ -146,7 +146,7 @@ class DINOV2Backbone(ViTBackbone):
 
     @property
     def pyramid_outputs(self) -> dict[str, Any]:
-        """What goes into the first block, and what each block gives."""
+        """The input of the first block and the outputs of all blocks."""
         names = {"tokens": "stem"} | {
             f"block_{i}": f"stage{i + 1}" for i in range(self.config.num_layers)
         }

@@ -42,7 +42,7 @@ class Case:
 
     @property
     def ops(self) -> str:
-        """Which path the ops take, in words."""
+        """The path that the ops take, in words."""
         return {"": "override", "all": "generic"}.get(self.generic, f"generic {self.generic}")
 
     @property

@@ -1,4 +1,4 @@
-"""What each backend tells of what it runs on, for `kmodels bench`: `device_<backend>.py`."""
+"""The seam to the device of each backend, for `kmodels bench`: `device_<backend>.py`."""
 
 from typing import Protocol
 

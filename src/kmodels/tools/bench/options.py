@@ -113,7 +113,7 @@ class BenchOptions:
 
     @property
     def cpus(self) -> list[int]:
-        """Which CPUs each process may use, the last ones where those are not all.
+        """The CPUs that each process may use, the last ones if not all.
 
         Raises:
             InputError: for more threads than there are.

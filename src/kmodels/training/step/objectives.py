@@ -99,7 +99,7 @@ class Objectives:
 
     @property
     def trained(self) -> list[Any]:
-        """What some objective moves, each variable once."""
+        """The variables that some objective trains, each once."""
         return once(v for objective in self for v in objective.variables or objective.trainable())
 
     @property

@@ -15,7 +15,7 @@ from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Tra
 
 
 class State(Protocol):
-    """What one backend keeps from step to step."""
+    """The state that one backend keeps from step to step."""
 
     def write_back(self) -> None:
         """Puts into the models and optimizers what the last finished step left."""

@@ -185,7 +185,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """What the objectives move; other models of the step stay as they are."""
+        """The variables that the objectives train; other models of the step stay as they are."""
         return self._players.trained
 
     @property
