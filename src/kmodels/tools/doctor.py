@@ -104,6 +104,7 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
         (ops.dense, "8x17x64 to 64", (zeros(8, 17, 64), zeros(64, 64)), {}),
         (ops.dropout, "8x197x1536 rate 0.1", (wide, 0.1, seed), {}),
         (ops.gated_gelu, "2x256x2048", (gate, gate), {}),
+        (ops.gated_silu, "2x256x2048", (gate, gate), {}),
         (ops.gelu, "8x197x1536", (wide,), {}),
         (ops.layer_norm, "8x197x384", (tokens, width), {}),
         (ops.linear_cross_entropy, "8x64 on 512", (hidden, table, labels, weights), {}),

@@ -17,6 +17,7 @@ from kmodels.models import (
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
+    Qwen3CausalLM,
     ViTBackbone,
     ViTImageClassifier,
 )
@@ -28,14 +29,18 @@ from tolerances import tolerance
 BACKEND = keras.backend.backend()
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "convert.md"
 TRACED = [name for name, form in FORMATS.items() if form.traced]
-# Tracing takes seconds: each format from each backend that writes it, each with both families once.
+# Tracing takes seconds: each format from each backend that writes it, with every family once.
 CASES = {
-    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma"]},
-    "torch": {"onnx": ["gemma"], "openvino": ["vit"], "torch-export": ["vit", "gemma"]},
+    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma", "qwen3"]},
+    "torch": {
+        "onnx": ["gemma", "qwen3"],
+        "openvino": ["vit", "qwen3"],
+        "torch-export": ["vit", "gemma", "qwen3"],
+    },
     "tensorflow": {
         "onnx": ["vit"],
-        "savedmodel": ["gemma"],
-        "litert": ["vit", "gemma"],
+        "savedmodel": ["gemma", "qwen3"],
+        "litert": ["vit", "gemma", "qwen3"],
         "openvino": ["gemma"],
     },
 }
@@ -43,7 +48,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, Path]:
-    """A ViT and a Gemma 2, one block each, as directories; caps and windows that bite."""
+    """A ViT, a Gemma 2 and a Qwen 3, one block each, as directories; caps and windows that bite."""
     folder = tmp_path_factory.mktemp("sources")
     keras.utils.set_random_seed(0)
     backbone = ViTBackbone.from_preset("vit_debug", num_layers=1)
@@ -56,7 +61,8 @@ def sources(tmp_path_factory) -> dict[str, Path]:
         final_logit_soft_cap=2.0,
     )
     gemma.save_to_preset(folder / "gemma")
-    return {"vit": folder / "vit", "gemma": folder / "gemma"}
+    Qwen3CausalLM.from_preset("qwen3_debug", num_layers=1).save_to_preset(folder / "qwen3")
+    return {name: folder / name for name in ("vit", "gemma", "qwen3")}
 
 
 def destination_of(folder: Path, name: str) -> Path:

@@ -56,6 +56,7 @@ class ExportFormat:
         dtypes: of the weights, the usual one first.
         rounds: `method` takes the dtype, whatever the model's own.
         limited: a file ends at 2 GiB.
+        mapped: only of families that have tables of keras-hub.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ExportFormat:
     dtypes: tuple[str, ...] = ("float32",)
     rounds: bool = False
     limited: bool = False
+    mapped: bool = False
 
     @property
     def traced(self) -> bool:
@@ -89,7 +91,8 @@ class ExportFormat:
         return [
             family.name
             for family in registry.families()
-            if not self.method or any(hasattr(task, self.method) for task in family.tasks)
+            if (family.keras_hub or not self.mapped)
+            and (not self.method or any(hasattr(task, self.method) for task in family.tasks))
         ]
 
     def check_backend(self) -> None:
@@ -190,6 +193,7 @@ FORMATS = {
             Runtime("keras-hub", ("keras_hub",), "keras-hub", ("hub", "run")),
             files=hub.FILES,
             writer=("hub", "write"),
+            mapped=True,
         ),
         ExportFormat(
             "gguf",
