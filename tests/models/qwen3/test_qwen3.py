@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from arrays import read_npz, to_numpy
+from decoder_case import DecoderCase
 from kmodels.core.errors import InputError
 from kmodels.models import Qwen3Backbone, Qwen3CausalLM, Qwen3Config
 from kmodels.models.qwen3.presets import PRESETS
@@ -21,33 +22,14 @@ SIZES = {
 }  # fmt: skip
 
 
-class Case:
-    """A reference with the model that was read from it."""
-
-    def __init__(self, folder):
-        self.path = folder / "model"
-        self.expected = read_npz(folder / "expected.npz")
-        self.model = Qwen3CausalLM.from_preset(self.path)
-        ids = self.expected["token_ids"].astype("int32")
-        self.inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
-
-
 @pytest.fixture(scope="module", params=CASES)
 def case(request, references):
-    return Case(references / "qwen3" / request.param)
+    return DecoderCase(references / "qwen3" / request.param, Qwen3CausalLM)
 
 
 def test_hidden_states_and_logits(case):
-    found = case.model.backbone.intermediates(case.inputs)
-    assert len(found) == case.model.backbone.config.num_layers + 2
-    for name, value in found.items():
-        name = {"token_embedding": "embedding", "final_norm": "final"}.get(name, name)
-        expected = case.expected[name]
-        error = np.abs(to_numpy(value) - expected).max() / max(1.0, np.abs(expected).std())
-        assert error < tolerance("hidden"), name
-    logits = to_numpy(case.model(case.inputs))
-    assert logits.dtype == np.float32
-    np.testing.assert_allclose(logits, case.expected["logits"], atol=tolerance("logits"), rtol=0)
+    case.check_hidden_states()
+    case.check_logits()
 
 
 def test_the_output_layer_is_of_its_own_where_the_config_says_so(case):
@@ -57,11 +39,7 @@ def test_the_output_layer_is_of_its_own_where_the_config_says_so(case):
 
 
 def test_bfloat16_is_as_close_to_float64_as_transformers(case):
-    model = Qwen3CausalLM.from_preset(case.path, dtype="bfloat16")
-    exact = case.expected["logits64"]
-    ours = np.abs(to_numpy(model(case.inputs)) - exact).mean()
-    theirs = np.abs(case.expected["logits16"] - exact).mean()
-    assert ours < 1.1 * theirs
+    case.check_bfloat16()
 
 
 def test_greedy_tokens(case):
@@ -95,22 +73,8 @@ def test_export_is_what_was_read(case, tmp_path):
 
 @pytest.mark.across("torch")
 def test_transformers_loads_the_export(references, tmp_path):
-    import torch
-
-    from torchvision_cpu import define_torchvision_operators
-
-    define_torchvision_operators()
-    import transformers
-
     for name in CASES:
-        case = Case(references / "qwen3" / name)
-        case.model.export_to_transformers(tmp_path / name)
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(
-            tmp_path / name, attn_implementation="eager"
-        )
-        with torch.no_grad():
-            logits = theirs(torch.as_tensor(case.expected["token_ids"])).logits.numpy()
-        np.testing.assert_array_equal(logits, case.expected["logits"])
+        DecoderCase(references / "qwen3" / name, Qwen3CausalLM).check_export(tmp_path / name)
 
 
 def test_adapters_of_peft_both_ways(references, tmp_path):
