@@ -148,7 +148,7 @@ class Preemption:
 
     @property
     def signum(self) -> int | None:
-        """Of the signal after which this run stops, or None."""
+        """The number of the signal after which this run stops, or None."""
         return self.stop.signum if processes.count() == 1 else self._requests.signum
 
     def ask(self, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:

@@ -13,7 +13,7 @@ class OwnDecay(keras.optimizers.Optimizer):
     """An optimizer that decays the weights in its own step; Keras' decay before it does nothing."""
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        """Nothing: each step decays with the variable's own learning rate."""
+        """Does nothing: each step decays with the variable's own learning rate."""
 
 
 class ParallelSteps:

@@ -76,11 +76,11 @@ class NoTrainableWarning:
     """A model whose steps follow what is made trainable, without another `compile`."""
 
     def _warn_if_trainable_state_changed(self) -> None:
-        """Nothing: Keras would say that the change waits for `compile`."""
+        """Does nothing: Keras would say that the change waits for `compile`."""
 
 
 class NoKerasDDP:
     """A model whose gradients are reduced by its own step."""
 
     def _initialize_ddp(self) -> None:
-        """Nothing: Keras 3.16 would reduce what is reduced already."""
+        """Does nothing: Keras 3.16 would reduce what is reduced already."""
