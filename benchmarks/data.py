@@ -83,7 +83,7 @@ def write_files(folder: Path, count: int) -> None:
 
 
 def kinds(folder: Path) -> dict:
-    """What makes each kind of data, for the backend in use."""
+    """Returns what makes each kind of data, for the backend in use."""
     from kmodels.data import ImageLoader, TarShards, TFRecords, open_dataset
 
     fields = {"image": "jpg", "label": "cls"}

@@ -37,12 +37,12 @@ GEMMAS = {
 }
 # batch, tokens, width, heads, MLP, blocks, numbers of a patch, classes
 VIT = (8, 197, 384, 6, 1536, 12, 768, 1000)
-# How a product is formed, shapes of what goes in, how often a step has it.
+# A row has how a product is formed, the shapes of what goes in, and how often a step has it.
 Product = tuple[str, tuple[int, ...], tuple[int, ...], float]
 
 
 def gemma_products(shapes: str, length: int) -> list[Product]:
-    """Of a LoRA step at batch 2."""
+    """Yields the products of a LoRA step at batch 2."""
     width, heads, key_heads, head, mlp, blocks, vocabulary = GEMMAS[shapes]
     tokens, counted = 2 * length, length - 1 + length * 3 // 4 - 1
     kernels = [(width, heads * head), (heads * head, width), (width, mlp), (width, mlp)]
@@ -55,7 +55,7 @@ def gemma_products(shapes: str, length: int) -> list[Product]:
 
 
 def vit_products() -> list[Product]:
-    """Of a training step of all weights."""
+    """Yields the products of a training step of all weights."""
     batch, tokens, width, heads, mlp, blocks, patch, classes = VIT
     rows, full = batch * tokens, blocks - 1
     sizes = [(rows, width, width, 4 * full + 2), (batch, width, width, 2)]
@@ -93,7 +93,7 @@ def product(form: str, x: Any, y: Any) -> Any:
 
 
 def passes(dtype: str) -> dict[str, tuple[Callable[[], Any], float]]:
-    """What a ViT's step on torch computes beside products, each with how often it does."""
+    """Returns what a ViT's step on torch computes beside products, each with how often it does."""
     import torch
     from torch.nn import functional
 
@@ -115,7 +115,7 @@ def passes(dtype: str) -> dict[str, tuple[Callable[[], Any], float]]:
     hidden, stream = made(batch * tokens, mlp, grad=True), made(batch, tokens, width, grad=True)
     scores = made(batch, heads, tokens, tokens, grad=True)
     scale, shift = made(width, grad=True), made(width, grad=True)
-    # Of all blocks at once: parts of them would stay in the processor's cache.
+    # The arrays are of all blocks at once: parts of them would stay in the processor's cache.
     weights = blocks * (4 * width * width + 2 * width * mlp)
     kernel, change = (made(weights, kind=torch.float32) for _ in range(2))
     slope = made(weights)

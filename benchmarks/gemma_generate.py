@@ -57,7 +57,7 @@ def keras_hub_runs(options: argparse.Namespace, inputs: dict) -> dict[str, Run]:
 
     model = Gemma3CausalLM.from_preset(str(options.weights), preprocessor=None, dtype=options.dtype)
     model.compile(sampler="greedy")
-    # Without a preprocessor its generate wants images, of which there may be none.
+    # Its generate wants images if it has no preprocessor, of which there may be none.
     inputs = inputs | {"images": np.zeros((1, 0, 1, 1, 3), "float32")}
     return {
         "keras_hub": lambda: model.generate(dict(inputs), stop_token_ids=None)["token_ids"][
@@ -98,7 +98,7 @@ def transformers_runs(options: argparse.Namespace, ids: np.ndarray) -> dict[str,
 
 
 def runs(options: argparse.Namespace, ids: np.ndarray) -> dict[str, Run]:
-    """All systems by name."""
+    """Returns all systems by name."""
     room = ((0, 0), (0, options.new))
     inputs = {
         "token_ids": np.pad(ids, room),
@@ -113,7 +113,7 @@ def runs(options: argparse.Namespace, ids: np.ndarray) -> dict[str, Run]:
 
 
 def common_start(a: list[int], b: list[int]) -> int:
-    """How many tokens behind the prompt are the same."""
+    """Returns how many tokens behind the prompt are the same."""
     pairs = list(zip(a, b, strict=True))[PROMPT:]
     return next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
 

@@ -8,8 +8,8 @@ vocabulary 262,144), or those of a small Gemma 1 that its head dominates (6 bloc
 vocabulary 256,000). A step is rank 4 on query and value, SGD, batch 2, rows of `length` and three
 quarters of it, padded on the right, each system's own loss and weighted accuracy through its own
 `fit` (transformers: a plain loop, attention by SDPA, eager and with `--compiled` compiled too).
-`--loss-on responses` weighs the second half of each row alone. With KMODELS_BEFORE=TREE the source
-tree of another revision takes part as `kmodels_before`.
+`--loss-on responses` weighs the second half of each row alone. The source tree of another revision
+takes part as `kmodels_before` with KMODELS_BEFORE=TREE.
 
 Each system runs in a process of its own on one thread, where the other backends' frameworks cannot
 be imported, since Keras would load them; what compiles does so from scratch. The systems of a

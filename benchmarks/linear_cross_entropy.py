@@ -72,7 +72,7 @@ def measure(body: str, dtype: str, soft_cap: float | None, share: float, rounds:
 
 
 def steps() -> dict:
-    """By backend: (loss, hidden, table) to a function that takes a step and returns the loss."""
+    """Returns by backend a function of (loss, hidden, table) that makes a step."""
 
     def torch_step(loss, hidden, table):
         import torch

@@ -148,7 +148,7 @@ def tensorflow_step(function: Callable[..., Any], arrays: list[Any], skip: int) 
 
 
 def kept_tensors(operations: list[Any], forward: set[str]) -> list[Any]:
-    """What the forward pass of a graph makes and the backward pass reads, each once."""
+    """Returns what the forward pass of a graph makes and the backward pass reads, each once."""
     found = {}
     for operation in operations:
         if operation.name in forward:

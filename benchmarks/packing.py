@@ -28,7 +28,7 @@ VOCABULARY = 4096
 
 
 def measure(settings: dict) -> dict:
-    """Both ways in turns."""
+    """Measures both ways in turns."""
     import keras
     import numpy as np
 

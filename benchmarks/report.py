@@ -138,7 +138,7 @@ def draw(found: dict[str, dict[str, Any]]) -> None:
         axis.set_title(f"{backend}: {name_of(row['case'])}", fontsize=8)
         axis.tick_params(labelsize=7)
         axis.set_xlabel("step time over kmodels' (right of 1: slower)", fontsize=7)
-    # Without the date, which would make each picture a new file.
+    # The name is without the date, which would make each picture a new file.
     picture.savefig(PICTURE, dpi=110, metadata={"Software": None})
 
 

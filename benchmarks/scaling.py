@@ -97,7 +97,7 @@ def table(rows: list[dict]) -> str:
     ]
     for one in rows:
         sent = one["sent_bytes"]
-        # What goes over both axes at once, norms and biases, is next to nothing.
+        # Norms and biases, which go over both axes at once, are next to nothing.
         axes = [gib(sent.get(axis, 0)) for axis in ("data", "fsdp", "model")]
         cells = [*(gib(one["bytes"][name]) for name in names), f"**{gib(one['peak_bytes'])}**"]
         lines.append(f"| {one['devices']} | `{one['mesh']}` | {' | '.join([*cells, *axes])} |")

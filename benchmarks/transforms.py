@@ -45,7 +45,7 @@ INPUTS = {"perceptron": (BATCH, WIDTH), "attention": (BATCH, LENGTH, 64)}
 
 
 def losses() -> dict[str, Callable[..., Any]]:
-    """In `keras.ops`."""
+    """Returns the losses in `keras.ops`."""
 
     def perceptron(weights: Any, x: Any, label: Any) -> Any:
         first, bias, second, shift = weights
@@ -159,7 +159,7 @@ def timed(function: Callable[..., Any], arguments: tuple, calls: int) -> float:
 
 
 def measure(case: str, staged: bool, rounds: int, compiled: bool) -> dict[str, Any]:
-    """All ways in turns."""
+    """Measures all ways in turns."""
     native, mapped, jit = globals()[f"own_{keras.backend.backend()}"]()
     loss = losses()[case]
     ways = {

@@ -36,7 +36,7 @@ def fill(model: ViTImageClassifier, seed: int) -> None:
 
 
 def what(model: ViTImageClassifier) -> tuple[Any, str]:
-    """All that an adapter's directory decides, and the base; not the names of the targets."""
+    """Returns all that an adapter's directory and the base decide, but the names of the targets."""
     settings = {path: {**held, "targets": ()} for path, held in describe(model).items()}
     return settings, weights_digest(model)
 
@@ -66,7 +66,7 @@ def damage(flips: int, cuts: int) -> dict[str, int]:
             try:
                 model.load_adapter(folder)
                 fresh = True
-                # Such as a flip in a setting that only PEFT looks at.
+                # A flip in a setting that only PEFT looks at is such a case.
                 counts["harmless" if what(model) == good else "wrong loads"] += 1
             except InputError as error:
                 counts["refused"] += "\n" not in str(error)

@@ -31,7 +31,7 @@ def on(backend: str, *arguments: Any) -> None:
 
 
 def go_on(folder: Path, out: Path) -> None:
-    """On this process' backend: the differences to what each backend has written, as JSON."""
+    """Prints the differences on this process' backend to what each backend has written, as JSON."""
     import run_on_backend as runs
 
     from kmodels.training import load_keras_file

@@ -196,7 +196,7 @@ def indexes(trials: int) -> dict[str, Any]:
 
 
 class Payload:
-    """What runs a command where it is unpickled."""
+    """Runs a command where it is unpickled."""
 
     def __reduce__(self) -> tuple:
         import os

@@ -109,7 +109,7 @@ class Reader:
         self.problems: list[str] = []
 
     def attempt(self, path: Path, name: str = "") -> bool:
-        """Whether it was loaded."""
+        """Returns whether it was loaded."""
         self.counts["files"] += 1
         before, start, work = self.unchanged(), time.perf_counter(), time.process_time()
         held, loaded = forget_peak(), False
@@ -132,7 +132,7 @@ class Reader:
 
     def report(self, **more: Any) -> dict[str, Any]:
         """The counts, with what the slowest took and the largest held."""
-        # On a machine that does other things too, the work tells more than the clock.
+        # The work tells more than the clock on a machine that does other things too.
         seen = {"slowest s": self.slowest[0], "which was": self.slowest[1]}
         seen |= {"most CPU s": round(self.work, 3), "most MB": round(self.most)}
         return {**more, **self.counts, **seen, "problems": self.problems[:8]}
@@ -204,7 +204,7 @@ def _loads(reader: Reader, path: Path, content: bytes, name: str) -> bool:
 
 
 def _all(reader: Reader, path: Path, contents: dict[str, bytes]) -> list[str]:
-    """Which of them were loaded."""
+    """Returns which of them were loaded."""
     return [name for name, content in contents.items() if _loads(reader, path, content, name)]
 
 
@@ -310,7 +310,7 @@ ENDINGS = (".keras", ".h5", ".pkl", ".pt", ".bin", ".npz", ".zip", ".gguf", ".sa
 
 
 def from_preset() -> dict[str, Any]:
-    """What `from_preset` says to files that no format of ours is."""
+    """Counts what `from_preset` says to files that no format of ours is."""
     reader = Reader(lambda path: [cls.from_preset(path) for cls in (ViTBackbone, GemmaBackbone)])
     with tempfile.TemporaryDirectory() as name, watched(Path(tempfile.gettempdir())) as found:
         for ending in ENDINGS:

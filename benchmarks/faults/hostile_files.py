@@ -36,7 +36,7 @@ def archive(members: list[tuple[Any, bytes]], compression: int = zipfile.ZIP_STO
     """A zip of (name or description, content)."""
     stream = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(stream, "w", compression) as made:
-        warnings.simplefilter("ignore")  # Of names that are there twice.
+        warnings.simplefilter("ignore")  # It warns of names that are there twice.
         for name, content in members:
             made.writestr(name, content)
     return stream.getvalue()
@@ -69,7 +69,7 @@ def bombs(name: str, size: int) -> dict[str, bytes]:
 
 
 def archives(name: str, good: bytes, size: int) -> dict[str, bytes]:
-    """What may be wrong with a zip that should hold `name`."""
+    """Yields what may be wrong with a zip that should hold `name`."""
     whole = archive([(name, good)])
     link = entry(name, create_system=3, external_attr=(stat.S_IFLNK | 0o777) << 16)
     return {
@@ -321,7 +321,7 @@ def hostile_pictures(pairs: list[tuple[Any, bytes]], size: int) -> dict[str, byt
 
 
 def hostile_pickles(size: int) -> dict[str, bytes]:
-    """What torch.load would make without `weights_only`, and what it should not make with it."""
+    """Yields what torch.load would make without `weights_only` and should not make with it."""
     import torch
 
     def saved(thing: Any) -> bytes:

@@ -46,7 +46,7 @@ def killed_every(distance: int, steps: int) -> dict[str, Any]:
             if run.code not in (0, -signal.SIGKILL):
                 raise SystemExit(f"the run failed:\n{run.said}")
             kills += run.code == -signal.SIGKILL
-            # Before and after training, as the process has it.
+            # The outputs before and after training, as the process has them.
             hashes |= {line for line in run.said.splitlines() if line.startswith("base ")}
             files.add(file_hash(folder / "base" / "model.safetensors"))
         one, other = (json.loads((p / "result.json").read_text()) for p in (whole, out))

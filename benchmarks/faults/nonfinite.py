@@ -40,7 +40,7 @@ class Spike(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Batches(keras.utils.PyDataset):
-    """What a run takes: batches by number, told the epoch."""
+    """The data of a run: batches by number, told the epoch."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray):
         super().__init__()
@@ -74,7 +74,7 @@ def run(kind: str, way: str, step: int, folder: Path) -> str:
     elif way == "run":
         optimizer = AdamW(schedule)
     else:
-        # With such a rate it reaches infinity; the steps of AdamW are bounded.
+        # SGD reaches infinity with such a rate; the steps of AdamW are bounded.
         optimizer = keras.optimizers.SGD(schedule)
     model.compile(optimizer, "mse", metrics=["mae"])
     try:
@@ -94,7 +94,7 @@ def run(kind: str, way: str, step: int, folder: Path) -> str:
 
 
 def not_finite(path: Path) -> bool:
-    """Whether a checkpoint holds such a value."""
+    """Returns whether a checkpoint holds such a value."""
     files = map(read_safetensors, path.glob("*.safetensors"))
     arrays = [tensor.read() for file in files for tensor in file.values()]
     logs = json.loads((path / "state.json").read_text())["logs"].values()

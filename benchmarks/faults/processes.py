@@ -73,7 +73,7 @@ class Run:
 
     @property
     def code(self) -> int | None:
-        """The exit code; minus the signal that ended it; None while it runs."""
+        """The exit code; minus the signal that ended it; It is None while the process runs."""
         return self.process.exitcode
 
     def to_step(self, number: int = 0) -> float:
@@ -85,7 +85,7 @@ class Run:
         return time.perf_counter() - self.started
 
     def to_end(self, limit: float | None = None) -> bool:
-        """Whether it ended, within so many seconds."""
+        """Returns whether it ended within so many seconds."""
         self.process.join(limit)
         if self.code is None:
             return False

@@ -23,7 +23,8 @@ from kmodels.models import GemmaCausalLM, ViTImageClassifier
 from kmodels.training import AdamW, WarmupSchedule
 
 BATCH, STEPS, EPOCHS, EVERY = 4, 6, 3, 4
-# Before the first checkpoint, right after one, at the end of an epoch, in the next, near the end.
+# The cuts lie before the first checkpoint, right after one, at the end of an epoch, in the next,
+# and near the end.
 CUTS = (2, EVERY, STEPS, STEPS + 3, STEPS * EPOCHS - 1)
 rng = np.random.default_rng(0)
 # The last batch of an epoch is shorter.
@@ -92,7 +93,7 @@ def adapters() -> Made:
 
 
 def everything() -> Made:
-    """All of them at once."""
+    """Has all of them at once."""
     schedule = WarmupSchedule(0.01, STEPS * EPOCHS, 4)
     optimizer = AdamW(schedule, ema=0.9, accumulate=4, clip_norm=1.0)
     return pictures(optimizer, lora=True, shuffle=True, dropout_rate=0.1, attention_dropout=0.1)
@@ -123,12 +124,12 @@ CASES: dict[str, Callable[[], Made]] = {
     "all of them": everything,
     "callbacks": callbacks,
 }
-# What they have decided, and on what.
+# The decisions of ops, and on what they were made.
 DECISIONS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
 
 
 def train(make: Callable[[], Made], folder: Path, cut: int | None = None) -> dict[str, Any] | None:
-    """What a process does: goes on from the folder, to the end or to the cut.
+    """Goes on from the folder, to the end or to the cut.
 
     Returns:
         All that must be equal; None where it was cut.

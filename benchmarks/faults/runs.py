@@ -29,20 +29,20 @@ FLAGS = (
 
 
 def result(out: Path) -> dict[str, Any]:
-    """What must be equal."""
+    """Returns what must be equal."""
     found = json.loads((out / "result.json").read_text())
     rows = [row.split(",") for row in (out / "history.csv").read_text().splitlines()[1:]]
     return {
         "weights": found["weights_digest"],
         "losses": found["step_losses"],
         "metrics": found["metrics"],
-        # Each once: what kind of row, epoch, step, loss, accuracy, validation.
+        # A row has each once: its kind, epoch, step, loss, accuracy, validation.
         "rows": [row[:7] for row in rows],
     }
 
 
 def saved(out: Path, said: str, steps: int) -> bool:
-    """Whether the newest checkpoint is whole, and of the step that the run stopped at."""
+    """Returns whether the newest checkpoint is whole, and of the step that the run stopped at."""
     # A run that is past its last step has nothing more to save.
     stopped = int(said.partition("stopped at step ")[2].partition(" ")[0] or steps)
     try:
@@ -53,7 +53,7 @@ def saved(out: Path, said: str, steps: int) -> bool:
 
 
 def interrupted(signums: tuple[int, ...], wanted: int, early: float) -> dict[str, Any]:
-    """So many signals, and how the runs ended all the same.
+    """Sends so many signals, and counts how the runs ended all the same.
 
     Args:
         signums: sent in turn.
@@ -87,7 +87,7 @@ def interrupted(signums: tuple[int, ...], wanted: int, early: float) -> dict[str
                 seconds, code = run.interrupt(signum), run.code
                 if code == 0:
                     break  # It was over.
-                # Behind the training nothing waits for a step, nor is there anything to save.
+                # Nothing waits for a step after the training, nor is there anything to save.
                 training = "stopped at step" in run.said
                 slowest[training] = max(slowest[training], seconds)
                 counts["after the training"] += not training

@@ -32,7 +32,7 @@ from kmodels.core.errors import InputError
 from kmodels.distribution import check_batch, distribute, parse_mesh
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-# What is wrong, the value as the message has to name it, and a part of what is allowed.
+# A case has what is wrong, the value as the message has to name it, and a part of what is allowed.
 VIT = (
     ("--epochs 0", "0", "at least 1"),
     ("--epochs two", "'two'", "int"),
@@ -287,7 +287,7 @@ def _call(function: Callable[[], object], folder: Path) -> tuple[int, str]:
 
 
 def cases() -> list[Case]:
-    """All of them."""
+    """Returns all cases."""
     found = []
     for name, table in (("vit", VIT), ("gemma_lora", GEMMA)):
         for given, *expected in table:
@@ -302,7 +302,7 @@ def cases() -> list[Case]:
 
 
 def problem(case: Case, folder: Path) -> str | None:
-    """What is wrong with how a case is told, or None."""
+    """Returns what is wrong with how a case is told, or None."""
     try:
         code, said = case.run(folder)
     except Exception as error:

@@ -15,7 +15,7 @@ FEATURES = (
 
 
 def total(content: Any, name: str) -> int:
-    """Of a count, over all parts however deep they lie."""
+    """Sums a count over all parts, however deep they lie."""
     if not isinstance(content, dict):
         return 0
     found = content.get(name, 0)
@@ -23,13 +23,13 @@ def total(content: Any, name: str) -> int:
 
 
 def of(content: Content, part: str, name: str, all_of: str) -> str:
-    """Such as "20 of 20"."""
+    """Returns text such as "20 of 20"."""
     found = content[part] if part else content
     return f"{found[name]:,} of {found[all_of]:,}"
 
 
 def resumed(found: Content) -> str:
-    """Over the features and all cuts."""
+    """Sums over the features and all cuts."""
     cases = [found[name] for name in FEATURES]
     largest = max(case["largest difference"] for case in cases)
     equal, cuts = (sum(case[name] for case in cases) for name in ("equal", "cuts"))
@@ -37,7 +37,7 @@ def resumed(found: Content) -> str:
 
 
 def lora(found: Content) -> str:
-    """What came of base and adapter."""
+    """Returns what came of base and adapter."""
     case = found["LoRA run"]
     base = case["base bit-equal in memory and on the disk"]
     equal = case["weights and losses bit-equal to a run left alone"]
@@ -51,12 +51,12 @@ def damaged(part: str) -> Callable[[Content], str]:
 
 
 def hostile(found: Content) -> str:
-    """Of files from elsewhere."""
+    """Returns the counts of files from elsewhere."""
     files = total(found, "refused") + total(found, "loaded")
     return f"{total(found, 'other errors')} of {files:,}"
 
 
-# What was done and what is counted; the script's question; the count.
+# A row has what was done and what is counted, the script's question, and the count.
 ROWS: tuple[tuple[str, str, Callable[[Content], str]], ...] = (
     (
         "kill -9 while checkpoints are written: the old or the new state whole",

@@ -1,4 +1,4 @@
-"""Where the counts go: to the screen and, with --write, to benchmarks/results/."""
+"""Writes the counts: to the screen and, with --write, to benchmarks/results/."""
 
 import argparse
 import json
@@ -10,13 +10,13 @@ from typing import Any
 
 import keras
 
-from kmodels.core.hardware import versions
+from kmodels.checkpoint.run_state import versions
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """What every script of this folder takes."""
+    """Parses what every script of this folder takes."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,5 +53,5 @@ def damaged(files: list[Path], flips: int, cuts: int, draw: random.Random) -> It
 
 
 def plain(counts: dict[str, Any]) -> dict[str, Any]:
-    """As JSON takes it."""
+    """Returns a value as JSON takes it."""
     return {key: sorted(v) if isinstance(v, set) else v for key, v in counts.items()}

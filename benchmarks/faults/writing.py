@@ -1,4 +1,4 @@
-"""What may happen to a checkpoint while it is written, and while it lies on the disk.
+"""Harms a checkpoint while it is written, and while it lies on the disk.
 
     python benchmarks/faults/writing.py [--quick] [--write]
 
@@ -76,7 +76,7 @@ def kill_while_writing(trials: int) -> dict[str, int]:
 
 
 def _limited(folder: Path, size: int) -> tuple[bool, bool]:
-    """Whether a save under a limit of the file size failed, and said why in one line."""
+    """Returns whether a save under a limit of the file size failed, and said why in one line."""
     child = os.fork()
     if child:
         return {0: (False, True), 1: (True, True)}.get(

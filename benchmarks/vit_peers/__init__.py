@@ -1,7 +1,8 @@
 """The systems that `vit_train.py` compares, each in a process of its own, see `child.py`.
 
-A module has `train(settings, pace, **options)`: it builds the model with the shared weights, tells
-`pace.ready` the facts that the comparison rests on, and calls `pace` with the loss after each step.
+The module of a system has `train(settings, pace, **options)`: it builds the model with the shared
+weights, tells `pace.ready` the facts that the comparison rests on, and calls `pace` with the loss
+after each step. `parent`, `measure`, `compare` and `results` are the other side, which asks them.
 """
 
 import os
@@ -16,7 +17,7 @@ REFERENCE = "kmodels"
 
 @dataclass(frozen=True)
 class System:
-    """Who trains and how.
+    """A system that trains, and how it does.
 
     module: in this folder.
     about: one line for the results.

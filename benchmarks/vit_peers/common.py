@@ -1,4 +1,4 @@
-"""What all peers share: settings, weights, data, and the pace that the parent sets."""
+"""The parts that all peers share: settings, weights, data, and the pace that the parent sets."""
 
 import json
 import os
@@ -47,7 +47,7 @@ class Settings:
 
 
 def shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
-    """Every weight under the path that it has in kmodels."""
+    """Returns the shape of every weight under the path that it has in kmodels."""
     width, mlp = settings.width, settings.mlp
     found: dict[str, tuple[int, ...]] = {}
 
@@ -104,7 +104,7 @@ def batches(settings: Settings) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def facts(settings: Settings, **measured: Any) -> dict[str, Any]:
-    """What has to be equal, or is worth noting, in a comparison.
+    """Returns what has to be equal, or is worth noting, in a comparison.
 
     The keys of `measured` are parameters, variables and compute (dtypes), heads, and dropout: the
     rate by place, read off the model that trains.

@@ -59,7 +59,7 @@ class ViT(nn.Module):
 
 
 def parameters(settings: Settings) -> dict[str, Any]:
-    """Its tree of parameters from ours."""
+    """Returns its tree of parameters from ours."""
     arrays, heads = weights(settings), (settings.heads, settings.width // settings.heads)
 
     def take(path: str, shape: tuple[int, ...] | None = None) -> Any:

@@ -26,7 +26,7 @@ DENSE = {
 
 
 def tensors(settings: Settings) -> dict[str, Any]:
-    """Its state by name."""
+    """Returns its state by name."""
     arrays = weights(settings)
     found = {
         "cls_token": arrays["tokens/class_token"],

@@ -27,7 +27,7 @@ NORMS = {"layernorm_before": "attention_norm", "layernorm_after": "mlp_norm"}
 
 
 def tensors(settings: Settings) -> dict[str, Any]:
-    """Its state by name."""
+    """Returns its state by name."""
     arrays = weights(settings)
     found = {
         "vit.embeddings.cls_token": arrays["tokens/class_token"],
