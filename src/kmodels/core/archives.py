@@ -15,8 +15,8 @@ def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
     """Raises `InputError` for an archive that no program meant well wrote.
 
     Members of one name mean different things to different readers, and names that lead out of a
-    folder are for those that unpack there. What is counted is the sum of all members against the
-    size of the file, since members may also lie over each other.
+    folder are for those that unpack there. The sum of all members is compared with the size of the
+    file, since members may also overlap.
 
     Args:
         archive: opened.

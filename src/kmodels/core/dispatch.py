@@ -6,8 +6,9 @@ imports the overrides of the running backend only: a listing of `overrides/` is 
 
 The path is chosen when Python runs the op, which for a compiled step means when it is traced.
 Steps of kmodels' models are traced anew where `generic_only()` changed, see `kmodels.core.traced`;
-around other compiled code it must surround building *and* the first call. For a whole run set the
-environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated list of ops.
+around other compiled code it must surround building *and* the first call. To turn off overrides for
+a whole run, set the environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated
+list of ops.
 """
 
 import importlib
@@ -15,7 +16,7 @@ import importlib.util
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -35,9 +36,10 @@ import keras
 
 from kmodels.core.errors import InputError
 
-Tensor: TypeAlias = Any
 P = ParamSpec("P")
 R = TypeVar("R")
+# A backend's body says in place of `Tensor` what a tensor is there.
+Own = ParamSpec("Own")
 Seam = TypeVar("Seam")
 Supports: TypeAlias = Callable[["OpCall"], str | None]
 
@@ -81,7 +83,7 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False) -> Any:
         optional: says that a backend may have no such file.
 
     Returns:
-        The module `<stem>_<backend>`. Without such a file `None` where that is `optional`, else an
+        The module `<stem>_<backend>`. Without such a file this is `None` if `optional`, else an
         object whose use raises `InputError`.
     """
     name = f"{stem}_{backend()}"
@@ -127,7 +129,7 @@ def switched_off(name: str) -> str | None:
     return _transformed()
 
 
-def _is_abstract(values: Any) -> bool:
+def _is_abstract(values: Iterable[object]) -> bool:
     return any(isinstance(value, keras.KerasTensor) for value in values)
 
 
@@ -143,7 +145,7 @@ if backend() == "torch":
     _count = torch.compiler.assume_constant_result(_count)
     switched_off = torch.compiler.assume_constant_result(switched_off)
 
-    def _is_abstract(values: Any) -> bool:
+    def _is_abstract(values: Iterable[object]) -> bool:
         for value in values:
             if isinstance(value, torch.Tensor):
                 if value.is_meta:
@@ -199,7 +201,7 @@ class Op(Generic[P, R]):
     def __init__(self, generic: Callable[P, R]) -> None:
         self.name = generic.__name__
         self.generic = generic
-        self.override: Callable[P, R] | None = None
+        self.override: Callable[..., R] | None = None
         self.supports: Supports | None = None
         self.bind: type[OpCall] | None = None
         self.__name__ = self.name
@@ -252,8 +254,8 @@ def op(function: Callable[P, R]) -> Op[P, R]:
 
 
 def override(
-    target: Op[P, R], supports: Supports | None = None
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    target: Op[..., R], supports: Supports | None = None
+) -> Callable[[Callable[Own, R]], Callable[Own, R]]:
     """Registers the running backend's own body of an op; the function itself stays callable.
 
     Args:
@@ -267,7 +269,7 @@ def override(
             is an override already.
     """
 
-    def register(function: Callable[P, R]) -> Callable[P, R]:
+    def register(function: Callable[Own, R]) -> Callable[Own, R]:
         expected = f"{target.name}_{backend()}"
         if function.__name__ != expected:
             raise TypeError(
@@ -352,7 +354,7 @@ def summary() -> dict[str, str]:
     """Returns what most calls of each op did.
 
     Returns:
-        By op `"override"`, `"generic"`, the reason for declining, or `"not called"`.
+        Returns for each op `"override"`, `"generic"`, the reason for declining, or `"not called"`.
     """
     return {
         name: _DECISIONS[name].most_common(1)[0][0] if name in _DECISIONS else "not called"

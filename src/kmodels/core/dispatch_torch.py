@@ -9,7 +9,7 @@ import torch
 
 from kmodels.core.framework_internals import internals_torch
 
-# What `torch.autocast` casts: arguments of the ops that multiply matrices. All else stays as it is.
+# `torch.autocast` casts the arguments of ops that multiply matrices, and nothing else.
 NARROW = {
     "attention": ("query", "key", "value"),
     "dense": ("x", "kernel", "bias"),
@@ -35,10 +35,12 @@ def autocasts(args: tuple) -> bool:
     return isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)
 
 
-def without_autocast(op: Any, generic: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def without_autocast(
+    op: Callable[..., Any], generic: Callable[..., Any], args: tuple, kwargs: dict
+) -> Any:
     """Returns the op's result where autocast is off, for arguments in the dtypes that it wants.
 
-    Inside of an op it would cast again, against what the op promises of its dtypes.
+    It would cast again inside an op, against what the op promises about its dtypes.
     """
     device = args[0].device.type
     dtype = torch.get_autocast_dtype(device)

@@ -1,7 +1,6 @@
 """The one error that is the user's to mend."""
 
 from numbers import Integral
-from typing import Any
 
 
 class InputError(ValueError):
@@ -12,7 +11,7 @@ class InputError(ValueError):
     """
 
 
-def check_whole(name: str, value: Any, least: int = 1) -> None:
+def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raises `InputError` for what is no whole number, or too small.
 
     Args:

@@ -39,6 +39,12 @@ def local_path(path: str | Path) -> Path:
     return Path(text).expanduser()
 
 
+def is_remote(path: str | Path) -> bool:
+    """Returns whether a path is an address of remote storage; "file://" is a local path."""
+    text = os.fspath(path)
+    return _SCHEME.match(text) is not None and not text.lower().startswith("file:")
+
+
 def sync(path: Path) -> None:
     """Waits until a file, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)

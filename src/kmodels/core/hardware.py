@@ -1,9 +1,7 @@
-"""Facts about machine and versions that belong to every result."""
+"""Facts about the machine that belong to every result."""
 
-import platform
 import resource
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from kmodels.core.dispatch import backend, backend_module
@@ -46,21 +44,8 @@ def peak_memory_mb() -> float:
 def keep_compiled() -> None:
     """Keeps what JAX compiles on disk, so that the next run starts without compiling it again.
 
-    In `JAX_COMPILATION_CACHE_DIR` where that is set, else in the user's cache folder. torch keeps
-    what it compiles by itself, TensorFlow compiles nothing unless it is asked to.
+    They lie in `JAX_COMPILATION_CACHE_DIR` if that is set, else in the user's cache folder. torch
+    keeps what it compiles by itself, TensorFlow compiles nothing unless it is asked to.
     """
     if _device is not None:
         _device.keep_compiled()
-
-
-def versions() -> dict[str, str]:
-    """Python's, and those of the packages that decide the numbers."""
-    found = {"python": platform.python_version()}
-    for package in ("kmodels", "keras", "numpy", backend()):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            from kmodels import __version__
-
-            found[package] = __version__ if package == "kmodels" else "unknown"
-    return found

@@ -3,8 +3,9 @@
 Keras draws first weights with the backend's own generator, so one seed gives other weights on JAX
 than on torch. Here each variable's numbers come from NumPy's Philox generator, keyed by the seed of
 `keras.utils.set_random_seed`, the variable's path, and how many variables of that path were made
-since the seed was set. So they depend neither on the backend nor on the order in which layers are
-built, a program gives the same numbers each time, and no two models in it are copies of each other.
+since the seed was set. The numbers depend neither on the backend nor on the order in which layers
+are built, a program gives the same numbers each time, and no two models in it are copies of each
+other.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
+from kmodels.core.types import InitializerLike
 
 Draw = Callable[[np.random.Generator, Sequence[int]], np.ndarray]
 
@@ -54,7 +56,7 @@ class Keyed(keras.initializers.Initializer):
         self.seed = keras_internals.random_seed()
         self.number = keras_internals.count_since_seed(path)
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Any:
         """Returns the first values."""
         dtype = keras.backend.standardize_dtype(dtype)
         return keras.ops.convert_to_tensor(self.values(shape, "float32"), dtype=dtype)
@@ -65,7 +67,7 @@ class Keyed(keras.initializers.Initializer):
         return self.draw(rng, tuple(shape)).astype("float32").astype(dtype)
 
 
-def keyed(initializer: Any, path: str) -> Any:
+def keyed(initializer: InitializerLike, path: str) -> Any:
     """Returns what draws the variable of this path.
 
     Args:
@@ -123,7 +125,7 @@ def constant(value: float) -> Draw:
 
 
 def uniform(low: float, high: float) -> Draw:
-    """Uniform between two values."""
+    """Draws uniformly between two values."""
     return lambda rng, shape: rng.random(shape, "float32") * (high - low) + low
 
 
@@ -149,7 +151,7 @@ def variance_scaling(scale: float, mode: str, distribution: str) -> Draw:
 
 
 def normal(stddev: float = 0.02, mean: float = 0.0) -> Draw:
-    """Normal with deviation `stddev`."""
+    """Draws from a normal distribution of deviation `stddev`."""
     return lambda rng, shape: rng.standard_normal(shape, "float32") * np.float32(stddev) + mean
 
 
@@ -158,7 +160,7 @@ TRUNCATED_DEVIATION = 0.87962566103423978
 
 
 def truncated_normal(stddev: float = 0.02, mean: float = 0.0) -> Draw:
-    """Normal with deviation `stddev`, values beyond two deviations drawn again."""
+    """Draws as `normal` does, and values beyond two deviations again."""
 
     def draw(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
         values = rng.standard_normal(shape, "float32")

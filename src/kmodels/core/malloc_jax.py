@@ -1,7 +1,5 @@
 """Memory of XLA's compiler goes back to the system before the compiled program runs."""
 
-from typing import Any
-
 from jax import monitoring
 
 from kmodels.core import malloc
@@ -16,6 +14,6 @@ def watch() -> None:
     monitoring.register_event_duration_secs_listener(_compiled)
 
 
-def _compiled(event: str, duration_secs: float, **_: Any) -> None:
+def _compiled(event: str, duration_secs: float, **_: object) -> None:
     if event == COMPILED and duration_secs > LONG:
         malloc.malloc_trim()

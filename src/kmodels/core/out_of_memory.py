@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kmodels.core.errors import InputError
 
-# What JAX, torch and TensorFlow call it; none of their classes is imported.
+if TYPE_CHECKING:
+    import keras
+
+# The names that JAX, torch and TensorFlow give it; none of their classes is imported.
 _WORDS = ("resource_exhausted", "out of memory", "failed to allocate", "can't allocate memory")
 _CLASSES = ("OutOfMemoryError", "ResourceExhaustedError", "MemoryError")
 
@@ -20,7 +23,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return any(word in str(error).lower() for word in _WORDS)
 
 
-def out_of_memory(model: Any, batch_size: int) -> InputError:
+def out_of_memory(model: "keras.Model", batch_size: int) -> InputError:
     """Returns the error to raise instead: what is held by part, and what makes it less.
 
     Args:

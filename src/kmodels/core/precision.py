@@ -1,11 +1,12 @@
 """Dtypes that a backend holds, how exactly float32 products are computed, and GPU memory."""
 
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import keras
 
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import DTypeLike
 
 MatmulPrecision = Literal["highest", "high", "default"]
 
@@ -36,8 +37,8 @@ _native = backend_module("kmodels.core.precision", PrecisionBackend)
 def set_matmul_precision(precision: MatmulPrecision) -> None:
     """Chooses how float32 matrix products and convolutions are computed, on every backend alike.
 
-    Call it before a model is built: a step that is compiled already keeps its precision. On a CPU
-    products are exact whatever is chosen here.
+    Call it before a model is built: a step that is compiled already keeps its precision. Products
+    on a CPU are exact whatever is chosen here.
 
     Args:
         precision: `"highest"` for float32 throughout, `"high"` to allow TF32 (10 bits of mantissa,
@@ -78,7 +79,7 @@ def memory_fraction(fraction: float) -> None:
         )
 
 
-def check_policy(policy: Any) -> None:
+def check_policy(policy: DTypeLike) -> None:
     """Stops before a model is made in a dtype that there is not.
 
     Args:

@@ -17,7 +17,7 @@ def matmul_precision() -> str:
 
 
 def lacks_float64() -> str | None:
-    """None: there is float64."""
+    """Returns None: there is float64."""
     return None
 
 

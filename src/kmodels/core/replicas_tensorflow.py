@@ -18,12 +18,12 @@ def count() -> int:
 def inside() -> Any:
     """Returns the context of the replica that is being traced; None outside, or of one alone.
 
-    Its `all_reduce` and `merge_call` are what replicas have in common.
+    Replicas share its `all_reduce` and `merge_call`.
     """
     return tf.distribute.get_replica_context() if count() > 1 else None
 
 
-def share(rows: Any) -> Any:
+def share(rows: tf.Tensor) -> Any:
     """Returns this replica's rows over the rows that each would have, a float32 scalar.
 
     1 but for a batch that does not divide.
@@ -44,7 +44,7 @@ def draw_apart(active: bool) -> None:
     keras_internals.change_draws(_apart if active else None)
 
 
-def _apart(state: Any) -> Any:
+def _apart(state: tf.Tensor) -> Any:
     if (replica := inside()) is None:
         return state
     offset = tf.cast(replica.replica_id_in_sync_group, tf.int64) * _STRIDE % (1 << 31)

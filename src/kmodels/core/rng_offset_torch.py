@@ -1,7 +1,7 @@
 """Random numbers that differ between processes, drawn from seeds that are the same in all.
 
-The seeds are state of the model: saved, restored and compared like weights. So which process draws
-counts when it draws, and not in the state.
+The seeds are state of the model: saved, restored and compared like weights. The process that draws
+therefore matters only when it draws, and not in the state.
 """
 
 import torch

@@ -1,13 +1,12 @@
 """Tells whether code that was traced from a model is still valid.
 
 A compiled step is what Python did while it was traced. Adapters that are put on, merged or disabled
-since, quantized kernels, frozen variables and `generic_only` are not in it. So whatever keeps
-compiled code keeps the `TracedState` that it was traced in beside it, and compares it before each
-call.
+since, quantized kernels, frozen variables and `generic_only` are not in it. Whatever keeps compiled
+code therefore keeps the `TracedState` in which it was traced, and compares it before each call.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -26,10 +25,10 @@ class TracedBackend(Protocol):
         ...
 
 
-# None where Python runs each step, as on torch: `torch.compile` looks at attributes itself.
+# It is None where Python runs each step, as on torch: `torch.compile` looks at attributes itself.
 _steps = dispatch.backend_module("kmodels.core.traced", TracedBackend, optional=True)
 _changes = 0
-# By model: the state in which each of Keras' functions was made.
+# Maps a model to the state in which each of Keras' functions was made.
 _made: WeakKeyDictionary[Any, dict[str, "TracedState"]] = WeakKeyDictionary()
 # Models of users in whose steps layers of kmodels ran; Keras makes their functions.
 _around: WeakSet[Any] = WeakSet()
@@ -38,7 +37,7 @@ _around: WeakSet[Any] = WeakSet()
 class TracedState:
     """The state that traced code depends on; equal where one trace serves both.
 
-    That is every variable and whether it is trained, what layers have as `variant` (adapters,
+    It holds every variable and whether it is trained, what layers have as `variant` (adapters,
     quantized kernels), policies of dtypes, and the ops that are generic. It keeps nothing alive.
 
     Args:
@@ -47,7 +46,7 @@ class TracedState:
 
     __slots__ = ("_hash", "_held", "_values")
 
-    def __init__(self, *models: Any):
+    def __init__(self, *models: keras.Layer):
         held: list[Any] = []
         values: list[Any] = [dispatch.generic_now()]
         for model in models:
@@ -79,21 +78,21 @@ class TracedState:
 class Watch:
     """The state of models in a loop: a number is compared in each step, and little else.
 
-    What is trained may change unseen.
+    A change of what is trained may go unseen.
 
     Args:
         models: built.
         changed: called where a layer's `variant` is another one.
     """
 
-    def __init__(self, models: Any, changed: Callable[[], None]):
+    def __init__(self, models: Sequence[keras.Layer], changed: Callable[[], None]):
         self._models = models
         self._changed = changed
         self._seen: Any = _changes, dispatch.generic_now()
         self._state = TracedState(*models)
 
     def state(self) -> TracedState:
-        """That of now."""
+        """Returns the state now."""
         if self._seen != (now := (_changes, dispatch.generic_now())):
             self._changed()
             self._seen, self._state = now, TracedState(*self._models)
@@ -109,22 +108,22 @@ class Follows(keras.Model if TYPE_CHECKING else keras_internals.NoTrainableWarni
         return super().make_train_function(force)
 
     def make_test_function(self, force: bool = False) -> Any:
-        """As `make_train_function`."""
+        """See `make_train_function`."""
         _follow(self, "test_function")
         return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """As `make_train_function`."""
+        """See `make_train_function`."""
         _follow(self, "predict_function")
         return super().make_predict_function(force)
 
 
-def _follow(model: Any, name: str) -> None:
+def _follow(model: keras.Model, name: str) -> None:
     if _steps is None:
         return
     state = TracedState(model)
     made = _made.setdefault(model, {})
-    # Only the one that is asked for: `fit` may be running, and evaluate in between.
+    # Only the requested function is made: `fit` may be running, and evaluate in between.
     if made.get(name) != state:
         made[name] = state
         setattr(model, name, None)
@@ -136,10 +135,10 @@ def changes() -> int:
 
 
 def changed() -> None:
-    """To be called where a layer's `variant` changes."""
+    """Call it where a layer's `variant` changes."""
     global _changes
     _changes += 1
-    # What is changed while a step is traced is a part of that step.
+    # A change while a step is traced is a part of that step.
     if not _around or (_steps is not None and _steps.tracing()):
         return
     for model in list(_around):
@@ -150,7 +149,7 @@ def changed() -> None:
                 getattr(model, f"make_{kind}_function")(force=True)
 
 
-def _begin_optimizer_anew(model: Any) -> None:
+def _begin_optimizer_anew(model: keras.Model) -> None:
     """Has the optimizer of a user's model built again if that trains what it has no slots for."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
@@ -158,7 +157,7 @@ def _begin_optimizer_anew(model: Any) -> None:
     held = {id(variable) for variable in keras_internals.built_for(optimizer)}
     if all(id(variable) in held for variable in model.trainable_variables):
         return
-    # No warning: who calls compile next has done all that it could ask for.
+    # There is no warning: a caller that compiles next has done all that it could ask for.
     log.warning(
         "%s has slots for other variables than %s trains now: they, and its count of steps, begin "
         "anew, as after compile",
@@ -171,7 +170,7 @@ def _begin_optimizer_anew(model: Any) -> None:
 class Noted(keras.layers.Layer if TYPE_CHECKING else object):
     """First base of the first layer of a model, so that users' models around it are known."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Keras' call."""
         if _steps is None:  # else layers note it, once per trace
             _note()
@@ -179,7 +178,7 @@ class Noted(keras.layers.Layer if TYPE_CHECKING else object):
 
 
 def note() -> None:
-    """To be called by a layer with a `variant`: a user's model around it is to hear of changes."""
+    """A layer with a `variant` calls it, so that a user's model around it hears of changes."""
     if _steps is not None:
         _note()
 

@@ -1,6 +1,6 @@
 """Private names of torch, each behind a function with a name of its own.
 
-What is slow to import (torch's compiler) is imported where it is called.
+Modules that are slow to import (torch's compiler) are imported where they are called.
 """
 
 import importlib
@@ -22,12 +22,12 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._base is not None
 
 
-def multiply_all(tensors: list[torch.Tensor], factor: Any) -> list[torch.Tensor]:
+def multiply_all(tensors: list[torch.Tensor], factor: float | torch.Tensor) -> list[torch.Tensor]:
     """Returns the tensors times a number or a scalar tensor, in few kernels."""
     return list(torch._foreach_mul(tensors, factor))
 
 
-def multiply_all_(tensors: list[torch.Tensor], factor: Any) -> None:
+def multiply_all_(tensors: list[torch.Tensor], factor: float | torch.Tensor) -> None:
     """Multiplies tensors in place by a number or a scalar tensor, in few kernels."""
     torch._foreach_mul_(tensors, factor)
 

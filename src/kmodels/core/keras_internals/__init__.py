@@ -4,7 +4,7 @@
 """
 
 from kmodels.core.keras_internals.averages import average_by_update
-from kmodels.core.keras_internals.callbacks import fit_callbacks, local_of_fit, preserve_monitor
+from kmodels.core.keras_internals.callbacks import fit_of_hook, preserve_monitor
 from kmodels.core.keras_internals.data import (
     DataAdapter,
     PyDatasetBatches,
@@ -55,6 +55,13 @@ from kmodels.core.keras_internals.seeds import (
     random_seed,
 )
 from kmodels.core.keras_internals.trainer import (
+    NoKerasDDP,
+    NoTrainableWarning,
+    OwnBuild,
+    OwnCompile,
+    OwnFirstBatch,
+    OwnLoss,
+    RunningFit,
     additional_losses,
     build_metrics,
     forget_metrics,
@@ -62,6 +69,7 @@ from kmodels.core.keras_internals.trainer import (
     keeping_values,
     loss_tracker,
     metrics_built,
+    note_iterator,
     part_of_loss,
     set_initial_epoch,
     set_loss_tracker,
@@ -69,14 +77,6 @@ from kmodels.core.keras_internals.trainer import (
     symbolic_build,
     sync_values,
     unweighted_metrics,
-)
-from kmodels.core.keras_internals.trainer_steps import (
-    NoKerasDDP,
-    NoTrainableWarning,
-    OwnBuild,
-    OwnCompile,
-    OwnFirstBatch,
-    OwnLoss,
 )
 from kmodels.core.keras_internals.variables import (
     OwnAssign,
@@ -110,6 +110,7 @@ __all__ = [
     "ParallelSteps",
     "PyDatasetBatches",
     "ReplicatedSteps",
+    "RunningFit",
     "ValueElsewhere",
     "accumulated_gradient",
     "adam_slots",
@@ -133,7 +134,7 @@ __all__ = [
     "draw_values",
     "draws_later",
     "first_value",
-    "fit_callbacks",
+    "fit_of_hook",
     "forget_losses",
     "forget_metrics",
     "forget_parameters",
@@ -147,12 +148,12 @@ __all__ = [
     "keeping_values",
     "layout_of",
     "let_value_go",
-    "local_of_fit",
     "loss_tracker",
     "made_trainable",
     "metrics_built",
     "moving_averages",
     "no_autocast",
+    "note_iterator",
     "part_of_loss",
     "preserve_monitor",
     "random_seed",

@@ -1,5 +1,6 @@
 """Moving averages of the weights under gradient accumulation: one step for each update."""
 
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -8,13 +9,13 @@ import keras
 from kmodels.core.keras_internals.optimizer import moving_averages, updates_next
 
 
-def average_by_update(optimizer: Any) -> None:
+def average_by_update(optimizer: keras.Optimizer) -> None:
     """Has an optimizer move its averages of the weights where it moves the weights.
 
     Keras moves an average at every batch, so with `gradient_accumulation_steps=k` it counts each
     state of the weights k times, and `ema_overwrite_frequency` writes it into the model between
     updates too. Its documentation says that an optimizer's variables change only where the weights
-    do. After this they do, and a run is the one with batches k times as large.
+    do. After this call they do, and a run equals the one with batches k times as large.
 
     Args:
         optimizer: of any class; one that does not accumulate, or keeps no average, stays as it is.
@@ -29,7 +30,7 @@ def average_by_update(optimizer: Any) -> None:
         optimizer._backend_apply_gradients = MethodType(_apply_and_overwrite, optimizer)
 
 
-def _move_average(optimizer: Any, variables: Any) -> None:
+def _move_average(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> None:
     given = optimizer.ema_momentum
     # With 1 an average stays as it is.
     optimizer.ema_momentum = keras.ops.where(updates_next(optimizer), given, 1.0)
@@ -39,7 +40,9 @@ def _move_average(optimizer: Any, variables: Any) -> None:
         optimizer.ema_momentum = given
 
 
-def _apply_and_overwrite(optimizer: Any, gradients: Any, variables: Any) -> None:
+def _apply_and_overwrite(
+    optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+) -> None:
     given = optimizer.ema_overwrite_frequency
     optimizer.ema_overwrite_frequency = None
     try:

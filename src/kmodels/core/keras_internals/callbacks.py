@@ -1,41 +1,35 @@
-"""The callbacks of a running `fit`."""
+"""The parts of Keras' own `fit` that it does not tell its callbacks, and a monitor's best."""
 
 import sys
 from collections.abc import Iterable
-from types import CodeType, FrameType
 from typing import Any
 
-from keras.src.callbacks.callback_list import CallbackList
+import keras
 
-_CALLBACK_LIST: Any = CallbackList
+from kmodels.core.keras_internals.trainer import RunningFit
 
 
-def fit_callbacks(callback: Any) -> tuple[list[Any], CodeType | None]:
-    """Returns the callbacks that the running `fit` calls, and the code of that `fit`.
+def fit_of_hook(callback: keras.callbacks.Callback) -> RunningFit:
+    """Returns the `fit` of Keras in whose `on_train_begin` a callback calls this.
 
-    Call it inside a hook of the callback. Keras tells a callback its model and the numbers of the
-    `fit`, never the list that it is in: the list is a local variable of `fit`, the model does not
-    hold it, and of the model's methods only `evaluate` is given it, after an epoch. So it is looked
-    up on the stack, also for a user's own `keras.Model`, whose `fit` is none of ours.
+    This serves a `keras.Model` of the user's own, whose `fit` is Keras'; ours tells its callbacks.
+    Keras tells a callback its model and a few numbers. The list that it is in, and what counts the
+    steps, are local variables of `fit`; no callback and no method of the model is given both, and
+    no attribute holds them. Both are read where Keras has them: from the function that
+    called the hook, and from the `fit` that called that one.
     """
-    if (frame := _frame_of_hook(callback)) is None:
-        return [callback], None
-    fit = frame.f_back
-    return list(frame.f_locals["self"].callbacks), None if fit is None else fit.f_code
-
-
-def _frame_of_hook(callback: Any) -> FrameType | None:
-    """Returns where Keras' list of callbacks calls this one."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        owner: Any = frame.f_locals.get("self")
-        if isinstance(owner, _CALLBACK_LIST) and callback in owner.callbacks:
-            return frame
+    frame = sys._getframe(1)
+    # The hook of a subclass may have called that of its base.
+    while frame.f_locals.get("self") is callback and frame.f_back is not None:
         frame = frame.f_back
-    return None
+    called_by: Any = frame.f_locals.get("self")
+    fit = frame.f_back
+    if not isinstance(called_by, keras.callbacks.CallbackList) or fit is None:
+        return RunningFit([callback])
+    return RunningFit(list(called_by.callbacks), fit.f_locals.get("epoch_iterator"), fit.f_code)
 
 
-def preserve_monitor(callback: Any, attributes: Iterable[str]) -> None:
+def preserve_monitor(callback: keras.callbacks.Callback, attributes: Iterable[str]) -> None:
     """Keeps what a callback that watches a number has found, when it first looks at that number.
 
     It settles then what "better" means, and starts its best anew or turns the sign of its
@@ -50,13 +44,3 @@ def preserve_monitor(callback: Any, attributes: Iterable[str]) -> None:
         vars(callback).update(kept)
 
     callback._set_monitor_op = settle_and_keep
-
-
-def local_of_fit(callback: Any, name: str) -> Any:
-    """Returns what the running `fit` calls so; None outside.
-
-    Call it inside a hook of the callback.
-    """
-    frame = _frame_of_hook(callback)
-    fit = None if frame is None else frame.f_back
-    return None if fit is None else fit.f_locals.get(name)

@@ -1,19 +1,25 @@
-"""Keras' adapters of data."""
+"""Keras' adapters of data: what they hold, and a pass that others give the batches of."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import data_adapter as data_adapter_base
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from kmodels.core.types import Data, Tree
+
 # Base of what Keras' trainers take as it is, with the methods that they call on data.
 DataAdapter: Any = data_adapter_base.DataAdapter
+# The attributes in which Keras' adapters of loaders hold what they were given; an adapter of arrays
+# has none of them.
+_HELD = ("py_dataset", "_dataloader", "_dataset", "generator")
 
 
-def data_adapter(x: Any, **settings: Any) -> Any:
+def data_adapter(x: Data, **settings: Any) -> Any:
     """Returns what Keras makes of data that it knows; the settings are those of `fit`."""
     return data_adapters.get_data_adapter(x, **settings)
 
@@ -22,21 +28,23 @@ def set_epoch(adapter: Any, epoch: int) -> None:
     """Tells what `data_adapter` gave which epoch comes next.
 
     Since 3.16 Keras shuffles arrays and the batches of a PyDataset by a count of its own, which
-    would begin anew where a run is resumed. Before, it took random generators, and no count.
+    would begin anew where a run is resumed. Earlier releases took random generators, and no count.
     """
     if hasattr(adapter, "_epoch"):
         adapter._epoch = epoch + 1  # Keras has counted one when the first begins.
 
 
 def side_by_side(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """So many batches stacked, for Keras' steps of several batches on JAX since 3.16."""
+    """Stacks so many batches, for Keras' steps of several batches on JAX since 3.16."""
     return data_adapter_utils.super_batch_iterator(batches, count, stack_fn=keras.ops.stack)
 
 
 class PyDatasetBatches(PyDatasetAdapter):
     """Keras' adapter of a `keras.utils.PyDataset`, whose batches a subclass may hand on its way."""
 
-    def __init__(self, dataset: Any, class_weight: dict[int, float] | None = None):
+    def __init__(
+        self, dataset: keras.utils.PyDataset, class_weight: dict[int, float] | None = None
+    ):
         super().__init__(dataset, class_weight=class_weight)
 
     def raw(self) -> Iterable[Any]:
@@ -47,9 +55,127 @@ class PyDatasetBatches(PyDatasetAdapter):
         """Returns one pass over the batches as the steps of every backend take them."""
         return iter(self.raw())
 
-    def as_batch(self, batch: Any) -> Any:
+    def as_batch(self, batch: Tree) -> Any:
         """Returns the tuple (x, y, sample_weight) that Keras makes of what a dataset gives."""
         return self._standardize_batch(batch)
 
     def _get_iterator(self) -> Iterator[Any]:
         return self.handed()
+
+
+def given_data(adapter: object) -> Any:
+    """Returns the loader that Keras' adapter was made of; None for arrays."""
+    return next(
+        (held for name in _HELD if (held := getattr(adapter, name, None)) is not None), None
+    )
+
+
+def wrap_data_loader(adapter: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Has Keras' adapter of a DataLoader go through another object.
+
+    Returns:
+        That object; None for any other adapter.
+    """
+    if (loader := getattr(adapter, "_dataloader", None)) is None:
+        return None
+    adapter._dataloader = wrap(loader)
+    return adapter._dataloader
+
+
+def wrap_numbered(adapter: Any, wrap: Callable[[Any, Callable[[Any], Any], bool], Any]) -> Any:
+    """Has Keras' adapter of a PyDataset go through another object.
+
+    Args:
+        adapter: whose batches Keras does not shuffle, nor ask for in workers.
+        wrap: called with the dataset, what gives one pass over its batches, and True.
+
+    Returns:
+        That object; None for any other adapter.
+    """
+    if not is_py_dataset(adapter) or makes_ahead(adapter) or adapter.shuffle:
+        return None
+    own = adapter._finite_generator
+    wrapped = wrap(adapter.py_dataset, lambda _: own(), True)
+    adapter._finite_generator = lambda: iter(wrapped)
+    return wrapped
+
+
+def is_py_dataset(adapter: object) -> bool:
+    """Returns whether it is Keras' adapter of a PyDataset, or one of ours."""
+    return isinstance(getattr(adapter, "py_dataset", None), keras.utils.PyDataset)
+
+
+def makes_ahead(adapter: object) -> bool:
+    """Returns whether Keras' own workers ask a PyDataset for its batches."""
+    return getattr(adapter, "enqueuer", None) is not None
+
+
+def seek(adapter: Any, batch: int) -> Callable[[], None]:
+    """Has the next pass over a PyDataset begin with its batch of this number.
+
+    Args:
+        adapter: whose batches Keras does not ask for in workers. The random numbers of the pass'
+            order are drawn here.
+        batch: from 0, in the order of the pass.
+
+    Returns:
+        What undoes it, which also the end of the pass does.
+    """
+    dataset, shuffle = adapter.py_dataset, adapter.shuffle
+    numbers = None
+    if (count := dataset.num_batches) is not None:
+        numbers = list(range(count))
+        if shuffle:
+            adapter.py_dataset = _Numbers(count)
+            numbers = [int(number) for (number,) in adapter._finite_generator()]
+
+    def undo() -> None:
+        adapter.py_dataset, adapter.shuffle = dataset, shuffle
+
+    adapter.py_dataset, adapter.shuffle = _Rest(dataset, numbers, batch, undo), False
+    return undo
+
+
+class _Numbers(keras.utils.PyDataset):
+    """Batches that are nothing but their numbers, so that Keras tells their order."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self._count = count
+
+    @property
+    def num_batches(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array(index)
+
+
+class _Rest(keras.utils.PyDataset):
+    """The last batches of one pass over a PyDataset."""
+
+    def __init__(
+        self, dataset: Any, numbers: list[int] | None, first: int, over: Callable[[], None]
+    ):
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self._dataset, self._numbers, self._first, self._over = dataset, numbers, first, over
+
+    @property
+    def num_batches(self) -> int | None:
+        return None if self._numbers is None else len(self._numbers) - self._first
+
+    def __getitem__(self, index: int) -> Any:
+        number = index + self._first
+        return self._dataset[number if self._numbers is None else self._numbers[number]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def on_epoch_begin(self) -> None:
+        self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._over()
+        self._dataset.on_epoch_end()

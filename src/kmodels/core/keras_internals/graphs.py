@@ -1,11 +1,16 @@
 """The graph of a functional model."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kmodels.core.types import Tree
+
+if TYPE_CHECKING:
+    import keras
 
 
-def symbolic_calls(layer: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Keyword arguments and outputs of each call of a layer that is part of a graph."""
+def symbolic_calls(layer: "keras.Layer") -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Returns keyword arguments and outputs of each call of a layer that is part of a graph."""
     for node in layer._inbound_nodes:
         yield node.arguments.kwargs, node.outputs
 
@@ -13,11 +18,11 @@ def symbolic_calls(layer: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
 class ClonedAs:
     """A functional model that `keras.models.clone_model` makes another graph of.
 
-    Keras asks no config of a functional model, and walks its graph with new layers instead. What
-    it makes is a plain functional model.
+    Keras asks no config of a functional model, and walks its graph with new layers instead. The
+    result is a plain functional model.
     """
 
-    def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
+    def clone_graph(self, inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]) -> Any:
         """Outputs of the clone.
 
         Args:
@@ -27,23 +32,25 @@ class ClonedAs:
         """
         return super()._run_through_graph(inputs, operation_fn=clone, call_fn=call)  # type: ignore[misc]
 
-    def _run_through_graph(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.keys() != {"operation_fn", "call_fn"}:  # None but `clone_model` names both.
+    def _run_through_graph(self, inputs: Tree, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.keys() != {"operation_fn", "call_fn"}:  # Only `clone_model` names both.
             return super()._run_through_graph(inputs, *args, **kwargs)  # type: ignore[misc]
         call = kwargs["call_fn"] or (lambda layer, *args, **kwargs: layer(*args, **kwargs))
         return self.clone_graph(inputs, kwargs["operation_fn"], call)
 
 
-def through_graph(model: Any, inputs: Any, clone: Any, call: Any) -> Any:
+def through_graph(
+    model: "keras.Model", inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]
+) -> Any:
     """Runs the graph of a model with other layers, see `ClonedAs.clone_graph`."""
     return model._run_through_graph(inputs, operation_fn=clone, call_fn=call)
 
 
-def give_shape(tensor: Any, shape: Sequence[int | None]) -> None:
+def give_shape(tensor: "keras.KerasTensor", shape: Sequence[int | None]) -> None:
     """Gives a KerasTensor another shape, in all graphs that it is part of."""
     tensor._shape = tuple(shape)
 
 
-def warn_of_inputs(model: Any, inputs: Any) -> None:
+def warn_of_inputs(model: "keras.Model", inputs: Tree) -> None:
     """Keras' warning that a functional model is given other inputs than its graph has."""
     model._maybe_warn_inputs_struct_mismatch(inputs)

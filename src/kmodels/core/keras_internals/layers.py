@@ -4,32 +4,33 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 from keras.src.backend.common import global_state
 
 
-def children(layer: Any) -> list[Any]:
+def children(layer: keras.Layer) -> list[Any]:
     """Returns the layers that are parts of a layer, without theirs."""
     return list(layer._layers)
 
 
-def made_trainable(layer: Any) -> list[Any]:
+def made_trainable(layer: keras.Layer) -> list[Any]:
     """Returns a layer's own variables that were made to be trained, frozen or not."""
     return list(layer._trainable_variables)
 
 
-def set_trainable(layer: Any, trainable: bool) -> None:
+def set_trainable(layer: keras.Layer, trainable: bool) -> None:
     """Sets a layer's own flag; its variables, and the layers below it, stay as they are."""
     layer._trainable = trainable
 
 
-def sublayers(layer: Any) -> list[Any]:
+def sublayers(layer: keras.Layer) -> list[Any]:
     """Returns the layer itself and all below it, in no order to rely on."""
     return list(layer._flatten_layers())
 
 
 @contextmanager
-def changing(layer: Any) -> Iterator[None]:
-    """Inside the block a built layer takes new variables and seeds."""
+def changing(layer: keras.Layer) -> Iterator[None]:
+    """Lets a built layer take new variables and seeds inside the block."""
     locked = layer._tracker.locked
     layer._tracker.unlock()
     try:
@@ -39,14 +40,14 @@ def changing(layer: Any) -> Iterator[None]:
             layer._tracker.lock()
 
 
-def attach(layer: Any, variables: Iterable[Any]) -> None:
+def attach(layer: keras.Layer, variables: Iterable[Any]) -> None:
     """Makes variables that exist part of a layer."""
     with changing(layer):
         for variable in variables:
             layer._track_variable(variable)
 
 
-def detach(layer: Any, variables: Iterable[Any]) -> None:
+def detach(layer: keras.Layer, variables: Iterable[Any]) -> None:
     """Takes variables out of a layer; they keep their values."""
     for variable in variables:
         layer._untrack_variable(variable)
@@ -56,8 +57,8 @@ _CONTEXT = "current_call_ctx"
 
 
 @contextmanager
-def call_context(context: Any) -> Iterator[None]:
-    """Inside the block layers see this context, and with it whether they are in training."""
+def call_context(context: object) -> Iterator[None]:
+    """Lets layers see this context inside the block, and with it whether they are in training."""
     before = global_state.get_global_attribute(_CONTEXT)
     global_state.set_global_attribute(_CONTEXT, context)
     try:
@@ -71,21 +72,21 @@ def current_call_context() -> Any:
     return global_state.get_global_attribute(_CONTEXT)
 
 
-def set_rematerialized(layer: Any, active: bool) -> None:
+def set_rematerialized(layer: keras.Layer, active: bool) -> None:
     """Sets whether Keras asks `rematerialized_call` how to call this layer."""
     layer._remat_mode = active or None
 
 
-def is_rematerialized(layer: Any) -> bool:
+def is_rematerialized(layer: keras.Layer) -> bool:
     """Returns whether `set_rematerialized`, or a scope of Keras' own, made this layer so."""
     return bool(layer._remat_mode)
 
 
-def forget_parameters(model: Any) -> None:
+def forget_parameters(model: keras.Model) -> None:
     """Has a model list its parameters anew on torch, so that it lets go of those it lost."""
     vars(model).get("_modules", {}).pop("_torch_params", None)
 
 
-def forget_losses(layer: Any) -> None:
+def forget_losses(layer: keras.Layer) -> None:
     """Lets go of what `add_loss` took in former calls of a layer and those below it."""
     layer._clear_losses()

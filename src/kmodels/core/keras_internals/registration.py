@@ -1,7 +1,7 @@
 """Registration of classes by name, before the modules that define them are imported.
 
-`import kmodels` loads no models. Keras looks a class up in its table of registered objects. Until
-the class itself stands there, so does an object that loads it when Keras makes one from its config.
+`import kmodels` loads no models. Keras looks a class up in its table of registered objects. An
+object stands there until the class itself does, and loads it when Keras makes one from its config.
 """
 
 import importlib
@@ -9,7 +9,11 @@ from typing import Any
 
 LAYERS = (
     *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "GatedMLP", "LayerNorm"),
-    *("LayerScale", "MLP", "RMSNorm", "SwiGLU"),
+    *("LayerScale", "MLP", "PositionEmbedding", "RMSNorm", "SwiGLU"),
+)
+CLIP = (
+    *("CLIPPreprocessor", "CLIPTextBlock", "CLIPTextEncoder", "CLIPTextModelWithProjection"),
+    "CLIPTokenizer",
 )
 GEMMA = (
     *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
@@ -33,7 +37,7 @@ MODULES = {
         *("RandomSampler", "TopKSampler", "TopPSampler"),
     ),
     "kmodels.layers": LAYERS,
-    "kmodels.models": (*GEMMA, *QWEN3, *VIT),
+    "kmodels.models": (*CLIP, *GEMMA, *QWEN3, *VIT),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),
 }

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import keras
 from keras.src.saving import saving_lib
 
 
-def saved_arrays(model: Any) -> dict[str, Any]:
+def saved_arrays(model: keras.Model) -> dict[str, Any]:
     """Returns what Keras would write to a .weights.h5 file, mostly variables, by path."""
     names = _Names()
     saving_lib._save_state(model, names, None, "", set())
@@ -21,7 +22,7 @@ class _Names(saving_lib.H5IOStore):
     def __bool__(self) -> bool:
         return True
 
-    def make(self, path: str, metadata: Any = None) -> Any:
+    def make(self, path: str, metadata: object = None) -> Any:
         return _Entry(f"{path}/vars".lstrip("/"), self.found)
 
 
@@ -30,5 +31,5 @@ class _Entry(dict):
         super().__init__()
         self._path, self._found = path, found
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         self._found[f"{self._path}/{name}"] = value

@@ -8,6 +8,8 @@ import keras
 from keras.src.backend.common import global_state, stateless_scope
 from keras.src.backend.common.variables import AutocastScope
 
+from kmodels.core.types import InitializerLike, Tensor
+
 _UNINITIALIZED = "uninitialized_variables"
 
 
@@ -29,12 +31,12 @@ def without_values() -> Iterator[list[Any]]:
         global_state.set_global_attribute(_UNINITIALIZED, waiting)
 
 
-def has_value(variable: Any) -> bool:
-    """False for a variable made in `without_values` that has got none since."""
+def has_value(variable: keras.Variable) -> bool:
+    """Returns False for a variable made in `without_values` that has got none since."""
     return variable._value is not None
 
 
-def give_value(variable: Any, value: Any) -> None:
+def give_value(variable: keras.Variable, value: Tensor) -> None:
     """Sets the first value of a variable that has none: a tensor of its shape and dtype."""
     variable._initialize(value)
     variable._initializer = None
@@ -44,8 +46,8 @@ def draw_values(variables: Iterable[Any]) -> None:
     """Lets each variable that has no value yet draw it.
 
     Over a mesh on JAX Keras would compile a program that holds the numbers of a large variable as
-    constants. There initializers that draw on the host, those with `values`, give each device its
-    part.
+    constants. Initializers that draw on the host, those with `values`, give each device its part
+    there.
     """
     place = _place()
     for variable in variables:
@@ -78,23 +80,23 @@ def no_autocast() -> AutocastScope:
     return AutocastScope(None)
 
 
-def autocast(policy: Any) -> AutocastScope:
+def autocast(policy: keras.DTypePolicy) -> AutocastScope:
     """Returns a block in which variables are read in the compute dtype, as in a layer's call."""
     # Named where it changes nothing too: under AutocastScope(None) a variable's `dtype` is float32.
     return AutocastScope(policy.compute_dtype)
 
 
-def autocasts(variable: Any) -> bool:
+def autocasts(variable: keras.Variable) -> bool:
     """Tells whether a layer reads this variable in its compute dtype."""
     return variable._autocast
 
 
-def layout_of(variable: Any) -> Any:
+def layout_of(variable: keras.Variable) -> Any:
     """Returns the layout that `keras.distribution` gave a variable, or None."""
     return getattr(variable, "_layout", None)
 
 
-def change_class(variable: Any, kind: type) -> None:
+def change_class(variable: keras.Variable, kind: type) -> None:
     """Makes a variable one of a subclass of `keras.Variable`, in place.
 
     Layers and optimizers make their variables themselves and hold them by identity, so one that is
@@ -103,12 +105,12 @@ def change_class(variable: Any, kind: type) -> None:
     variable.__class__ = kind
 
 
-def let_value_go(variable: Any) -> None:
+def let_value_go(variable: keras.Variable) -> None:
     """Takes the tensor out of a variable, for a class that finds its value elsewhere."""
     vars(variable).pop("_value", None)
 
 
-def first_value(variable: Any, shape: Sequence[int]) -> Any:
+def first_value(variable: keras.Variable, shape: Sequence[int]) -> Any:
     """Returns what the initializer of a variable without a value gives for a shape."""
     return variable._initializer(tuple(shape), dtype=variable.dtype)
 
@@ -116,7 +118,7 @@ def first_value(variable: Any, shape: Sequence[int]) -> Any:
 class OwnAssign(keras.Variable):
     """A variable that takes values by `take`, which a subclass defines."""
 
-    def take(self, value: Any) -> None:
+    def take(self, value: Tensor) -> None:
         """Takes a value of the variable's whole shape."""
         raise NotImplementedError
 
@@ -125,7 +127,7 @@ class OwnAssign(keras.Variable):
         """The tensor in the dtype of the variable, whatever scope is in force; None without one."""
         return self._value
 
-    def _direct_assign(self, value: Any) -> None:
+    def _direct_assign(self, value: Tensor) -> None:
         self.take(value)
 
 
@@ -144,10 +146,10 @@ class ValueElsewhere(OwnAssign):
     def _value(self) -> Any:  # type: ignore[override]
         return self.found()
 
-    def _initialize(self, value: Any) -> None:
+    def _initialize(self, value: Tensor) -> None:
         self.take(value)
 
-    def _initialize_with_initializer(self, initializer: Any) -> None:
+    def _initialize_with_initializer(self, initializer: InitializerLike) -> None:
         # The whole is drawn on the host: a device may not have the room.
         with keras.device("cpu"):
             super()._initialize_with_initializer(initializer)

@@ -1,6 +1,7 @@
 """Directories and files at addresses such as "gs://bucket/run", through fsspec."""
 
-from kmodels.core.remote.address import is_remote, open_address
+from kmodels.core.files import is_remote
+from kmodels.core.remote.address import open_address
 from kmodels.core.remote.fetch import (
     fetch,
     fetch_published,
@@ -9,8 +10,8 @@ from kmodels.core.remote.fetch import (
     list_published,
     local_copy,
 )
-from kmodels.core.remote.publish import publish, remove
-from kmodels.core.remote.staged import staged
+from kmodels.core.remote.publish import publish, put_file, remove
+from kmodels.core.remote.staged import staged, write_file
 
 __all__ = [
     "fetch",
@@ -22,6 +23,8 @@ __all__ = [
     "local_copy",
     "open_address",
     "publish",
+    "put_file",
     "remove",
     "staged",
+    "write_file",
 ]

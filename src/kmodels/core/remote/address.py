@@ -30,12 +30,6 @@ class Remote(NamedTuple):
         return Remote(self.system, f"{self.path}/{name}", f"{self.address}/{name}")
 
 
-def is_remote(path: str | Path) -> bool:
-    """Returns whether a path is an address of remote storage; "file://" is a local path."""
-    found = _SCHEME.match(os.fspath(path))
-    return found is not None and found[1].lower() != "file"
-
-
 def open_address(address: str | Path) -> Remote:
     """Returns the file or directory at an address.
 

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
-from kmodels.core.remote.address import Remote, is_remote, open_address, telling
+from kmodels.core.files import is_remote, local_path
+from kmodels.core.remote.address import Remote, open_address, telling
 from kmodels.core.remote.publish import FORMAT, PUBLISHED, VERSION, stamp
 
 # Copies of this process by address: what they were made of, and where they are.

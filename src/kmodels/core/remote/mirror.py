@@ -1,7 +1,7 @@
 """Checkpoints at an address of remote storage: a local directory of them that is kept equal.
 
-Checkpoints are written, verified and read in the local one. Each is published when it is whole, and
-before a run begins what is published takes the place of what is there.
+Checkpoints are written, verified and read in the local one. Each checkpoint is published when it is
+whole. Before a run begins, the published ones replace those in the directory.
 """
 
 import hashlib
@@ -9,28 +9,26 @@ import os
 import tempfile
 from pathlib import Path
 
-from kmodels.core.files import local_path, remove_directory
-from kmodels.core.remote.address import is_remote, open_address
+from kmodels.core.files import is_remote, local_path, remove_directory
+from kmodels.core.remote.address import open_address
 from kmodels.core.remote.fetch import fetch_published, holds_file, list_published
 from kmodels.core.remote.publish import publish, remove
 
 # Addresses by the local directories that stand for them, in this process.
-_ADDRESSES: dict[Path, str] = {}
+ADDRESSES: dict[Path, str] = {}
 _MANIFEST = "manifest.json"
 
 
 def local_directory(directory: str | Path) -> Path:
-    """Returns the local directory of checkpoints that stands for the one asked for.
+    """Returns the local directory of checkpoints that stands for an address.
 
     Args:
-        directory: local, which is the one itself, or an address such as "gs://bucket/run"; one in
-            the user's cache stands for that, and is the same in all processes of this machine.
+        directory: such as "gs://bucket/run". What stands for it lies in the user's cache, and is
+            the same in all processes of this machine.
 
     Raises:
         InputError: where the address cannot be opened.
     """
-    if not is_remote(directory):
-        return local_path(directory)
     address = open_address(directory).address
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     name = hashlib.sha256(address.encode()).hexdigest()[:16]
@@ -47,18 +45,17 @@ def copy_to_read(directory: str | Path) -> Path:
 
 
 def pull(folder: Path) -> None:
-    """Makes the local directory equal to what is published; nothing to do for one without address.
+    """Makes a local directory equal to what is published.
 
     Checkpoints that were not published, or that are damaged there, are not in it afterwards.
 
     Args:
-        folder: held by this run.
+        folder: of `ADDRESSES`, held by this run.
 
     Raises:
         InputError: where the storage cannot be read.
     """
-    if (address := _ADDRESSES.get(folder)) is None:
-        return
+    address = ADDRESSES[folder]
     published = list_published(address)
     for path in _steps(folder):
         if path.name not in published:
@@ -74,31 +71,29 @@ def pull(folder: Path) -> None:
 
 
 def push(folder: Path, path: Path) -> None:
-    """Publishes a checkpoint that is whole; nothing to do for a directory without address.
+    """Publishes a checkpoint that is whole.
 
     Args:
-        folder: of the checkpoints.
+        folder: of `ADDRESSES`.
         path: of the new one in it.
 
     Raises:
         InputError: where it cannot be written; those that are published stay.
     """
-    if (address := _ADDRESSES.get(folder)) is not None:
-        publish(path, f"{address}/{path.name}")
+    publish(path, f"{ADDRESSES[folder]}/{path.name}")
 
 
 def remove_others(folder: Path, path: Path) -> None:
     """Removes published checkpoints that are older than one and no longer in the local directory.
 
     Args:
-        folder: of the checkpoints.
+        folder: of `ADDRESSES`.
         path: of the newest one.
 
     Raises:
         InputError: where the storage cannot be read.
     """
-    if (address := _ADDRESSES.get(folder)) is None:
-        return
+    address = ADDRESSES[folder]
     kept = {step.name for step in _steps(folder)}
     for name in list_published(address):
         if name < path.name and name not in kept:
@@ -106,7 +101,7 @@ def remove_others(folder: Path, path: Path) -> None:
 
 
 def _stand_for(folder: Path, address: str) -> Path:
-    _ADDRESSES[folder] = address.rstrip("/")
+    ADDRESSES[folder] = address.rstrip("/")
     return folder
 
 

@@ -64,6 +64,38 @@ def publish(directory: Path, address: str | Path) -> None:
         _remove_quietly(target / other)
 
 
+def put_file(file: Path, address: str | Path) -> None:
+    """Writes a local file to an address; readers see the former one or the new one.
+
+    It is sent under another name first, since not every storage drops what a lost connection cut.
+
+    Args:
+        file: to send.
+        address: of the remote file, which is made or replaced.
+
+    Raises:
+        InputError: where it cannot be written; what was there before stays.
+    """
+    target = open_address(address)
+    folder, _, name = target.path.rpartition("/")
+    beside = Remote(target.system, f"{folder}/.{name}.{uuid.uuid4().hex[:8]}", target.address)
+    size = file.stat().st_size
+    with telling("write", target.address):
+        try:
+            if folder:
+                target.system.makedirs(folder, exist_ok=True)
+            target.system.put_file(str(file), beside.path)
+            if (written := target.system.info(beside.path)["size"]) != size:
+                raise InputError(
+                    f"{target.address} has {written:,} bytes after {size:,} were written; write it "
+                    "again"
+                )
+            target.system.mv(beside.path, target.path)
+        except BaseException:
+            _remove_quietly(beside)
+            raise
+
+
 def remove(address: str | Path) -> None:
     """Removes a published directory: what names it first, so that nobody meets half of it."""
     target = open_address(address)
