@@ -127,7 +127,7 @@ def test_the_best_one_stays(model, tmp_path):
 @pytest.mark.parametrize("fails_at", [1, 4])
 def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
     calls = []
-    real = format.write_parts
+    real = format.write_safetensors
 
     def write(*arguments):
         calls.append(1)
@@ -135,7 +135,7 @@ def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
             raise OSError(28, "No space left on device")
         real(*arguments)
 
-    monkeypatch.setattr(format, "write_parts", write)
+    monkeypatch.setattr(format, "write_safetensors", write)
     message = r"cannot write checkpoint .*step_00000003 of \d+ bytes: No space left on device; make"
     with pytest.raises(InputError, match=message):
         save(folder, model, step=3)

@@ -110,10 +110,25 @@ def torch_loader(rows):
     import torch
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    # Keras seeds torch's generator under its backend alone. One given as generator= would be drawn
-    # from for workers too, which torchdata does not count.
-    torch.manual_seed(5)
+    torch.manual_seed(5)  # Keras seeds torch's generator under its backend alone.
     return StatefulDataLoader(rows, BATCH, shuffle=True)
+
+
+def torch_loader_with_generator(rows):
+    """Its generator is drawn from for workers too, which torchdata does not count."""
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(rows, BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+def plain_torch_loader(rows):
+    """It has no state, so that what was trained on is drawn again, by the same generator."""
+    import torch
+
+    return torch.utils.data.DataLoader(
+        rows, BATCH, shuffle=True, generator=torch.Generator().manual_seed(5)
+    )
 
 
 def grain_dataset(rows):
@@ -145,16 +160,45 @@ def dense():
     return keras.Model(inputs, keras.layers.Dense(3, name="out")(x))
 
 
-def train(make, loader, folder, cut=None, **settings):
-    """One process's part of a run: digest of the weights, history, and the batches drawn."""
+def compiled(make):
+    """A model as a new process makes it."""
     keras.utils.set_random_seed(7)
-    rows = Pictures() if loader is image_loader else Rows()
-    model, data = make(), loader(rows)
+    model = make()
     model.compile(
         keras.optimizers.SGD(0.05, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
+    return model
+
+
+_MADE = {}
+
+
+def made(make):
+    """The same, made once and put back to its first values, since compiling takes the time."""
+    if make not in _MADE:
+        model = compiled(make)
+        model.optimizer.build(model.trainable_variables)
+        # Otherwise the first `fit` looks at a batch, and the others do not.
+        model.evaluate(X[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0)
+        variables = [*model.variables, *model.optimizer.variables]
+        _MADE[make] = model, [(v, np.array(state.host_values(v))) for v in variables]
+    model, first = _MADE[make]
+    for variable, values in first:
+        state.put(variable, values)
+    return model
+
+
+def train(make, loader, folder, cut=None, anew=False, **settings):
+    """One process's part of a run: digest of the weights, history, and the batches drawn.
+
+    With `anew` its model looks at a batch before it trains, to learn shapes, as in a new process.
+    """
+    rows = Pictures() if loader is image_loader else Rows()
+    model = compiled(make) if anew else made(make)
+    keras.utils.set_random_seed(7)  # what building draws is not drawn each time
+    data = loader(rows)
     checkpoint = Checkpoint(folder, every=CUT)
     begun = []
     begin = keras.callbacks.LambdaCallback(
@@ -183,16 +227,17 @@ LOADERS = [
     Numbered,
     listed,
     pytest.param(torch_loader, marks=pytest.mark.needs("torchdata")),
+    pytest.param(torch_loader_with_generator, marks=pytest.mark.needs("torchdata")),
     pytest.param(grain_loader, marks=pytest.mark.needs("grain")),
 ]
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_only_the_batches_that_are_left_are_drawn(tmp_path, loader):
-    whole = train(vit, loader, tmp_path / "whole")
-    train(vit, loader, tmp_path / "cut", CUT + 1)
+    whole = train(vit, loader, tmp_path / "whole", anew=True)
+    train(vit, loader, tmp_path / "cut", CUT + 1, anew=True)
     assert manager.newest(tmp_path / "cut")[1].step == CUT
-    found = train(vit, loader, tmp_path / "cut")
+    found = train(vit, loader, tmp_path / "cut", anew=True)
     assert found[:2] == whole[:2]
     # What a fit draws before it trains, to learn shapes, it draws in both.
     looked = 0 if loader is listed else whole[2] - EPOCHS * len(X)
@@ -201,15 +246,22 @@ def test_only_the_batches_that_are_left_are_drawn(tmp_path, loader):
     assert expected <= found[2] <= expected + max(looked, BATCH)
 
 
-def test_a_generator_is_gone_through_again_and_says_so(tmp_path):
-    whole = train(vit, generator, tmp_path / "whole")
-    train(vit, generator, tmp_path / "cut", CUT + 1)
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [
+        (generator, "batches"),
+        pytest.param(plain_torch_loader, "DataLoader", marks=pytest.mark.needs("torch")),
+    ],
+)
+def test_what_cannot_be_sought_is_gone_through_again_and_says_so(tmp_path, loader, name):
+    whole = train(vit, loader, tmp_path / "whole")
+    train(vit, loader, tmp_path / "cut", CUT + 1)
     message = (
         "this fit goes through the first 2 batches of its epoch again, without training on them, "
-        r"since batches cannot be sought; give it state_dict\(\) and load_state_dict\(\)"
+        rf"since {name} cannot be sought; give it state_dict\(\) and load_state_dict\(\)"
     )
     with pytest.warns(UserWarning, match=message) as told:
-        found = train(vit, generator, tmp_path / "cut")
+        found = train(vit, loader, tmp_path / "cut")
     assert len([one for one in told if "goes through" in str(one.message)]) == 1
     assert found[:2] == whole[:2]
     assert found[2] >= STEPS * BATCH
@@ -224,9 +276,9 @@ def test_a_generator_is_gone_through_again_and_says_so(tmp_path):
     ],
 )
 def test_in_the_fit_of_keras_too(tmp_path, loader, settings):
-    whole = train(dense, loader, tmp_path / "whole", **settings)
-    train(dense, loader, tmp_path / "cut", CUT + 1, **settings)
-    found = train(dense, loader, tmp_path / "cut", **settings)
+    whole = train(dense, loader, tmp_path / "whole", anew=True, **settings)
+    train(dense, loader, tmp_path / "cut", CUT + 1, anew=True, **settings)
+    found = train(dense, loader, tmp_path / "cut", anew=True, **settings)
     assert found[:2] == whole[:2]
     looked = whole[2] - EPOCHS * len(X)
     assert LEFT * BATCH <= found[2] <= LEFT * BATCH + max(looked, BATCH)
@@ -265,6 +317,7 @@ def test_batches_that_draw_random_numbers_ahead_are_gone_through_again(tmp_path)
     [
         *(Own, image_loader),
         pytest.param(torch_loader, marks=pytest.mark.needs("torchdata")),
+        pytest.param(torch_loader_with_generator, marks=pytest.mark.needs("torchdata")),
         pytest.param(grain_dataset, marks=pytest.mark.needs("grain")),
     ],
 )
@@ -292,11 +345,22 @@ def test_a_checkpoint_without_the_state_of_its_data(tmp_path, monkeypatch):
 
 def test_a_state_that_no_checkpoint_holds(tmp_path):
     class Wrong(Own):
-        def state_dict(self):
-            return {"object": self}
+        first_with = 0
 
-    with pytest.raises(InputError, match="the state of the data holds a Wrong; have state"):
-        train(vit, Wrong, tmp_path)
+        def state_dict(self):
+            return {"object": self if self.given >= self.first_with else None}
+
+        def __repr__(self):
+            return "wrong,\nin two lines"
+
+    holds = "the state of the data holds a Wrong; have state_dict.. give numbers, strings, "
+    said = rf"^Wrong.state_dict.. returned ..object.: wrong, in two lines.: {holds}[a-z, ]+$"
+    with pytest.raises(InputError, match=said):
+        train(vit, Wrong, tmp_path / "refused before the first step")
+    assert not list(tmp_path.glob("*/step_*"))
+    Wrong.first_with = 2  # Keras may look at the first batch before.
+    with pytest.raises(InputError, match=f"^{holds}"):
+        train(vit, Wrong, tmp_path / "refused at the first checkpoint")
 
 
 def test_our_loaders_have_a_state():

@@ -35,7 +35,7 @@ from kmodels.distribution import distribute, processes
 from kmodels.layers.remat import rematerialize
 from kmodels.models import GemmaCausalLM
 from kmodels.training import AdamW, TrainStep
-from kmodels.weights import engine
+from kmodels.weights import gather
 
 ROWS, LENGTH, PRESET = 32, 8, "gemma_debug"
 folder = Path()
@@ -46,7 +46,7 @@ def digest(variables):
     """Over whole values: all processes gather them together."""
     found = hashlib.sha256()
     for variable in variables:
-        found.update(np.ascontiguousarray(engine.values(variable)).tobytes())
+        found.update(np.ascontiguousarray(gather.values(variable)).tobytes())
     return found.hexdigest()
 
 
@@ -159,10 +159,10 @@ def settled(plan):
     for steps in (3, 1):
         model.fit(x, y, batch_size=8, steps_per_epoch=steps, shuffle=False, verbose=0)
         slots = state.parts(model, True)["optimizer"]
-        held = [engine.values(v) for k, v in slots.items() if "gradient_accumulator" in k]
+        held = [gather.values(v) for k, v in slots.items() if "gradient_accumulator" in k]
         found.append(float(np.sqrt(sum(np.square(part).sum() for part in held))))
     moved = [v for v in model.trainable_weights if "lora_b" in v.path]
-    found.append(float(sum(np.abs(engine.values(v)).sum() for v in moved)))
+    found.append(float(sum(np.abs(gather.values(v)).sum() for v in moved)))
     return {"history": {"norms": found}, "steps": [], "digest": digest(model.weights)}
 
 

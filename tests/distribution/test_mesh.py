@@ -179,7 +179,7 @@ def test_a_familys_table_is_about_its_own_models(monkeypatch):
     paths = r"(?:.*/)?(?:attention|mlp)/.*/kernel"
     register({paths: (None, "embed"), r".*embeddings": (None, None)}, family="third")
     found = _families()
-    assert {v.layout_family for v in found} == {"gemma", "qwen3", "vit"}
+    assert {v.layout_family for v in found} == {"clip", "gemma", "qwen3", "vit"}
     assert {v.path: layout.axes_of(v, BOTH) for v in found} == before
     path = "block_0/attention/query/kernel"
     assert layout.axes(path, (8, 8), BOTH, family="third") == (None, "fsdp")
@@ -196,7 +196,10 @@ def _families():
     qwen3 = models.Qwen3CausalLM.from_preset("qwen3_debug")
     qwen3.quantize("int8")
     vit = models.ViTImageClassifier.from_preset("vit_debug", num_classes=3)
-    return [v for model in (gemma, qwen3, vit) for v in model.variables if "seed" not in v.path]
+    clip = models.CLIPTextModelWithProjection.from_preset("clip_text_debug")
+    clip.enable_lora(rank=2)
+    found = (clip, gemma, qwen3, vit)
+    return [v for model in found for v in model.variables if "seed" not in v.path]
 
 
 def test_slots_and_small_variables_stay_whole_where_no_rule_says_otherwise():

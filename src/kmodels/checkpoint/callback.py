@@ -6,15 +6,17 @@ from typing import Any
 
 import keras
 
-from kmodels.checkpoint.callback_state import CallbackStates
+from kmodels.checkpoint.extra_state import CallbackStates
 from kmodels.checkpoint.fit_run import FitHooks, FitRun
 from kmodels.checkpoint.preemption import StopRequest
 from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.saving import BestEpoch, SaveInterval, Saver
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.keras_internals import epoch as epochs
+from kmodels.core.files import is_remote, local_path
+from kmodels.core.keras_internals.epoch import LastStep
 from kmodels.core.remote import mirror
+from kmodels.core.types import Logs
 
 
 class Checkpoint(FitHooks):
@@ -83,7 +85,8 @@ class Checkpoint(FitHooks):
         settings: dict[str, Any] | None = None,
         stop_on_non_finite: bool = True,
     ):
-        self.directory = mirror.local_directory(directory)
+        remote = is_remote(directory)
+        self.directory = (mirror.local_directory if remote else local_path)(directory)
         kept = BestEpoch(self.directory, best, mode)
         self.best, self.mode = best, kept.mode
         saver = Saver(self.directory, keep, kept, only_trainable, origin)
@@ -99,7 +102,8 @@ class Checkpoint(FitHooks):
     @property
     def began_with(self) -> RunState:
         """The state that the run was restored from; of a new run that of its beginning."""
-        return self.run.resumer.run
+        resumer = self.run.resumer
+        return RunState(0) if resumer is None else resumer.run
 
     @property
     def validated(self) -> bool:
@@ -111,9 +115,10 @@ class Checkpoint(FitHooks):
         """Whether a signal has come to this process."""
         return self.run.preemption.stop
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Takes the directory, and puts the newest state into model and optimizer."""
-        beside, code = keras_internals.fit_callbacks(self)
+        fit = self.fit or keras_internals.fit_of_hook(self)
+        beside = fit.callbacks
         first, *more = [c for c in beside if isinstance(c, Checkpoint)]
         if first is not self:
             self.run.follow(first.run, self.model)
@@ -124,10 +129,10 @@ class Checkpoint(FitHooks):
         elif not self._prepared:
             self.prepare(self.model, self.params.get("steps"), beside)
         self._prepared = False  # A `fit` after one that an error ended restores anew.
-        epochs.LastStep.forget(self.model)
+        if isinstance(self.model.train_function, LastStep):
+            LastStep.forget(self.model)
         others = CallbackStates(c for c in beside if c is not self)
-        iterator = epochs.epoch_iterator(self)
-        self.run.begin_fit(self.model, self.params, others, code, iterator)
+        self.run.begin_fit(self.model, self.params, others, fit)
 
     def prepare(
         self,

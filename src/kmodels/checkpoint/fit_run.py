@@ -3,22 +3,22 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import keras
 
-from kmodels.checkpoint import manager, rng, run_identity
-from kmodels.checkpoint.callback_state import CallbackStates
+from kmodels.checkpoint import extra_state, format, manager, run_state
+from kmodels.checkpoint.extra_state import CallbackStates
 from kmodels.checkpoint.preemption import Preemption
-from kmodels.checkpoint.resuming import Phase, Resumer, say
+from kmodels.checkpoint.resuming import Phase, Resumer, say, say_who_resumes
 from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.saving import BestEpoch, FiniteLoss, SaveInterval, Saver
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
 from kmodels.core.files import unlock
-from kmodels.core.keras_internals import epoch as epochs
+from kmodels.core.keras_internals import RunningFit
+from kmodels.core.types import Logs
 from kmodels.data.fit.position import FitData
+from kmodels.data.fit.run import FitCallback
 
 
 class FitRun:
@@ -30,6 +30,8 @@ class FitRun:
         epoch: finished epochs.
         batch: finished batches of the running epoch.
         step: finished batches of all.
+        resumer: of the checkpoint that the run goes on from; None in one that begins anew.
+        given: numbers of the optimizer as the user gave them.
         leader: the run of the first Checkpoint of the `fit`, which resumes and hears signals.
         log_names: of the logs of a step.
         before_save: called before the state is read.
@@ -47,7 +49,7 @@ class FitRun:
     ):
         self.directory, self.interval, self.best, self.saver = directory, interval, best, saver
         self._settings, self._resume = settings, resume
-        self.preemption, self.resumer = Preemption(), Resumer(directory)
+        self.preemption = Preemption()
         self.before_save: Callable[[], object] = lambda: None
         self.how_to_go_on = "run it again to go on"
         self._restart()
@@ -58,7 +60,8 @@ class FitRun:
         self.leader: FitRun = self
         self.finite_loss = FiniteLoss(self.directory)
         self.saver.begin()
-        self.resumer.begin()
+        self.resumer: Resumer | None = None
+        self.given: Mapping[str, Any] = {}
 
     def open(self, model: keras.Model) -> None:
         """Takes the directory for a new `fit`, or one that goes on."""
@@ -71,30 +74,31 @@ class FitRun:
     def prepare(self, model: keras.Model, steps: int | None, beside: Iterable[Any]) -> Path | None:
         """See `Checkpoint.prepare`."""
         self.open(model)
-        self.resumer.given = run_identity.given_numbers(model.optimizer, beside)
-        path = self.resumer.restore(model, self._settings, steps)
-        run = self.resumer.run
+        self.given = run_state.given_numbers(model.optimizer, beside)
+        if (found := manager.newest(self.directory)) is None:
+            return None
+        path, run, passed_over = found
+        for reason in passed_over:
+            say(f"passed over a damaged checkpoint: {reason}")
+        self.resumer = Resumer(path, run)
+        self.given = self.resumer.restore(model, self._settings, steps, self.given)
         self.epoch, self.batch, self.step = run.epoch, run.batch, run.step
-        if path is not None:
-            self.saver.saved_step = run.step
+        self.saver.saved_step = run.step
         return path
+
+    @property
+    def filled(self) -> Resumer | None:
+        """Returns what fills the epoch that comes next; None where that is a new one."""
+        resumer = self.resumer
+        return None if resumer is None or resumer.phase is not Phase.FILLED else resumer
 
     def follow(self, leader: "FitRun", model: keras.Model) -> None:
         """Begins where the first Checkpoint of this `fit` does, and saves beside it."""
         self.open(model)
-        self.leader, self.resumer.given = leader, leader.resumer.given
+        self.leader, self.given = leader, leader.given
         newest = manager.newest_step(self.directory)
-        if newest > leader.step and leader.resumer.phase is not Phase.FILLED:
-            raise InputError(
-                f"{self.directory} holds checkpoints of a run and {leader.directory} none, whose "
-                "Checkpoint stands first and resumes the run; put the other one first, or give "
-                "another directory"
-            )
         if newest > leader.step:
-            say(
-                f"{self.directory} has step {newest}, but the Checkpoint that stands first resumes "
-                f"the run; put this one first to go on from there"
-            )
+            say_who_resumes(self.directory, newest, leader.directory, leader.filled is not None)
         self.step = leader.step
 
     def begin_fit(
@@ -102,20 +106,21 @@ class FitRun:
         model: keras.Model,
         params: Mapping[str, Any],
         others: CallbackStates,
-        code: CodeType | None,
-        iterator: Any,
+        fit: RunningFit,
     ) -> None:
-        """Begins a `fit` of the directory that was taken; see `keras_internals.fit_callbacks`."""
+        """Begins a `fit` of the directory that was taken."""
         self._model, self._others, self.steps = model, others, params.get("steps")
         self.interval.begin(self.step)
         if self.leader is not self:
             self.data = self.leader.data
             return
-        self.data = FitData(iterator, lambda: self.step)
-        self.preemption.stop.begin(code)
-        self.resumer.begin_fit(model, params["epochs"], others)
-        if self.resumer.phase is Phase.FILLED:
-            epochs.set_epoch_of(iterator, self.epoch)
+        self.data = FitData(fit.iterator, lambda: self.step)
+        self.preemption.stop.begin(fit.code)
+        if (resumer := self.filled) is not None:
+            resumer.begin_fit(model, params["epochs"], others)
+            keras_internals.set_epoch(getattr(fit.iterator, "data_adapter", None), self.epoch)
+        else:
+            self.data.check(format.arrays_of_data)
 
     def save(self) -> None:
         """Saves now."""
@@ -130,9 +135,7 @@ class FitRun:
         self.saver.writer.wait()  # There is one copy at a time.
         keras_internals.sync_values(self._model)
         data = self.data
-        about = run_identity.describe(
-            self._model.optimizer, self._settings, self.resumer.given, self.epoch
-        )
+        about = run_state.describe(self._model.optimizer, self._settings, self.given, self.epoch)
         run = RunState(
             step=self.step,
             epoch=self.epoch,
@@ -173,7 +176,7 @@ class FitRun:
             self.preemption.leave(self.step, self.how_to_go_on)
 
 
-class FitHooks(keras.callbacks.Callback):
+class FitHooks(FitCallback):
     """Moves a run on with the hooks of one `fit` after another.
 
     Args:
@@ -185,27 +188,32 @@ class FitHooks(keras.callbacks.Callback):
         super().__init__()
         self.run, self._checks_loss = run, checks_loss
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def leave_fit(self) -> None:
+        """Gives signals their former meaning, also where an error ends the `fit`."""
+        super().leave_fit()
+        self.run.preemption.stop.end()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Finishes the checkpoint of the epoch before; a cut epoch begins where it was cut."""
         run = self.run
         run.finish()
         run.leave_if_asked()
-        if run.leader is run and run.resumer.phase is Phase.FILLED:
-            run.log_names = run.resumer.run.log_names
-            begun = run.resumer.begin_epoch(self.model, run.data)
+        if run.leader is run and (resumer := run.filled) is not None:
+            run.log_names = resumer.run.log_names
+            begun = resumer.begin_epoch(self.model, run.data)
         else:
             run.epoch, run.batch = epoch, 0
             if run.leader is not run:
                 run.epoch, run.batch = run.leader.epoch, run.leader.batch
                 run.log_names = run.leader.log_names
-            begun = rng.capture(self.model.optimizer)
+            begun = extra_state.capture(self.model.optimizer)
         run.saver.memory.begin(begun)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Counts a step, and saves where it is time; of a step that is done it only hears."""
         run, logs = self.run, logs or {}
         if batch < run.batch:
-            run.leader.resumer.reach(self.model, in_validation=False)
+            self._reach(in_validation=False)
             run.ask()
         else:
             run.step += batch + 1 - run.batch
@@ -216,16 +224,16 @@ class FitHooks(keras.callbacks.Callback):
                 run.save()
         run.leave_if_asked()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Keeps the training's averages, which validation writes over, and the random states."""
-        self.run.leader.resumer.reach(self.model, in_validation=True)
+        self._reach(in_validation=True)
         self.run.saver.memory.begin_validation(self.model)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         """Validation is over."""
         self.run.saver.memory.end_validation()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Saves and leaves where a signal came."""
         run = self.run
         run.ask()
@@ -237,7 +245,7 @@ class FitHooks(keras.callbacks.Callback):
             run.save()
             run.leave_if_asked()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Reads the state where it is time; it is written once the other callbacks are done."""
         run = self.run
         complete = run.steps is None or run.batch >= run.steps
@@ -253,16 +261,21 @@ class FitHooks(keras.callbacks.Callback):
         if is_due or ends or is_best or run.preemption.signum is not None:
             run.read(numbers)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Waits until all is written, and lets go of the directory."""
         run = self.run
-        run.resumer.end_fit(self.model)
+        if run.resumer is not None:
+            run.resumer.end_fit(self.model)
         run.finish(trained=True)
         # In this order: a signal may come while the last checkpoint is written.
         run.saver.writer.wait()
         run.ask(at_once=True)
         run.let_go()
         run.leave_if_asked()
+
+    def _reach(self, in_validation: bool) -> None:
+        if (resumer := self.run.leader.resumer) is not None:
+            resumer.reach(self.model, in_validation)
 
     def _check(self, loss: Any) -> None:
         run = self.run

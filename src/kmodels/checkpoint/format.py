@@ -6,23 +6,35 @@ several devices may hold several parts of an array. What differs between process
 of random generators, is called `process_00001/...` in them.
 
 In memory a part is called `name@start`, as in "block_0/mlp/up/kernel@0,32".
+
+The state of a loader, a nest of plain values, is arrays too: one of them is JSON that names others.
 """
 
+import importlib
+import importlib.util
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.weights.parts import Start, read_parts, write_parts
+from kmodels.weights.readers import read_safetensors
 from kmodels.weights.tensors import LazyArray
+from kmodels.weights.writer import write_safetensors
 
 Arrays = dict[str, np.ndarray]
 PARTS = ("model", "optimizer", "metrics", "other")
 _FILE = re.compile(rf"({'|'.join(PARTS)})(-\d{{5}}-\d+)?\.safetensors")
 _START = re.compile(r"@([\d,]*)$")
+# How a loader's state is told apart in JSON, whose values are fewer.
+_JSON = "json"
+_ARRAY, _BYTES, _TENSOR, _TUPLE, _ITEMS = "array", "bytes", "tensor", "tuple", "items"
+_MARKS = {_ARRAY, _BYTES, _TENSOR, _TUPLE, _ITEMS}
 _PROCESS = re.compile(r"process_(\d{5})/")
 
 
@@ -72,6 +84,10 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
     Returns:
         The files.
     """
+    if processes.count() == 1:
+        path = folder / f"{part}.safetensors"
+        write_safetensors(path, dict(sorted(arrays.items())), {"format": "kmodels"})
+        return [path]
     # A file holds one part of an array, as in the format that others read too.
     files: list[dict[str, tuple[Start, np.ndarray]]] = [{}] if processes.is_rank_zero() else []
     for full, values in arrays.items():
@@ -80,11 +96,9 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
         if free is None:
             files.append(free := {})
         free[name] = (0,) * values.ndim if start is None else start, values
-    several = processes.count() > 1
     paths = []
     for number, file in enumerate(files):
-        end = f"-{processes.index():05d}-{number}" if several else ""
-        paths.append(folder / f"{part}{end}.safetensors")
+        paths.append(folder / f"{part}-{processes.index():05d}-{number}.safetensors")
         write_parts(paths[-1], file)
     return paths
 
@@ -108,7 +122,9 @@ def read(path: Path, part: str) -> dict[str, LazyArray]:
         raise InputError(f"{path} has no {part}.safetensors; use another checkpoint")
     found: dict[str, LazyArray] = {}
     differ: dict[str, list[LazyArray]] = {}
-    for name, array in read_parts(files).items():
+    # Of a run of one process; several give each file a number.
+    whole = files[0].name == f"{part}.safetensors"
+    for name, array in (read_safetensors(files[0]) if whole else read_parts(files)).items():
         if (match := _PROCESS.match(name)) is None:
             found[name] = array
         else:  # In the order of the processes, since names are sorted.
@@ -132,3 +148,80 @@ def _sum(arrays: list[LazyArray], like: LazyArray, parts: int) -> LazyArray:
         return total
 
     return LazyArray(like.shape, like.dtype, add)
+
+
+def arrays_of_data(state: Any) -> Arrays:
+    """Returns arrays by name, one of them the text of the whole; {} for None.
+
+    Raises:
+        InputError: for a value that is no number, string, bytes, array or nest of them.
+    """
+    if state is None:
+        return {}
+    arrays: Arrays = {}
+    text = json.dumps(_encode(state, arrays))
+    return {**arrays, _JSON: np.frombuffer(text.encode(), np.uint8)}
+
+
+def data_of_arrays(arrays: Mapping[str, np.ndarray]) -> Any:
+    """Returns what `arrays_of_data` was given."""
+    if _JSON not in arrays:
+        return None
+    return _decode(json.loads(arrays[_JSON].tobytes()), arrays)
+
+
+def _encode(value: Any, arrays: Arrays) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list):
+        return [_encode(part, arrays) for part in value]
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encode(part, arrays) for part in value]}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value) and not _MARKS & set(value):
+            return {key: _encode(part, arrays) for key, part in value.items()}
+        return {_ITEMS: [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
+    name = str(len(arrays))
+    if isinstance(value, bytes):
+        arrays[name] = np.frombuffer(value, np.uint8)
+        return {_BYTES: name}
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "fiubV":
+            arrays[name] = value
+            return {_ARRAY: name}
+        raise InputError(
+            f"the state of the data holds an array of {value.dtype}; have state_dict() give numbers"
+        )
+    package = type(value).__module__.partition(".")[0]
+    if hasattr(value, "detach") and importlib.util.find_spec(_module(package)):
+        arrays[name] = np.array(value.detach().cpu())
+        return {_TENSOR: [name, package]}
+    raise InputError(
+        f"the state of the data holds a {type(value).__name__}; have state_dict() give numbers, "
+        "strings, bytes, arrays, lists and dictionaries"
+    )
+
+
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(value, list):
+        return [_decode(part, arrays) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or not _MARKS & set(value):
+        return {key: _decode(part, arrays) for key, part in value.items()}
+    ((mark, held),) = value.items()
+    if mark == _TUPLE:
+        return tuple(_decode(part, arrays) for part in held)
+    if mark == _ITEMS:
+        return {_decode(k, arrays): _decode(v, arrays) for k, v in held}
+    if mark == _TENSOR:
+        name, package = held
+        return importlib.import_module(_module(package)).from_array(arrays[name])
+    return arrays[held].tobytes() if mark == _BYTES else arrays[held]
+
+
+def _module(package: str) -> str:
+    """Returns the module for tensors of a package, which need not be the backend's."""
+    return f"kmodels.data.tensors_{package}"

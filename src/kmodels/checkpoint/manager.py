@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from kmodels.checkpoint import format, sharded, state
+from kmodels.checkpoint import format, state
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.state import CheckpointError, averages
@@ -78,7 +78,8 @@ def take(directory: Path, resume: bool) -> None:
         # Where this process held it, what is being written is its own.
         if lock(directory):
             remove_leftovers(directory, PREFIX)
-            mirror.pull(directory)
+            if directory in mirror.ADDRESSES:
+                mirror.pull(directory)
         if processes.count() > 1:
             token = uuid.uuid4().hex
             (directory / _TOKEN).write_text(token)
@@ -159,9 +160,12 @@ def save(
             text = json.dumps(dict(sorted(manifest.items())), indent=1)
             (new / MANIFEST).write_text(text + "\n")
             stack.close()
-            mirror.push(folder, target)
+            published = folder in mirror.ADDRESSES
+            if published:
+                mirror.push(folder, target)
             _remove_old(folder, target, keep, best, mode)
-            mirror.remove_others(folder, target)
+            if published:
+                mirror.remove_others(folder, target)
 
         processes.broadcast("checkpoint ends", saying(end))
     return target
@@ -327,7 +331,7 @@ def restore_newest(folder: str | Path, model: keras.Model) -> Path:
             if found[0].is_dir():
                 raise
     for variable, average in averages(model.optimizer):
-        if sharded.is_placed(variable):
+        if state.in_parts(variable):
             variable.assign(average.value)
         else:
             state.put(variable, state.host_values(average))

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -57,8 +58,8 @@ class StopRequest:
         """Catches signals from here on, in the main thread.
 
         Args:
-            within: code of the function that is to be stopped. Once it is left, by an error for
-                instance, signals have their former meaning.
+            within: code of the function that is to be stopped, where nobody calls `end` when an
+                error ends it: signals that come outside of it have their former meaning.
         """
         if self._former or threading.current_thread() is not threading.main_thread():
             return
@@ -84,9 +85,7 @@ class StopRequest:
     def _is_running(self, frame: FrameType | None) -> bool:
         if self._within is None:
             return True
-        while frame is not None and frame.f_code is not self._within:
-            frame = frame.f_back
-        return frame is not None
+        return any(caller.f_code is self._within for caller, _ in traceback.walk_stack(frame))
 
 
 class Requests:

@@ -8,13 +8,14 @@ from typing import Any
 
 import keras
 
-from kmodels.checkpoint import manager, rng, run_identity, state
-from kmodels.checkpoint.callback_state import CallbackStates
+from kmodels.checkpoint import extra_state, manager, run_state, state
+from kmodels.checkpoint.extra_state import CallbackStates
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.run_state import RunState
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import epoch
+from kmodels.core.types import Tree
 from kmodels.data.fit.position import FitData, Way
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
@@ -23,7 +24,7 @@ from kmodels.distribution.processes import all_or_raise
 class Phase(Enum):
     """The phases of a run that resumes."""
 
-    DONE = "it is there, or began anew"
+    DONE = "it is there"
     FILLED = "the model is filled; the epoch of the checkpoint has not begun"
     WITHIN = "that epoch has begun; its hooks have not come to where it was saved"
 
@@ -32,62 +33,53 @@ class Resumer:
     """Brings a run back to its newest checkpoint: the model first, all else as its epoch begins.
 
     Args:
-        directory: of the run's checkpoints.
+        path: of the checkpoint, the newest one that verifies.
+        run: the state in it.
 
     Attributes:
-        run: the state of the checkpoint; before there is one, that of a run that begins.
-        phase: how far it is.
-        given: numbers of the optimizer as the user gave them, which the next checkpoint keeps.
+        path: of the checkpoint.
+        run: the state in it.
+        phase: how far the run is on its way back.
     """
 
-    def __init__(self, directory: Path):
-        self._directory = directory
-        self.begin()
-
-    def begin(self) -> None:
-        """A run begins, and nothing is restored yet."""
-        self.run, self.phase = RunState(0), Phase.DONE
-        self.given: Mapping[str, Any] = {}
-        self._path = self._directory
+    def __init__(self, path: Path, run: RunState):
+        self.path, self.run, self.phase = path, run, Phase.FILLED
         self._rates: Arrays = {}
         self._others = CallbackStates(())
 
     def restore(
-        self, model: keras.Model, settings: Mapping[str, Any], steps: int | None
-    ) -> Path | None:
-        """Fills model and optimizer from the newest checkpoint that verifies.
+        self,
+        model: keras.Model,
+        settings: Mapping[str, Any],
+        steps: int | None,
+        given: Mapping[str, Any],
+    ) -> Mapping[str, Any]:
+        """Fills model and optimizer.
 
         Args:
             model: compiled, its optimizer built.
             settings: that the run must share.
             steps: batches of an epoch, where known.
+            given: numbers of the optimizer, as the user gave them.
 
         Returns:
-            The checkpoint; None where there is none.
+            The numbers that the next checkpoint keeps as given.
 
         Raises:
-            InputError: where none verifies, or it is of another run or model.
+            InputError: where the checkpoint is of another run or model.
         """
-        found = manager.newest(self._directory)
-        if found is None:
-            return None
-        path, run, passed_over = found
-        for reason in passed_over:
-            say(f"passed over a damaged checkpoint: {reason}")
-        optimizer = model.optimizer
+        path, run, optimizer = self.path, self.run, model.optimizer
         all_or_raise(
-            "same run", lambda: run_identity.check_same(path, run, optimizer, settings, steps)
+            "same run", lambda: run_state.check_same(path, run, optimizer, settings, steps)
         )
-        given_rates = rng.capture_rates(optimizer)
+        given_rates = extra_state.capture_rates(optimizer)
         manager.restore(path, run, model)
-        self._path, self.run, self.phase = path, run, Phase.FILLED
         say(f"resumed from {path} at step {run.step}")
-        if changed := run_identity.changed_numbers(run, self.given, optimizer):
-            say(run_identity.say_changed(changed))
-        self.given = run_identity.still_given(run, self.given, changed)
-        self._rates = rng.of_slots(given_rates, changed)
-        rng.restore_rates(optimizer, self._rates)
-        return path
+        if changed := run_state.changed_numbers(run, given, optimizer):
+            say(run_state.say_changed(changed))
+        self._rates = extra_state.of_slots(given_rates, changed)
+        extra_state.restore_rates(optimizer, self._rates)
+        return run_state.still_given(run, given, changed)
 
     def begin_fit(self, model: keras.Model, epochs: int, others: CallbackStates) -> None:
         """Has the `fit` that begins start at the epoch of the checkpoint.
@@ -98,11 +90,9 @@ class Resumer:
             others: the callbacks beside the one that saves.
         """
         self._others = others
-        if self.phase is not Phase.FILLED:
-            return
-        self.run = self.run.with_arrays(self._path)
+        self.run = self.run.with_arrays(self.path)
         keras_internals.set_initial_epoch(model, epochs if self.run.ended else self.run.epoch)
-        warn_where_done(self._directory, self.run.epoch, epochs, self.run.ended)
+        warn_where_done(self.path.parent, self.run.epoch, epochs, self.run.ended)
 
     def begin_epoch(self, model: keras.Model, data: FitData) -> Arrays:
         """Puts callbacks and random generators back, and has a cut epoch begin where it was cut.
@@ -115,7 +105,7 @@ class Resumer:
         self.phase = Phase.WITHIN if run.batch else Phase.DONE
         if run.batch and data.iterator is None:
             raise InputError(
-                f"{self._path} is within an epoch, which a loop of one's own cannot begin at; give "
+                f"{self.path} is within an epoch, which a loop of one's own cannot begin at; give "
                 "another directory, or train by Keras' fit"
             )
         replays = data.way(run.data) in (Way.REPLAY, Way.SLICES)
@@ -155,30 +145,53 @@ class Resumer:
             run.data,
             run.batch,
             over=not run.batch and not data.spans_epochs,
-            undo=lambda: rng.restore(model.optimizer, begun),
-            alone=lambda: not (run.ahead or data.ahead) or rng.is_as_now(run.rng["now"]),
+            undo=lambda: extra_state.restore(model.optimizer, begun),
+            alone=lambda: not (run.ahead or data.ahead) or extra_state.is_as_now(run.rng["now"]),
         )
 
     def _put_back(self, model: keras.Model, moment: str) -> None:
         self._others.restore(self.run.callbacks, self.run.callback_arrays)
-        rng.restore(model.optimizer, self._moment(moment))
+        extra_state.restore(model.optimizer, self._moment(moment))
 
     def _moment(self, name: str) -> Arrays:
         return self.run.rng.get(name, {}) | self._rates
 
-    def _build_metrics(self, model: keras.Model, batch: Any) -> None:
+    def _build_metrics(self, model: keras.Model, batch: Tree) -> None:
         if not keras_internals.metrics_built(model):
             keras_internals.symbolic_build(model, batch)
             self._fill_metrics(model)
 
     def _fill_metrics(self, model: keras.Model) -> None:
-        state.fill(self._path, {"metrics": state.named(model.metrics_variables)})
+        state.fill(self.path, {"metrics": state.named(model.metrics_variables)})
 
 
 def say(line: str) -> None:
     """Prints a line, once for all processes."""
     if processes.is_rank_zero():
         print(line, flush=True)
+
+
+def say_who_resumes(directory: Path, newest: int, first: Path, resumes: bool) -> None:
+    """Tells that of several Checkpoints the one that stands first resumes the run.
+
+    Args:
+        directory: of another one.
+        newest: step in it, after the one that the run begins at.
+        first: directory of the one that stands first.
+        resumes: whether that holds checkpoints.
+
+    Raises:
+        InputError: where it holds none.
+    """
+    if not resumes:
+        raise InputError(
+            f"{directory} holds checkpoints of a run and {first} none, whose Checkpoint stands "
+            "first and resumes the run; put the other one first, or give another directory"
+        )
+    say(
+        f"{directory} has step {newest}, but the Checkpoint that stands first resumes the run; put "
+        "this one first to go on from there"
+    )
 
 
 def warn_where_done(directory: Path, epoch: int, epochs: int, ended: bool) -> None:

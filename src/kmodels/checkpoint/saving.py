@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from kmodels.checkpoint import format, manager, rng, state
-from kmodels.checkpoint.callback_state import CallbackStates
+from kmodels.checkpoint import extra_state, format, manager, state
+from kmodels.checkpoint.extra_state import CallbackStates
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.run_state import RunState
 from kmodels.core.errors import InputError, check_whole
@@ -231,7 +231,7 @@ class EpochMemory:
     def begin_validation(self, model: keras.Model) -> None:
         """Keeps the training's averages and the random generators."""
         self._metrics = state.copied(state.named(model.metrics_variables), "metrics")
-        self._rng = rng.capture(model.optimizer)
+        self._rng = extra_state.capture(model.optimizer)
         self.stage = EpochStage.VALIDATING
 
     def end_validation(self) -> None:
@@ -242,9 +242,9 @@ class EpochMemory:
         """Returns the training's averages, where `now` are those of the model."""
         return now if self.stage is EpochStage.TRAINING else self._metrics
 
-    def rng_now(self, optimizer: Any) -> Arrays:
+    def rng_now(self, optimizer: keras.Optimizer) -> Arrays:
         """Returns what a resumed run begins with: validation is gone through again as a whole."""
-        return self._rng if self.stage is EpochStage.VALIDATING else rng.capture(optimizer)
+        return self._rng if self.stage is EpochStage.VALIDATING else extra_state.capture(optimizer)
 
 
 class Saver:
@@ -322,7 +322,7 @@ class Saver:
         if snapshot.run.batch:
             begun = self.memory.rng
         elif trained:
-            begun = rng.without_rate(now)
+            begun = extra_state.without_rate(now)
         run = replace(
             snapshot.run,
             callbacks=others.capture(found),
@@ -331,7 +331,7 @@ class Saver:
             rng={"now": now, "epoch": begun},
             callback_arrays=found,
         )
-        optimizer = format.replace(snapshot.arrays["optimizer"], rng.rates(now))
+        optimizer = format.replace(snapshot.arrays["optimizer"], extra_state.rates(now))
         whole = manager.Snapshot(run, {**snapshot.arrays, "optimizer": optimizer})
         self.writer.submit(
             lambda: manager.save(

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
-from kmodels.weights import engine
+from kmodels.weights import gather
 
 # Keras numbers seed generators by how many the process has made.
 _NUMBERED_SEED = re.compile(r"\bseed_generator_\d+")
@@ -68,6 +68,11 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
     return {"model": held, "optimizer": slots(model.optimizer), "metrics": metrics}
 
 
+def in_parts(variable: keras.Variable) -> bool:
+    """Returns whether this process cannot see all of its values without the other processes."""
+    return processes.count() > 1 and sharded.is_placed(variable)
+
+
 def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
     """Returns this process's part of them, copied to host memory where no step changes it.
 
@@ -84,7 +89,7 @@ def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
     for name, variable in variables.items():
         # Running averages count the rows of their process, accumulated gradients are of them.
         differs = part == "metrics" or "gradient_accumulator" in variable.path
-        if processes.count() > 1 and sharded.is_placed(variable):
+        if in_parts(variable):
             found |= {format.part_name(name, at): held for at, held in sharded.parts(variable)}
         elif differs or processes.is_rank_zero():
             found[format.here(name) if differs else name] = np.array(host_values(variable))
@@ -96,12 +101,12 @@ def whole(variables: Mapping[str, Any]) -> Arrays:
     return {name: np.array(host_values(variable)) for name, variable in variables.items()}
 
 
-def host_values(variable: Any) -> np.ndarray:
+def host_values(variable: keras.Variable) -> np.ndarray:
     """Returns a variable's values in its own dtype.
 
     They may share the variable's memory; of a sharded variable all processes gather them.
     """
-    return engine.values(variable)
+    return gather.values(variable)
 
 
 def digest(variables: Mapping[str, Any]) -> str:
@@ -169,7 +174,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     """
     # All is read before anything is assigned, in any of the processes.
     for variable, held in all_or_raise(f"fill from {path.name}", lambda: _fitting(path, wanted)):
-        if sharded.is_placed(variable):
+        if in_parts(variable):
             sharded.put(variable, held)
         else:
             put(variable, held)
@@ -177,13 +182,15 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """Returns variables, with what this process holds of each."""
-    found = as_counted({part: format.read(path, part) for part in wanted}, wanted)
+    found = {part: format.read(path, part) for part in wanted}
+    if any(found[part].keys() != variables.keys() for part, variables in wanted.items()):
+        found = as_counted(found, wanted)
     check_fits(path, found, wanted)
     return [
         (
             variable,
             sharded.read(variable, found[part][name])
-            if sharded.is_placed(variable)
+            if in_parts(variable)
             else found[part][name].read(),
         )
         for part, variables in wanted.items()
@@ -216,10 +223,10 @@ def check_fits(
         )
 
 
-def put(variable: Any, values: np.ndarray) -> None:
+def put(variable: keras.Variable, values: np.ndarray) -> None:
     """Assigns values from the host; integers may be wider on another backend."""
     values = np.ascontiguousarray(values, dtype=_dtype(variable))
-    engine.put(variable, values.reshape(variable.shape))
+    gather.put(variable, values.reshape(variable.shape))
 
 
 def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
@@ -234,17 +241,17 @@ def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[st
             yield f"{name} is {found[name].dtype}, wanted {wanted[name].dtype}"
 
 
-def _dtype(variable: Any) -> np.dtype:
+def _dtype(variable: keras.Variable) -> np.dtype:
     return np.dtype(keras.backend.standardize_dtype(variable.dtype))
 
 
-def _kind(dtype: Any) -> str:
+def _kind(dtype: np.dtype) -> str:
     """Of an array; the states of seeds are uint32, int32 or int64, by backend."""
     kind = np.dtype(dtype).kind
     return "i" if kind == "u" else kind
 
 
-def slots(optimizer: Any) -> dict[str, Any]:
+def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns every variable of a built optimizer by `weight's path:slot`, or by its own name.
 
     On torch Keras puts classes of its own behind the public names, and Adafactor calls all its
@@ -283,7 +290,7 @@ def slots(optimizer: Any) -> dict[str, Any]:
     return found
 
 
-def averages(optimizer: Any) -> list[tuple[Any, Any]]:
+def averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
     """Returns each weight with its moving average, where a built optimizer keeps one."""
     objectives: dict[str, Any] = getattr(optimizer, "by_player", {})
     if objectives:
@@ -293,7 +300,7 @@ def averages(optimizer: Any) -> list[tuple[Any, Any]]:
     return keras_internals.moving_averages(optimizer)
 
 
-def unique(name: str, taken: Any) -> str:
+def unique(name: str, taken: Container[str]) -> str:
     """Returns the name, or the first of `name#1`, `name#2` that is free."""
     copies, found = 0, name
     while found in taken:

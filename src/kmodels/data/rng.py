@@ -1,8 +1,8 @@
 """Random numbers that depend on what they are for, never on when they are drawn.
 
 Everything is read from the raw stream of NumPy's Philox generator, whose values are fixed by its
-paper (Salmon et al. 2011). What NumPy builds on top of a stream (`permutation`, `beta`) may change
-between versions, so it is not used: a run of today can be repeated later.
+paper (Salmon et al. 2011). NumPy may change what it builds on top of a stream (`permutation`,
+`beta`) between versions, so it is not used: a run of today can be repeated later.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def uniforms(seed: int, purpose: str, epoch: int, keys: np.ndarray, count: int) 
 
 
 def symmetric_beta(uniform: np.ndarray, alpha: float) -> np.ndarray:
-    """Beta(alpha, alpha) numbers by inverting its distribution function numerically.
+    """Draws Beta(alpha, alpha) numbers by inverting its distribution function numerically.
 
     Args:
         uniform: in [0, 1), any shape.

@@ -34,6 +34,6 @@ class StatefulLoader(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Has the next pass give the batches that were left when this state was read.
 
-        Of a state after the last batch of a pass there may be none left, or those of the next pass.
+        After the last batch of a pass there may be none left, or those of the next pass.
         """
         ...

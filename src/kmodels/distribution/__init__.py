@@ -1,10 +1,10 @@
 """Many devices: one line spreads a run over a mesh, on the engine that each backend has."""
 
-from kmodels.distribution.current_plan import current
 from kmodels.distribution.distribute import distribute
 from kmodels.distribution.layout import register
 from kmodels.distribution.mesh import Mesh, check_batch, parse_mesh
 from kmodels.distribution.plan import ParallelPlan, Plan
+from kmodels.distribution.processes import current
 
 __all__ = [
     "Mesh",

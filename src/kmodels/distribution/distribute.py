@@ -5,7 +5,6 @@ from typing import overload
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
-from kmodels.distribution.current_plan import current, set_current
 from kmodels.distribution.engines.engine import EngineBackend
 from kmodels.distribution.mesh import check_batch, fill, parse_mesh
 from kmodels.distribution.plan import ParallelPlan
@@ -39,8 +38,8 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
             backend cannot do.
     """
     if spec is None:
-        if (former := current()) is not None:
-            set_current(None)
+        if (former := processes.current()) is not None:
+            processes.set_current(None)
             former.engine.leave()
         return None
     mesh = parse_mesh(spec)
@@ -58,5 +57,5 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
         check_batch(mesh, batch_size)
     distribute(None)
     plan = ParallelPlan(mesh, module.use(mesh))
-    set_current(plan)
+    processes.set_current(plan)
     return plan

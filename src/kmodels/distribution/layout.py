@@ -2,8 +2,8 @@
 
 A family says once what the dimensions of its variables are (`models/<family>/sharding.py`), in the
 words of `MESH_AXES`: "embed" is the width that all blocks share, "heads" the heads of attention,
-"mlp" the width inside an MLP, "vocab" the rows of an embedding table. What follows for a mesh is
-decided here, for weights, LoRA's matrices and slots alike.
+"mlp" the width inside an MLP, "vocab" the rows of an embedding table. This module decides what
+follows for a mesh, for weights, LoRA's matrices and slots alike.
 """
 
 import logging
@@ -20,7 +20,7 @@ from kmodels.layers.shard_granularity import granularity_of
 
 logger = logging.getLogger(__name__)
 
-# What a dimension is -> the mesh axis that cuts it; a table may also name the axis itself.
+# Maps what a dimension is to the mesh axis that cuts it; a table may also name the axis itself.
 MESH_AXES = {
     **{"embed": "fsdp", "heads": "model", "mlp": "model", "vocab": "model"},
     **{"fsdp": "fsdp", "model": "model"},
@@ -28,7 +28,7 @@ MESH_AXES = {
 # By dimension; None for one that is never cut.
 Axes = tuple[str | None, ...]
 
-# Of users, for all models.
+# The tables of users, for all models.
 _RULES: dict[str, Axes] = {}
 _FAMILIES: dict[str, dict[str, Axes]] = {}
 _said: set[tuple[str, str, str]] = set()
@@ -89,10 +89,10 @@ def axes(
 ) -> Axes:
     """Returns the mesh axis of each dimension of a variable, None for one that stays whole.
 
-    An axis that does not divide a dimension leaves it whole; a line on stderr says so once. On
-    `fsdp`, a matrix or larger array of which no dimension lies along that axis has its largest
-    free dimension cut that can be: so every model works there, a user's own too. Vectors that no
-    rule names stay whole: they are small, and cutting them costs a message.
+    An axis that does not divide a dimension leaves it whole; a line on stderr says so once. A
+    matrix or larger array of which no dimension lies along `fsdp` has its largest free dimension
+    cut that can be, so that every model works there, a user's own too. Vectors that no rule names
+    stay whole: they are small, and cutting them costs a message.
 
     Args:
         path: of the variable.
@@ -104,7 +104,7 @@ def axes(
         family: that the variable belongs to, see `dimensions`.
 
     Returns:
-        By dimension one of "fsdp", "model" or None; an axis of length 1 is never named.
+        One of "fsdp", "model" or None for each dimension; an axis of length 1 is never named.
     """
     found: list[str | None] = []
     known = dimensions(path, len(shape), family) or (None,) * len(shape)
@@ -136,13 +136,15 @@ def _say(axis: str, path: str, size: int, part: int | None) -> None:
         logger.warning("mesh axis %s leaves %s whole: it does not divide %s", axis, name, count)
 
 
-def axes_of(variable: Any, mesh: Mesh) -> Axes:
+def axes_of(variable: keras.Variable, mesh: Mesh) -> Axes:
     """`axes` of a Keras variable, one that exists or one that is being made."""
     granularity, family = granularity_of(variable), family_of(variable)
     return axes(variable.path, variable.shape, mesh, granularity, family)
 
 
-def layout_map(device_mesh: Any, rules: Mapping[str, Axes], names: Mapping[str, str]) -> Any:
+def layout_map(
+    device_mesh: keras.distribution.DeviceMesh, rules: Mapping[str, Axes], names: Mapping[str, str]
+) -> Any:
     """Returns a `keras.distribution.LayoutMap` of a table, for use without `distribute`.
 
     Args:

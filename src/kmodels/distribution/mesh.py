@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from kmodels.core.errors import InputError
 
-# From the outermost to the innermost: neighbours on `model` talk most, so they lie closest.
+# The axes go from the outermost to the innermost: neighbours on `model` talk most, so they lie
+# closest.
 AXES = ("data", "fsdp", "model")
 REST = -1
 
@@ -31,7 +32,7 @@ class Mesh:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """All axes by name, the outermost first."""
+        """The lengths of all axes by name, the outermost first."""
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
@@ -45,7 +46,7 @@ class Mesh:
         return self.data * self.fsdp
 
     def __str__(self) -> str:
-        """As `parse_mesh` reads it, without the axes of length 1."""
+        """Returns the text that `parse_mesh` reads, without the axes of length 1."""
         named = {axis: length for axis, length in self.lengths.items() if length != 1}
         return ",".join(f"{axis}={length}" for axis, length in (named or {"data": 1}).items())
 

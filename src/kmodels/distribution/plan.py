@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import keras
+
 from kmodels.core.errors import InputError
+from kmodels.core.types import Data
 from kmodels.distribution import processes
 from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh, check_batch
@@ -30,7 +33,7 @@ class ParallelPlan:
         """Returns the mesh, as it is written."""
         return f"<ParallelPlan {self.mesh}>"
 
-    def prepare(self, model: Any) -> Any:
+    def prepare(self, model: keras.Model) -> Any:
         """Makes a built model ready for `compile`; after loading weights and `enable_lora`.
 
         Args:
@@ -47,7 +50,7 @@ class ParallelPlan:
         self._prepared.add(prepared)
         return prepared
 
-    def check(self, model: Any) -> None:
+    def check(self, model: keras.Model) -> None:
         """Checks that a model can be trained over the mesh; `fit` calls it first.
 
         Raises:
@@ -63,9 +66,9 @@ class ParallelPlan:
 
     def shard(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
         *,
         batch_size: int | None = None,
         shuffle: bool | None = None,
@@ -92,13 +95,13 @@ class ParallelPlan:
                 `engine.shards`.
 
         Returns:
-            What Keras takes as x, as many batches in each process.
+            The object that Keras takes as x, with as many batches in each process.
 
         Raises:
             InputError: where the mesh does not divide the batches, or processes differ in how many
                 they have, or in what is in the first one.
         """
-        # Not before it is asked for: families import this package to tell their layout.
+        # It is imported when it is asked for: families import this package to tell their layout.
         from kmodels.data.fit.adapters import as_dataset
         from kmodels.data.fit.request import Method
         from kmodels.distribution.input import fit
@@ -124,13 +127,13 @@ class ParallelPlan:
             **settings: of `kmodels.callbacks.Checkpoint`, such as `every=500`.
 
         Returns:
-            For `fit`, beside callbacks of one's own.
+            Returns callbacks for `fit`, beside those of one's own.
         """
         from kmodels.callbacks import Checkpoint
 
         return [Checkpoint(directory, **settings)]
 
-    def export(self, model: Any, directory: str | Path) -> Path:
+    def export(self, model: keras.Model, directory: str | Path) -> Path:
         """Writes one ordinary directory that `from_preset` reads on any backend and device.
 
         Weights are gathered one after another, so that none of the processes has more than one of

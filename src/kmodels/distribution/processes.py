@@ -1,4 +1,4 @@
-"""The processes of one run: which one this is, and what all of them agree on."""
+"""The run that this process is of: which one of its processes, what they agree on, its plan."""
 
 import json
 import os
@@ -6,13 +6,16 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+
+if TYPE_CHECKING:
+    from kmodels.distribution.plan import ParallelPlan
 
 ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
 _SECONDS = 600.0
@@ -52,6 +55,8 @@ class ProcessesBackend(Protocol):
 _engine = backend_module("kmodels.distribution.processes", ProcessesBackend, optional=True)
 _meetings: Counter[str] = Counter()
 _lock = threading.Lock()
+# What feeds, saves or places something asks for it.
+_current: "ParallelPlan | None" = None
 
 
 def limit() -> float:
@@ -73,10 +78,10 @@ def limit() -> float:
 def join() -> None:
     """Makes this process one of the run that its launcher started; does nothing in a run of one.
 
-    Call it before anything touches a device; `distribute` does. On torch torchrun tells RANK,
-    WORLD_SIZE and where the first one is. On JAX KERAS_DISTRIBUTION_JOB_ADDRESSES, _NUM_PROCESSES
+    Call it before anything touches a device; `distribute` does. For torch, torchrun tells RANK,
+    WORLD_SIZE and where the first one is. For JAX, KERAS_DISTRIBUTION_JOB_ADDRESSES, _NUM_PROCESSES
     and _PROCESS_ID do, or the cluster itself (SLURM, Open MPI, GKE, TPU pods), as in
-    `jax.distributed.initialize`. Where no seed was set, all take one that the first has drawn.
+    `jax.distributed.initialize`. If no seed was set, all take one that the first has drawn.
 
     Raises:
         InputError: where what was told makes no sense, or the others do not come in time.
@@ -87,6 +92,17 @@ def join() -> None:
     if count() > 1 and keras_internals.random_seed() is None:
         seed = broadcast("seed", lambda: int.from_bytes(os.urandom(4), "little"))
         keras.utils.set_random_seed(seed)
+
+
+def current() -> "ParallelPlan | None":
+    """Returns the plan in force, or None on one device."""
+    return _current
+
+
+def set_current(plan: "ParallelPlan | None") -> None:
+    """Puts a plan in force, or takes it back; `distribute` calls it."""
+    global _current
+    _current = plan
 
 
 def index() -> int:
@@ -104,7 +120,7 @@ def is_rank_zero() -> bool:
     return index() == 0
 
 
-def all_gather_object(what: str, value: Any) -> list[Any]:
+def all_gather_object(what: str, value: object) -> list[Any]:
     """Returns what each process gives, by rank; all must call it in the same order.
 
     Args:

@@ -13,7 +13,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_jax
 
 _PREFIX = "KERAS_DISTRIBUTION_"
-# What tells that JAX finds the cluster out by itself.
+# Variables that tell that JAX finds the cluster by itself.
 _CLUSTERS = (
     "JAX_COORDINATOR_ADDRESS",
     "OMPI_MCA_orte_hnp_uri",
@@ -38,7 +38,8 @@ def join(seconds: float) -> None:
     given = any(value is not None for value in told.values())
     if told["num_processes"] == 1 or not (given or _in_cluster()):
         return
-    # Else Gloo alone connects CPUs, and a notice of preemption would take SIGTERM away from us.
+    # Otherwise Gloo alone connects CPUs, and a notice of preemption would take SIGTERM away from
+    # us.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -58,12 +59,12 @@ def join(seconds: float) -> None:
 
 def index() -> int:
     """See `processes`."""
-    return internals_jax.process_id()
+    return internals_jax.process_id() if jax.distributed.is_initialized() else 0
 
 
 def count() -> int:
     """See `processes`."""
-    return internals_jax.process_count()
+    return internals_jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def exchange(key: str, text: str, seconds: float) -> list[str]:

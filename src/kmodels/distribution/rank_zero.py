@@ -26,7 +26,7 @@ def write_on_rank_zero(tensors: Tensors, write: Callable[[Tensors], Path]) -> Pa
         write: writes what it is given, reading each tensor once, in the order given.
 
     Returns:
-        What `write` gives.
+        The result of `write`.
 
     Raises:
         InputError: as `write` raised it, or for a disk that cannot be written to, in all processes.
@@ -65,7 +65,7 @@ def write_on_rank_zero(tensors: Tensors, write: Callable[[Tensors], Path]) -> Pa
 
 @contextmanager
 def without_distribution() -> Iterator[None]:
-    """Inside the block no mesh is in force, so that one process of several can save with Keras.
+    """Puts no mesh in force inside the block, so that one of several processes can save with Keras.
 
     Keras makes an optimizer then, to see what every optimizer has, and over a mesh on JAX each
     variable that is made waits for all processes.

@@ -1,7 +1,6 @@
 """Batches of one shape, for data whose size is not a multiple of the batch."""
 
-from typing import Any
-
+from kmodels.data.fit.batches import IndexedBatches
 from kmodels.data.fit.request import Method
 from kmodels.distribution import current
 from kmodels.distribution.input import fit
@@ -15,13 +14,13 @@ class WholeBatches(ShardedDataset):
     A shorter last batch would be compiled anew on JAX, and does not divide over a mesh. The other
     rows weigh a little more than 1, so that averages over the padded number of rows, which is how
     Keras averages losses, are averages over the real ones. Metrics must be `weighted_metrics`.
-    Over a mesh each process has its rows of every batch.
+    Each process has its rows of every batch over a mesh.
 
     Args:
         loader: a `kmodels.data.ImageLoader` that does not shuffle.
     """
 
-    def __init__(self, loader: Any):
+    def __init__(self, loader: IndexedBatches):
         plan = current()
         super().__init__(
             loader, BatchSharding() if plan is None else fit.rule(plan), Method.EVALUATE

@@ -3,12 +3,16 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import keras
 
-from kmodels.core import keras_internals, traced
+from kmodels.core import keras_internals, remote, traced
+from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
+from kmodels.core.types import Data
+from kmodels.data.fit.batches import Preprocess
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.distribution import current
 from kmodels.distribution.rank_zero import without_distribution
@@ -21,7 +25,8 @@ R = TypeVar("R")
 def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
     """Gives a method the parameters of the one that it overrides, by place and by name.
 
-    So `fit(x, y, 32, 5)` means what it does in Keras, and what a later Keras adds is taken too.
+    `fit(x, y, 32, 5)` then means what it does in Keras, and arguments that a later Keras adds are
+    taken too.
 
     Args:
         original: the method of `keras.Model`.
@@ -46,7 +51,10 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
 
 
 def run_request(
-    model: Any, call: Callable[..., Any], request: FitRequest, preprocess: Any = None
+    model: keras.Model,
+    call: Callable[..., Any],
+    request: FitRequest,
+    preprocess: Preprocess | None = None,
 ) -> Any:
     """Calls Keras' `fit`, `evaluate` or `predict`; over a mesh, in each process on its rows.
 
@@ -57,7 +65,7 @@ def run_request(
         preprocess: see `kmodels.data.as_dataset`.
 
     Returns:
-        What the method returns.
+        The result of the method.
 
     Raises:
         InputError: for data that the method cannot take.
@@ -77,7 +85,7 @@ class Predicts:
     """Lets `predict` of a model take no samples too, where Keras' own fails."""
 
     @like(keras.Model.predict)
-    def predict(self, x: Any, **kwargs: Any) -> Any:
+    def predict(self, x: Data, **kwargs: Any) -> Any:
         """Predicts as Keras does; of no samples it returns no predictions."""
         from kmodels.data.fit import arrays
 
@@ -97,7 +105,7 @@ class KerasMethods(traced.Follows):
     preprocessor: Any
 
     @like(keras.Model.fit)
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Trains, as Keras' `fit` does, on anything that yields batches.
 
         Args:
@@ -111,12 +119,12 @@ class KerasMethods(traced.Follows):
         return self._run(super().fit, FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
 
     @like(keras.Model.evaluate)
-    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Evaluates, as Keras does, on anything that `fit` takes."""
         return self._run(super().evaluate, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
     @like(keras.Model.predict)
-    def predict(self, x: Any, **kwargs: Any) -> Any:
+    def predict(self, x: Data, **kwargs: Any) -> Any:
         """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
         from kmodels.data.fit import arrays
 
@@ -126,46 +134,62 @@ class KerasMethods(traced.Follows):
 
     @like(keras.Model.train_on_batch)
     def train_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any
+        self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any
     ) -> Any:
         """Trains, as Keras does, on one batch of what `fit` takes, preprocessed as there."""
         batch = self._one_batch("train_on_batch", x, y, sample_weight)
         return super().train_on_batch(*batch, **kwargs)
 
     @like(keras.Model.test_on_batch)
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
+    def test_on_batch(
+        self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any
+    ) -> Any:
         """Evaluates, as Keras does, on a batch as `train_on_batch` takes it."""
         batch = self._one_batch("test_on_batch", x, y, sample_weight)
         return super().test_on_batch(*batch, **kwargs)
 
     @like(keras.Model.predict_on_batch)
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: Data) -> Any:
         """Predicts, as Keras does, on a batch as `train_on_batch` takes it."""
         return super().predict_on_batch(self._one_batch("predict_on_batch", x)[0])
 
     @like(keras.Model.save)
-    def save(self, filepath: Any, **kwargs: Any) -> None:
-        """Saves as Keras does; of several processes that hold all weights one may call it alone."""
-        local_path(filepath)
+    def save(self, filepath: str | Path, **kwargs: Any) -> None:
+        """Saves as Keras does; of several processes that hold all weights one may call it alone.
+
+        A `.keras` file may also go to an address such as "gs://bucket/model.keras".
+        """
         gather.check_whole(self, "save")
-        with without_distribution():
-            super().save(filepath, **kwargs)
+        self._save(super().save, filepath, kwargs)
 
     @like(keras.Model.save_weights)
-    def save_weights(self, filepath: Any, **kwargs: Any) -> None:
+    def save_weights(self, filepath: str | Path, **kwargs: Any) -> None:
         """Saves the weights as Keras does; one process may call it alone, see `save`."""
-        local_path(filepath)
         gather.check_whole(self, "save_weights")
-        with without_distribution():
-            super().save_weights(filepath, **kwargs)
+        self._save(super().save_weights, filepath, kwargs)
 
-    def _one_batch(self, method: str, *parts: Any) -> tuple[Any, ...]:
+    def _save(self, save: Callable[..., None], path: str | Path, kwargs: dict[str, Any]) -> None:
+        with without_distribution():
+            if not remote.is_remote(path):
+                save(local_path(path), **kwargs)
+                return
+            several = kwargs.get("max_shard_size") or str(path).endswith(".json")
+            if several or not kwargs.get("overwrite", True):
+                raise InputError(
+                    f"{path} is an address, where one file is made or replaced; leave "
+                    "max_shard_size and overwrite out, or use save_to_preset"
+                )
+            remote.write_file(path, lambda file: save(file, **kwargs))
+
+    def _one_batch(self, method: str, *parts: Data) -> tuple[Any, ...]:
         from kmodels.data.fit import adapters
 
-        deferred.check(self, method)
+        if deferred.used:
+            deferred.check(self, method)
         return adapters.one_batch(parts, self.preprocessor)
 
     def _run(self, call: Callable[..., Any], request: FitRequest) -> Any:
-        deferred.check(self, request.method)
+        if deferred.used:
+            deferred.check(self, request.method)
         with keras_internals.keeping_values(self):
             return run_request(self, call, request, self.preprocessor)

@@ -29,7 +29,7 @@ _BY_FUNCTION = {
 }
 
 
-def warn_of_logits(model: Any, loss: Any) -> None:
+def warn_of_logits(model: keras.Model, loss: object) -> None:
     """Warns where a loss would take logits for probabilities: it falls, and little is learnt.
 
     Args:

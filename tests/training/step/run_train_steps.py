@@ -43,7 +43,9 @@ def distillation():
         return ops.mean(share * temperature**2 * soft + (1 - share) * hard), logs
 
     sizes = {"num_layers": 1, "hidden_dim": 8, "mlp_dim": 16}
-    teacher = ViTImageClassifier.from_preset("vit_debug", num_classes=CLASSES, name="teacher")
+    teacher = ViTImageClassifier.from_preset(
+        "vit_debug", num_layers=1, num_classes=CLASSES, name="teacher"
+    )
     student = ViTImageClassifier.from_preset("vit_debug", num_classes=CLASSES, **sizes)
     for variable in teacher.weights:
         # Its first logits are nearly equal: nothing to learn.
@@ -106,7 +108,7 @@ def contrastive():
         signs = 2.0 * ops.eye(ops.shape(logits)[0], dtype=logits.dtype) - 1.0
         return -ops.mean(ops.sum(ops.log_sigmoid(signs * logits), axis=-1))
 
-    tower = ViTImageClassifier.from_preset("vit_debug", num_classes=WIDTH)
+    tower = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=WIDTH)
     words = initializers.Keyed(initializers.normal(0.5), "text/words")
     inputs = keras.Input((6,), dtype="int32")
     x = keras.layers.Embedding(30, WIDTH, embeddings_initializer=words)(inputs)
@@ -135,7 +137,7 @@ def preference():
         share = ops.mean(ops.cast(margin > 0, "float32"))
         return -ops.mean(ops.log_sigmoid(beta * margin)), {"share": share}
 
-    model = GemmaCausalLM.from_preset("gemma_debug", preprocessor=None)
+    model = GemmaCausalLM.from_preset("gemma_debug", num_layers=1, preprocessor=None)
     model.enable_lora(rank=4)
     step = TrainStep(model, loss_fn)
     step.compile(AdamW(1e-2, weight_decay=0.0))

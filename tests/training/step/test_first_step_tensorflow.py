@@ -11,7 +11,7 @@ if keras.backend.backend() == "tensorflow":
 
     def test_a_step_is_traced_once():
         """Slots that Keras made while tracing would have TensorFlow trace all of it again."""
-        model = ViTImageClassifier.from_preset("vit_debug")
+        model = ViTImageClassifier.from_preset("vit_debug", num_layers=1)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(training.AdamW(1e-3), loss)
         traced = []
@@ -24,7 +24,7 @@ if keras.backend.backend() == "tensorflow":
         assert model.optimizer.iterations == 2
 
     def test_what_tracing_took_is_given_back_after_the_first_step(monkeypatch):
-        model = ViTImageClassifier.from_preset("vit_debug")
+        model = ViTImageClassifier.from_preset("vit_debug", num_layers=1)
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         trims, seen = [], []
         monkeypatch.setattr(malloc, "malloc_trim", lambda: trims.append(0))

@@ -18,7 +18,7 @@ import numpy as np
 from kmodels.checkpoint import state
 from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
+from kmodels.core.remote import local_copy
 
 WEIGHTS = "model.weights.h5"
 OPTIMIZER = "optimizer/"
@@ -43,7 +43,7 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
         InputError: for a file that is damaged or does not fit, naming all that is missing, too much
             or of another shape; the model is unchanged then.
     """
-    path = local_path(path)
+    path = local_copy(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}; give one that model.save wrote")
     wanted = list(model.variables)

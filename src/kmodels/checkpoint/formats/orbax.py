@@ -6,7 +6,7 @@ hash, and are read without JAX.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import keras
 
@@ -36,7 +36,7 @@ class OrbaxBackend(Protocol):
 _orbax = backend_module("kmodels.checkpoint.formats.orbax", OrbaxBackend, optional=True)
 
 
-def save_orbax(model: Any, directory: str | Path) -> Path:
+def save_orbax(model: keras.Model, directory: str | Path) -> Path:
     """Writes {"model": {path: weight}, "optimizer": {path: slot}} as Orbax does.
 
     In a run of several processes all call it, and each writes the parts that it holds.
@@ -56,7 +56,7 @@ def save_orbax(model: Any, directory: str | Path) -> Path:
     return path
 
 
-def load_orbax(model: Any, directory: str | Path) -> None:
+def load_orbax(model: keras.Model, directory: str | Path) -> None:
     """Fills a compiled model and its optimizer from what `save_orbax` wrote, on any mesh.
 
     Args:

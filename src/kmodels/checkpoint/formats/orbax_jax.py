@@ -53,7 +53,7 @@ def load(path: Path, variables: Variables) -> None:
             keras_internals.give_value(variable, values[part][there[part][name]])
 
 
-def _like(variable: Any) -> jax.ShapeDtypeStruct:
+def _like(variable: keras.Variable) -> jax.ShapeDtypeStruct:
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     return jax.ShapeDtypeStruct(tuple(variable.shape), dtype, sharding=variable.value.sharding)
 

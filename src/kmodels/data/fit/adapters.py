@@ -15,6 +15,7 @@ import numpy as np
 
 from kmodels.core import dispatch, keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.types import Data, Tree
 from kmodels.data.fit import arrays
 from kmodels.data.fit.batches import (
     LABEL_KEYS,
@@ -41,8 +42,8 @@ _PIPELINE = "give its map num_parallel_calls=tf.data.AUTOTUNE and end it with pr
 
 def as_dataset(
     x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    y: Data = None,
+    sample_weight: Data = None,
     batch_size: int | None = None,
     *,
     shuffle: bool = False,
@@ -210,7 +211,7 @@ def with_validation(request: FitRequest, preprocess: Preprocess | None = None) -
 
 
 def validation_data(
-    data: Any, *, preprocess: Preprocess | None = None, batch_size: int | None = None
+    data: Data, *, preprocess: Preprocess | None = None, batch_size: int | None = None
 ) -> Any:
     """Returns `validation_data` as Keras' `fit` takes it.
 
@@ -226,7 +227,9 @@ def validation_data(
     return as_dataset(data, batch_size=batch_size, preprocess=preprocess)
 
 
-def _hugging_face(x: Any, size: int, settings: dict[str, Any], class_weight: Any) -> Any:
+def _hugging_face(
+    x: Any, size: int, settings: dict[str, Any], class_weight: dict[int, float] | None
+) -> Any:
     if isinstance(x, dict):
         raise InputError(f"the dataset has splits {', '.join(x)}; give one of them")
     if not hasattr(x, "num_rows"):
@@ -239,7 +242,7 @@ def _seed() -> int:
     return 0 if seed is None else seed
 
 
-def _no_labels(x: Any, y: Any, sample_weight: Any) -> None:
+def _no_labels(x: Data, y: Data, sample_weight: Data) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise InputError(
@@ -248,7 +251,7 @@ def _no_labels(x: Any, y: Any, sample_weight: Any) -> None:
             )
 
 
-def _named_columns(spec: Any) -> bool:
+def _named_columns(spec: Tree) -> bool:
     return isinstance(spec, dict) and any(k in spec for k in LABEL_KEYS)
 
 

@@ -24,7 +24,7 @@ def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
     return _is_leaf(x) and np.ndim(x) > 0
 
 
-def is_empty(x: Any, preprocess: Preprocess | None) -> bool:
+def is_empty(x: object, preprocess: Preprocess | None) -> bool:
     """Returns whether x is samples side by side, of which there are none."""
     if not is_arrays(x, preprocess):
         return False
@@ -39,11 +39,11 @@ def columns(x: Any, preprocess: Preprocess | None) -> Any:
     return x[:] if package(x) == "datasets" and type(x).__name__ == "Column" else x
 
 
-def _is_nested(part: Any) -> bool:
+def _is_nested(part: object) -> bool:
     return _is_leaf(part) or is_arrays(part, None)
 
 
-def _is_leaf(part: Any) -> bool:
+def _is_leaf(part: object) -> bool:
     return (
         isinstance(part, str | bytes | int | float)
         or (hasattr(part, "__array__") and hasattr(part, "shape"))
@@ -51,7 +51,7 @@ def _is_leaf(part: Any) -> bool:
     )
 
 
-def _is_record(part: Any) -> bool:
+def _is_record(part: object) -> bool:
     """Returns whether it is named texts of one sample, such as a question and an answer."""
     return isinstance(part, dict) and all(
         value is None
@@ -61,21 +61,21 @@ def _is_record(part: Any) -> bool:
     )
 
 
-def _is_data(x: Any) -> bool:
+def _is_data(x: object) -> bool:
     return package(x) == "datasets" or is_tf_data(x)
 
 
-def package(x: Any) -> str:
+def package(x: object) -> str:
     """Returns the name of the package that a thing's class comes from."""
     return type(x).__module__.partition(".")[0]
 
 
-def is_tf_data(x: Any) -> bool:
+def is_tf_data(x: object) -> bool:
     """Returns whether it is a `tf.data.Dataset`."""
     return hasattr(x, "element_spec") and hasattr(x, "cardinality")
 
 
-def all_numpy(tree: Any) -> bool:
+def all_numpy(tree: object) -> bool:
     """Returns whether all arrays of a tree are NumPy's."""
     if isinstance(tree, dict):
         return all(map(all_numpy, tree.values()))
@@ -84,7 +84,7 @@ def all_numpy(tree: Any) -> bool:
     return tree is None or isinstance(tree, np.ndarray)
 
 
-def plain(part: Any, preprocess: Preprocess | None) -> Any:
+def plain(part: object, preprocess: Preprocess | None) -> Any:
     """Returns arrays of any framework as NumPy's; a list to preprocess stays one of samples."""
     if part is None:
         return None
@@ -115,7 +115,7 @@ def _lengths(tree: Any) -> Iterator[int]:
         yield len(tree)
 
 
-def take(tree: Any, rows: Any) -> Any:
+def take(tree: Any, rows: np.ndarray | slice) -> Any:
     """Returns some samples of a tree of arrays, by a slice or by their numbers, int (B,)."""
     if isinstance(tree, dict):
         return {key: take(part, rows) for key, part in tree.items()}

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.data.fit.rows import rows_within
 from kmodels.data.rng import order
 
@@ -22,7 +23,7 @@ IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "y")
 
 
-def as_tuple(batch: Any) -> tuple:
+def as_tuple(batch: Tree) -> tuple:
     """Returns (x,), (x, y) or (x, y, sample_weight) of what a loader gave.
 
     Of named columns the label is y, and x the picture where there is one, else all other columns,
@@ -47,7 +48,7 @@ def as_tuple(batch: Any) -> tuple:
     return tuple(batch)
 
 
-def _is_text(part: Any) -> bool:
+def _is_text(part: object) -> bool:
     return isinstance(part, str | bytes)
 
 

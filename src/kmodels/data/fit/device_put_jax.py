@@ -30,14 +30,14 @@ def placer() -> Callable[[Any], Any]:
         return lambda batch: batch
     device: Any = getattr(jax.config, "jax_default_device")  # noqa: B009, set at run time
 
-    def put(part: Any) -> Any:
+    def put(part: object) -> Any:
         kind = np.asarray(part).dtype.kind if isinstance(part, np.ndarray) else "f"
         return part if part is None or kind in "OSU" else jax.device_put(part, device)
 
     return lambda batch: keras.tree.map_structure(put, batch)
 
 
-def busy(model: Any) -> Callable[[], bool] | None:
+def busy(model: keras.Model) -> Callable[[], bool] | None:
     """Returns whether the device is still at the last step of `fit`; None where it is at none."""
     output: Any = keras_internals.step_output(model)
     if output is None or output.is_deleted():

@@ -28,7 +28,7 @@ def placer() -> Callable[[Any], Any]:
     """
     device = _device()
 
-    def put(part: Any) -> Any:
+    def put(part: object) -> Any:
         if part is None or (torch.is_tensor(part) and part.device == device):
             return part
         with keras.device("cpu"):
@@ -41,7 +41,7 @@ def placer() -> Callable[[Any], Any]:
     return lambda batch: keras.tree.map_structure(put, batch)
 
 
-def busy(model: Any) -> Callable[[], bool] | None:
+def busy(model: keras.Model) -> Callable[[], bool] | None:
     """Returns whether the device is still at what it was given; None where it computes at once."""
     if not torch.cuda.is_initialized():
         return None

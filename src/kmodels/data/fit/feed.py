@@ -244,7 +244,7 @@ class DelegatingAdapter(keras_internals.DataAdapter):
         """Returns the NumPy batches of the other adapter."""
         return self.adapter.get_numpy_iterator()
 
-    def get_jax_iterator(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def get_jax_iterator(self, *args: object, **kwargs: Any) -> Iterator[Any]:
         """Returns the other adapter's batches for JAX; Keras gives it a number since 3.16."""
         return self.adapter.get_jax_iterator(*args, **kwargs)
 

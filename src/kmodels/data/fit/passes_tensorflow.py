@@ -8,12 +8,13 @@ MiB more at the peak, and 16 ms a step for pages that its thread gives back and 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kmodels.data.fit.device_put_tensorflow import placer
 
 
-def keeps_pipeline(model: Any) -> bool:
+def keeps_pipeline(model: keras.Model) -> bool:
     """Returns whether batches go through tf.data, as under a strategy.
 
     A model that was made in the scope of a strategy keeps it when the scope has ended, and Keras

@@ -1,6 +1,7 @@
 """The position of the data in a running `fit`, and the way of a resumed one to it."""
 
 import copy
+import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
@@ -9,18 +10,25 @@ from typing import Any
 
 import keras
 
-from kmodels.core.keras_internals import epoch
+from kmodels.core.errors import InputError
+from kmodels.core.keras_internals import data, epoch
+from kmodels.core.types import Tree
 from kmodels.data.fit.feed import DatasetAdapter, InstrumentedData, batches_ahead
 from kmodels.data.stateful import StatefulLoader
 
 Read = Callable[[], Any]
 Load = Callable[[Any], object]
+# The state of a loader that has a random generator of its own, as torch's `generator=`: what the
+# loader says of itself, or None; the generator after the batch; the generator before the pass.
+WITH_GENERATOR = ("loader", "generator", "generator_before_pass")
 
 
 class TrackedLoader:
     """A loader, and where it stood after each batch that is not trained on yet.
 
-    The state is that of the loader, or of its iterator where only that has one, as grain's do.
+    The state is that of the loader, or of its iterator where only that has one, as grain's do. A
+    random generator of the loader's own is kept with it: torchdata knows what its sampler has drawn
+    from it in the pass, and not what the next passes will draw.
 
     Args:
         loader: gives batches, one pass after another.
@@ -35,6 +43,7 @@ class TrackedLoader:
         self._trained: Callable[[], int] | None = None
         self._states: dict[int, Any] = {}
         self._begun: list[Iterator[Any]] = []
+        self._generator = _accessors(getattr(loader, "generator", None))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -56,6 +65,10 @@ class TrackedLoader:
         """Returns where the loader stood after what is trained on; None where it has no state."""
         return None if self._trained is None else self._states.get(self._trained())
 
+    def now(self) -> Any:
+        """Returns the state of the loader itself; None where only its iterators have one."""
+        return self._loader.state_dict() if isinstance(self._loader, StatefulLoader) else None
+
     def load(self, state: Any, over: bool, undo: Callable[[], object]) -> bool:
         """Has the next pass go on from a state, and makes its iterator.
 
@@ -67,10 +80,11 @@ class TrackedLoader:
         Returns:
             Whether the loader, or its iterator, takes a state.
         """
+        state, after, _ = _parts(state)
         if isinstance(self._loader, StatefulLoader):
             self._loader.load_state_dict(state)
             if not over:
-                self._begun = [self._begin(self._loader)]
+                self._begun = [self._with_generator(self._begin(self._loader), after)]
             elif not self._numbered:
                 # At its end a loader gives nothing once, or begins the next pass.
                 iterator = self._begin(self._loader)
@@ -78,6 +92,7 @@ class TrackedLoader:
                 self._begun = [chain(first, iterator)] if first else []
                 if not first:
                     undo()
+                    self._put_generator(after)
             return True
         if over:
             return True  # An iterator's state is of one pass.
@@ -87,6 +102,15 @@ class TrackedLoader:
         accessors[1](state)
         self._begun = [iterator]
         return True
+
+    def tells(self, state: Tree) -> bool:
+        """Returns whether a state says where the loader stood, and not its generator alone."""
+        return _parts(state)[0] is not None
+
+    def rewind_generator(self, state: Tree, over: bool) -> None:
+        """Puts the loader's own generator where it was before the pass of a state, or after it."""
+        _, after, before = _parts(state)
+        self._put_generator(after if over else before)
 
     @property
     def is_sequence(self) -> bool:
@@ -99,25 +123,52 @@ class TrackedLoader:
         self._begun = [(loader[number] for number in range(batch, len(loader)))]
 
     def __iter__(self) -> Iterator[Any]:
+        generator = self._generator
+        before = None if generator is None else generator[0]()
         iterator = self._begun.pop() if self._begun else self._begin(self._loader)
         accessors = _accessors(self._loader) or _accessors(iterator)
-        if self._trained is None or accessors is None:
+        if self._trained is None or (accessors is None and generator is None):
             return iterator
-        return self._recorded(iterator, accessors[0], self._trained)
+
+        def read() -> Any:
+            state = None if accessors is None else copy.deepcopy(accessors[0]())
+            if generator is None:
+                return state
+            return dict(zip(WITH_GENERATOR, (state, generator[0](), before), strict=True))
+
+        return self._recorded(iterator, read, self._trained)
 
     def _recorded(
         self, batches: Iterable[Any], read: Read, trained: Callable[[], int]
     ) -> Iterator[Any]:
         first = trained()
-        self._states = {first: copy.deepcopy(read())}
+        self._states = {first: read()}
         for number, batch in enumerate(batches, first + 1):
             for former in [n for n in self._states if n < trained()]:
                 del self._states[former]
-            self._states[number] = copy.deepcopy(read())
+            self._states[number] = read()
             yield batch
 
+    def _put_generator(self, state: Tree) -> None:
+        if self._generator is not None and state is not None:
+            self._generator[1](state)
 
-def _accessors(thing: Any) -> tuple[Read, Load] | None:
+    def _with_generator(self, batches: Iterator[Any], after: Tree) -> Iterator[Any]:
+        # A sampler draws the pass again when it is asked for its first batch.
+        for batch in islice(batches, 1):
+            self._put_generator(after)
+            yield batch
+        yield from batches
+
+
+def _parts(state: Tree) -> tuple[Any, Any, Any]:
+    """Returns the values of `WITH_GENERATOR`; the generator's are None where none was kept."""
+    if isinstance(state, dict) and tuple(state) == WITH_GENERATOR:
+        return tuple(state.values())
+    return state, None, None
+
+
+def _accessors(thing: object) -> tuple[Read, Load] | None:
     if isinstance(thing, StatefulLoader):
         return thing.state_dict, thing.load_state_dict
     read, load = getattr(thing, "get_state", None), getattr(thing, "set_state", None)
@@ -137,11 +188,11 @@ class FitData:
     """The data of one `fit`.
 
     Args:
-        iterator: that counts the steps of the `fit`, see `keras_internals.epoch.epoch_iterator`.
+        iterator: that counts the steps of the `fit`, that of a `RunningFit`.
         trained: says after how many batches of all epochs the training is.
     """
 
-    def __init__(self, iterator: Any, trained: Callable[[], int]):
+    def __init__(self, iterator: object, trained: Callable[[], int]):
         self.iterator = iterator
         outer = getattr(iterator, "data_adapter", None)
         while isinstance(inner := getattr(outer, "adapter", None), InstrumentedData):
@@ -154,13 +205,13 @@ class FitData:
             self._tracked.watch(trained)
 
     def _track(self) -> TrackedLoader | None:
-        if epoch.makes_ahead(self._adapter):
+        if data.makes_ahead(self._adapter):
             return None  # Keras' workers ask for batches long before they are handed out.
         if isinstance(self._adapter, DatasetAdapter):
             return self._adapter.track(TrackedLoader)
-        if isinstance(epoch.given_data(self._adapter), keras.utils.PyDataset):
-            return epoch.wrap_numbered(self._adapter, TrackedLoader)
-        return epoch.wrap_data_loader(self._adapter, TrackedLoader)
+        if isinstance(data.given_data(self._adapter), keras.utils.PyDataset):
+            return data.wrap_numbered(self._adapter, TrackedLoader)
+        return data.wrap_data_loader(self._adapter, TrackedLoader)
 
     @property
     def ahead(self) -> bool:
@@ -176,14 +227,31 @@ class FitData:
         """Returns the state of the loader after what is trained on; None where it has none."""
         return None if self._tracked is None else self._tracked.state()
 
+    def check(self, hold: Callable[[Any], object]) -> None:
+        """Refuses a loader whose state cannot be kept, before the first step of a run.
+
+        Args:
+            hold: takes a state, and raises `InputError` for one that cannot be kept.
+
+        Raises:
+            InputError: names the loader, and what it returned.
+        """
+        if self._tracked is None or (state := self._tracked.now()) is None:
+            return
+        try:
+            hold(state)
+        except InputError as error:
+            shown = " ".join(reprlib.repr(state).split())
+            raise InputError(f"{self._name}.state_dict() returned {shown}: {error}") from None
+
     def way(self, state: Any) -> Way:
         """Returns how this data goes on from a checkpoint with such a state, or None."""
-        if state is not None and self._tracked is not None:
+        if self._tracked is not None and self._tracked.tells(state):
             return Way.STATE
         if self._tracked is not None and self._tracked.is_sequence:
             return Way.NUMBER
         if self._numbered:
-            return Way.REPLAY if epoch.makes_ahead(self._adapter) else Way.NUMBER
+            return Way.REPLAY if data.makes_ahead(self._adapter) else Way.NUMBER
         return Way.SLICES if self._given is None else Way.REPLAY
 
     @property
@@ -193,7 +261,7 @@ class FitData:
     @property
     def _given(self) -> Any:
         """The data that `fit` was given; None for arrays, which Keras slices."""
-        return getattr(self._adapter, "batches", None) or epoch.given_data(self._adapter)
+        return getattr(self._adapter, "batches", None) or data.given_data(self._adapter)
 
     def go_to(
         self,
@@ -221,13 +289,15 @@ class FitData:
             if self._tracked.load(state, over, undo):
                 return False
             way = Way.REPLAY
+        if self._tracked is not None:
+            self._tracked.rewind_generator(state, over)
         if not batch:
             return False
         if way is Way.NUMBER and self._tracked is not None and self._tracked.is_sequence:
             self._tracked.seek(batch)
             return False
         if way is Way.NUMBER:
-            undo_seek = epoch.seek(self._adapter, batch)
+            undo_seek = data.seek(self._adapter, batch)
             if alone():
                 return False
             undo_seek()
@@ -257,11 +327,14 @@ class FitData:
         if isinstance(self._outer, InstrumentedData):
             self._outer.look()
 
+    @property
+    def _name(self) -> str:
+        return getattr(self._given, "name", None) or type(self._given).__name__
+
     def _warn(self, batch: int, since: str) -> None:
-        name = getattr(self._given, "name", None) or type(self._given).__name__
         several = "batch" if batch == 1 else f"{batch} batches"
         warnings.warn(
             f"this fit goes through the first {several} of its epoch again, "
-            f"without training on them, since {since.format(name=name)}",
+            f"without training on them, since {since.format(name=self._name)}",
             stacklevel=2,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 # While the device is busy nobody waits for data; this often it is asked whether it still is.
 _LOOK = 0.002
-_running: "weakref.WeakSet[Ahead]" = weakref.WeakSet()
+running: "weakref.WeakSet[Ahead]" = weakref.WeakSet()
 
 
 def settle() -> None:
@@ -18,7 +18,7 @@ def settle() -> None:
     A state read or put back after it belongs to a known batch: as many as are made ahead after the
     last one that was given out.
     """
-    for ahead in list(_running):
+    for ahead in list(running):
         ahead.settle()
 
 
@@ -38,7 +38,7 @@ class Ahead:
             target=_make, args=(self._shelf, batches, place), name="kmodels-prefetch", daemon=True
         )
         self._finalizer = weakref.finalize(self, _end, self._shelf, thread)
-        _running.add(self)
+        running.add(self)
         thread.start()
 
     def take(self, busy: Callable[[], bool] | None = None) -> tuple[Any, float]:
@@ -63,6 +63,7 @@ class Ahead:
                 batch = shelf.batches.popleft()
                 shelf.changed.notify_all()
                 return batch, waited
+            running.discard(self)  # The thread has ended, whoever still holds this.
             if shelf.error is not None:
                 raise shelf.error
             raise StopIteration
@@ -76,6 +77,7 @@ class Ahead:
 
     def close(self) -> None:
         """Ends the thread, once the batch that it is at is made."""
+        running.discard(self)
         self._finalizer()
 
 
@@ -100,7 +102,7 @@ class _Shelf:
                 self.changed.wait()
             return not self.closed
 
-    def put(self, batch: Any) -> None:
+    def put(self, batch: object) -> None:
         with self.changed:
             self.batches.append(batch)
             self.changed.notify_all()

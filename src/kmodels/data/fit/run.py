@@ -11,11 +11,13 @@ from typing import Any
 
 import keras
 
+from kmodels.core.keras_internals import RunningFit, note_iterator
+from kmodels.core.types import Data, Logs
 from kmodels.data.fit.adapters import prepare
 from kmodels.data.fit.batches import Preprocess
 from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData
 from kmodels.data.fit.native import Native
-from kmodels.data.fit.request import FitRequest
+from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.stream import Stream
 
 
@@ -30,7 +32,7 @@ class RequestData(DelegatingAdapter):
 
 
 def run(
-    model: Any,
+    model: keras.Model,
     call: Callable[..., Any],
     request: FitRequest,
     preprocess: Preprocess | None = None,
@@ -56,8 +58,8 @@ def run(
         feed.model = model
     handed = request.changed(x=_handed(request.x), validation_data=_handed(request.validation_data))
     try:
-        with _unwarned(feeds, request.steps):
-            return call(**handed.keywords())
+        with _unwarned(feeds, request.steps), _telling(handed, model) as told:
+            return call(**told.keywords())
     except Exception as error:
         for feed in feeds:
             # tf.data wraps it. What was made ahead may be wrong too, and not be the reason.
@@ -67,6 +69,43 @@ def run(
     finally:
         for feed in feeds:
             feed.close()
+
+
+class FitCallback(keras.callbacks.Callback):
+    """A callback that is told by kmodels' `fit` what it is in, as Keras' own tells nobody.
+
+    Attributes:
+        fit: the one that runs; None outside, and in a `fit` of Keras' own.
+    """
+
+    fit: RunningFit | None = None
+
+    def leave_fit(self) -> None:
+        """The `fit` is over, also by an error, of which Keras tells no callback."""
+        self.fit = None
+
+
+@contextmanager
+def _telling(request: FitRequest, model: keras.Model) -> Iterator[FitRequest]:
+    """Tells callbacks what they are in and, in the end, that it is over."""
+    given = request.callbacks
+    listed = isinstance(given, keras.callbacks.CallbackList)
+    callbacks: list[Any] = given.callbacks if listed else keras.tree.flatten(given or [])
+    told = [callback for callback in callbacks if isinstance(callback, FitCallback)]
+    if not told or request.method is not Method.FIT:
+        yield request
+        return
+    if not listed and not any(isinstance(c, keras.callbacks.History) for c in callbacks):
+        callbacks.append(keras.callbacks.History())  # Keras would add one that nobody is told of.
+    fit = RunningFit(callbacks)
+    for callback in told:
+        callback.fit = fit
+    try:
+        with note_iterator(model, fit):
+            yield request if listed else request.changed(callbacks=callbacks)
+    finally:
+        for callback in told:
+            callback.leave_fit()
 
 
 def follow(request: FitRequest) -> FitRequest:
@@ -114,7 +153,7 @@ class FollowEpoch(keras.callbacks.Callback):
     def __init__(
         self,
         data: Any,
-        held_out: Any = None,
+        held_out: Data = None,
         steps_per_epoch: int | None = None,
         say: Callable[[str], object] | None = None,
     ):
@@ -125,7 +164,7 @@ class FollowEpoch(keras.callbacks.Callback):
         self._say = say
         self._clock = data.clock if isinstance(data, InstrumentedData) else None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Tells the data its epoch, before the first batch is asked for."""
         self._speak()
         if self._tells and hasattr(self._data, "set_epoch"):
@@ -135,41 +174,41 @@ class FollowEpoch(keras.callbacks.Callback):
 
     # Keras calls hooks at the end of a batch beside the training, as long as none has to be waited
     # for; this one it calls in time, and hands it no logs that would have to be fetched.
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Notes that a step begins."""
         if self._clock is not None:
             self._clock.steps(batch)
             if batch == 0:
                 self._data.look()
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Gets the first batch before a step of evaluate."""
         data = self._data if self._held_out is None else self._held_out
         if batch == 0 and isinstance(data, InstrumentedData):
             data.look()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Ends the counts of an epoch that had no validation."""
         if self._clock is not None:
             self._clock.end_epoch()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Lets batches be made ahead, once Keras has read some to build the model."""
         if self._clock is not None:
             self._clock.model = self.model
         _begin(self._data)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Prints the line of the last epoch."""
         self._speak()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Ends the counts of training, and lets batches to evaluate on be made ahead."""
         if self._clock is not None:
             self._clock.end_epoch()
         _begin(self._data if self._held_out is None else self._held_out)
 
-    def on_predict_begin(self, logs: Any = None) -> None:
+    def on_predict_begin(self, logs: Logs = None) -> None:
         """Lets batches be made ahead."""
         _begin(self._data)
 

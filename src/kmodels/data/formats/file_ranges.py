@@ -80,7 +80,7 @@ class Files:
         self._begin()
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """So many bytes of a file, or fewer where it ends.
+        """Returns so many bytes of a file, or fewer where it ends.
 
         Raises:
             InputError: where the file cannot be read.

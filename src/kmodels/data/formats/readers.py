@@ -57,7 +57,7 @@ def bundle(
 
 
 def read_digits() -> DataBundle:
-    """scikit-learn's 1,797 digits, grey 8x8, in a fixed 80/10/10 split; nothing is downloaded."""
+    """Reads scikit-learn's 1,797 digits, grey 8x8, in a fixed 80/10/10 split; no download."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -72,7 +72,7 @@ def read_digits() -> DataBundle:
 
 
 def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
-    """MNIST, Fashion-MNIST and others in their format (yann.lecun.com/exdb/mnist), gz or not."""
+    """Reads MNIST and others of its format (yann.lecun.com/exdb/mnist), gz or not."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give idx:DIR with the four IDX files")
     train = _idx_pair(folder, "train")
@@ -157,7 +157,7 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
     with path.open("rb") as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
             raise InputError(f"{path} is a single array; save with np.savez: {_NPZ_KEYS}")
-    # Here, since worker processes import this module and go without Keras.
+    # It is imported here, since worker processes import this module and go without Keras.
     from kmodels.weights import read_npz as read_arrays
 
     try:

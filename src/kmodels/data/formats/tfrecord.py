@@ -29,8 +29,8 @@ class TFRecords:
     """Examples of TFRecord files, by number: a sequence for `fit`, pictures for `open_dataset`.
 
     A sample is a dictionary from feature names to int64 or float32 arrays, (n,) or () where there
-    is one number, and bytes, or a list of them where there is not one. Where a file is opened its
-    records are counted and their lengths checked; contents are checked when they are read.
+    is one number, and bytes, or a list of them where there is not one. Opening a file counts its
+    records and checks their lengths; contents are checked when they are read.
 
     Args:
         pattern: path of a file, or of several as in "train-*-of-00010.tfrecord".
@@ -45,7 +45,7 @@ class TFRecords:
         self.fields = fields
         paths = expand(pattern)
         self._files = Files(paths)
-        # Of each record: file, number in it, offset of the content, size.
+        # Each record has a row: file, number in it, offset of the content, size.
         places = [place for number in range(len(paths)) for place in self._index(number)]
         if not places:
             raise InputError(f"{pattern} holds no records; give TFRecord files that do")
@@ -65,7 +65,7 @@ class TFRecords:
         return {name: sample[feature] for name, feature in self.fields.items()}
 
     def name(self, number: int) -> str:
-        """File and number of a record, for messages."""
+        """Returns file and number of a record, for messages."""
         file, record, _, _ = self._places[number].tolist()
         return f"{self._files.paths[file]}: record {record}"
 

@@ -41,7 +41,7 @@ class TarShards:
         paths = expand(pattern)
         self._files = Files(paths)
         self._kinds: list[str] = []
-        # Of each member: file, kind, offset, size; and for each sample its first member.
+        # Each member has a row: file, kind, offset, size; each sample has its first member.
         members: list[tuple[int, int, int, int]] = []
         starts: list[int] = []
         for number in range(len(paths)):
@@ -63,7 +63,7 @@ class TarShards:
         return {name: self._value(number, kind, held[kind]) for name, kind in self.fields.items()}
 
     def name(self, number: int) -> str:
-        """Shard and key of a sample, for messages."""
+        """Returns shard and key of a sample, for messages."""
         file, _, offset, _ = self._members[self._starts[range(len(self))[number]]].tolist()
         with tarfile.open(self._files.paths[file], "r:") as archive:
             member = next(m for m in archive if m.offset_data == offset)
@@ -147,7 +147,7 @@ class TarShards:
 
 
 def _split(name: str) -> tuple[str | None, str]:
-    """Key and kind of a member; no key for what is no part of a sample."""
+    """Returns key and kind of a member; no key for what is no part of a sample."""
     folder, slash, file = name.rpartition("/")
     stem, dot, kind = file.partition(".")
     if not dot or not stem or file.startswith("__"):

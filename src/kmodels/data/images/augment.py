@@ -26,8 +26,8 @@ class Augment:
         rand_augment: (n, m): n random operations of strength m of 10 (Cubuk et al. 2019).
         erasing: probability of setting a rectangle to the mean colour (Zhong et al. 2017).
         mixup: alpha of Beta(alpha, alpha), 0 for none (Zhang et al. 2017).
-        cutmix: alpha of Beta(alpha, alpha), 0 for none (Yun et al. 2019). With both, each pair of
-            samples takes one of them with probability 1/2.
+        cutmix: alpha of Beta(alpha, alpha), 0 for none (Yun et al. 2019). If both are given, each
+            pair of samples takes one of them with probability 1/2.
         num_classes: needed by mixup and cutmix, which give one-hot labels.
 
     Raises:
@@ -70,7 +70,7 @@ class Augment:
 
     @property
     def mixes(self) -> bool:
-        """Whether labels become one-hot."""
+        """True if labels become one-hot."""
         return self.mixup > 0 or self.cutmix > 0
 
     def boxes(self, shapes: np.ndarray, seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ class Augment:
             samples: (B,) sample numbers.
 
         Returns:
-            As images, which stay as they are.
+            Returns new images; those given stay as they are.
         """
         drawn = uniforms(seed, "crop", epoch, samples, 3)
         if pad := self.crop_padding:
@@ -126,7 +126,7 @@ class Augment:
         return images
 
     def erase(self, images: np.ndarray, seed: int, epoch: int, samples: np.ndarray) -> None:
-        """Random erasing, in place.
+        """Erases at random, in place.
 
         Args:
             images: float32 (B, H, W, C), normalised: zero is the mean colour.
@@ -150,7 +150,7 @@ class Augment:
     def mix(
         self, images: np.ndarray, labels: np.ndarray, seed: int, epoch: int, pairs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """MixUp and CutMix of the rows 2k and 2k + 1; a last row without a partner stays.
+        """Mixes the rows 2k and 2k + 1 by MixUp or CutMix; a last row without a partner stays.
 
         Args:
             images: float32 (B, H, W, C).

@@ -66,7 +66,7 @@ class BatchMaker:
         return {key: value for key, value in self.__dict__.items() if key != "_orders"}
 
     def order(self, epoch: int) -> np.ndarray:
-        """Sample numbers in the order of this epoch."""
+        """Returns sample numbers in the order of this epoch."""
         if not self.shuffle:
             return np.arange(len(self.source))
         found = self._orders.get(epoch)
@@ -79,7 +79,7 @@ class BatchMaker:
         return found
 
     def make(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Batch `number` of an epoch, or those `rows` of it.
+        """Returns batch `number` of an epoch, or those `rows` of it.
 
         Returns:
             float32 images (B, H, W, C), and int32 labels (B,), or float32 (B, one_hot).
@@ -107,7 +107,7 @@ class BatchMaker:
         return images[start - low : stop - low], labels[start - low : stop - low]
 
     def _pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Decoded, cropped, resized, augmented and normalised pictures, and whole labels."""
+        """Returns pictures decoded, cropped, resized, augmented and normalised, and labels."""
         pictures, labels = self.source.batch(samples)
         augment, size = self.augment, self.image_size
         if augment is not None and augment.random_resized_crop is not None:

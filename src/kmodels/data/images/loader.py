@@ -166,7 +166,8 @@ class ImageLoader(keras.utils.PyDataset):
         if self._pool is None:
             self._pool = WorkerPool(self.maker, self.worker_count)
         if (epoch, number) not in self._ahead:
-            # A jump: another epoch, or batches out of order. What was made ahead is of no use.
+            # A jump: another epoch, or batches out of order. Batches that were made ahead are of no
+            # use.
             for future in self._ahead.values():
                 future.cancel()
             self._ahead.clear()

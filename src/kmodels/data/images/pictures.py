@@ -1,11 +1,14 @@
 """Picture files to arrays, as a viewer would show them."""
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kmodels.core.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 # Pillow only warns at this size, and refuses at twice as much.
@@ -65,7 +68,7 @@ def _bomb(width: int, height: int) -> str:
     return f"{width}x{height} is over {MAX_PIXELS} pixels, refused as a decompression bomb"
 
 
-def _as_rgb(image: Any) -> Any:
+def _as_rgb(image: "Image.Image") -> Any:
     from PIL import Image
 
     if image.mode.startswith("I"):

@@ -21,7 +21,7 @@ def rand_augment(images: np.ndarray, drawn: np.ndarray, strength: float) -> np.n
         strength: 0 to 10.
 
     Returns:
-        As images; uint8 in between.
+        Returns new images; they are uint8 in between.
     """
     result = np.clip(np.round(images), 0, 255).astype("uint8")
     for which, sign in drawn.transpose(1, 2, 0):
@@ -50,7 +50,7 @@ def _equalize(images: np.ndarray, amount: np.ndarray, sign: np.ndarray) -> np.nd
     planes = np.moveaxis(images, -1, 1).reshape(-1, images[0, ..., 0].size)
     offsets = np.arange(len(planes))[:, None] * 256
     counts = np.bincount((planes + offsets).ravel(), minlength=len(planes) * 256).reshape(-1, 256)
-    # As Pillow: the last occupied bin is left out of the step.
+    # Like Pillow, this leaves the last occupied bin out of the step.
     last = 255 - (counts[:, ::-1] > 0).argmax(1)
     step = (planes.shape[1] - counts[np.arange(len(planes)), last]) // 255
     before = np.cumsum(counts, 1) - counts
@@ -157,7 +157,8 @@ def _affine(
 def _luma(images: np.ndarray) -> np.ndarray:
     if images.shape[-1] == 1:
         return images.astype("float32")
-    # In whole numbers, as Pillow: a matrix product would round differently from machine to machine.
+    # Like Pillow, this computes in whole numbers: a matrix product would round differently from
+    # machine to machine.
     weighted = images.astype("int32") * np.array([19595, 38470, 7471], "int32")
     return ((weighted.sum(-1, keepdims=True) + 0x8000) >> 16).astype("float32")
 

@@ -89,7 +89,7 @@ def resize(
 
 
 def _between_two(picture: np.ndarray, size: tuple[int, int], box: tuple | None) -> np.ndarray:
-    """Bilinear between the two nearest pixels of each axis, however far apart they are taken.
+    """Takes the two nearest pixels of each axis, bilinearly, however far apart they are taken.
 
     Workers import no Keras, as `weights.positions` does, whose matrices know no box either.
     """

@@ -15,15 +15,15 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, number: int) -> str:
-        """For messages."""
+        """Returns the name for messages."""
         ...
 
     def picture(self, number: int) -> np.ndarray:
-        """uint8 (H, W, C)."""
+        """Returns the picture, uint8 (H, W, C)."""
         ...
 
     def label(self, number: int) -> int:
-        """From 0."""
+        """Returns the label, from 0."""
         ...
 
 

@@ -2,9 +2,9 @@
 
 Python's own pools start a process by fork, which can deadlock once JAX or TensorFlow runs threads,
 or by spawn and forkserver, which import the user's script again in each process, with the
-framework it imports, and crash where it has no `if __name__ == "__main__"`. So each worker is a
-fresh `python -m kmodels.data.workers.worker` that is sent a pickled BatchMaker through its standard
-input and answers through its standard output.
+framework it imports, and crash where it has no `if __name__ == "__main__"`. Each worker is
+therefore a fresh `python -m kmodels.data.workers.worker` that is sent a pickled BatchMaker through
+its standard input and answers through its standard output.
 """
 
 import os
@@ -34,7 +34,7 @@ class WorkerPool:
             running script.
     """
 
-    def __init__(self, maker: Any, count: int):
+    def __init__(self, maker: object, count: int):
         self._processes: list[subprocess.Popen] = []
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="kmodels-data")
         self._finalizer = weakref.finalize(self, _stop, self._processes, self._threads)
@@ -56,7 +56,7 @@ class WorkerPool:
         for process in self._processes:
             self._idle.put(process)
 
-    def submit(self, *request: Any) -> Future:
+    def submit(self, *request: object) -> Future:
         """Asks for a batch."""
         return self._threads.submit(_ask, self._idle, request)
 
@@ -100,7 +100,7 @@ def _stop(processes: list[subprocess.Popen], threads: ThreadPoolExecutor) -> Non
     threads.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.kill()
-    # Only now: a thread that waits for an answer has got its end of file.
+    # It is closed only now: a thread that waits for an answer has got its end of file.
     threads.shutdown(wait=True)
     for process in processes:
         process.wait()

@@ -4,7 +4,7 @@ import pickle
 from typing import Any, BinaryIO
 
 
-def send(stream: BinaryIO, thing: Any) -> None:
+def send(stream: BinaryIO, thing: object) -> None:
     """Writes one object: a pickle of (sizes of its arrays' memory, its pickle), then the memory."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)

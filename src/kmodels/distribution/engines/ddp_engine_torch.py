@@ -12,7 +12,7 @@ from kmodels.distribution.engines.ddp_torch import DataParallel
 from kmodels.distribution.mesh import Mesh
 from kmodels.training.step.keras_model_torch import Parallel
 
-# Of one process's rows; `SyncBatchNorm` is none of them.
+# They are of one process's rows; `SyncBatchNorm` is none of them.
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
@@ -24,16 +24,16 @@ class DDPEngine:
         self.shards, self.shard = mesh.data, processes.index()
         self.main = processes.is_rank_zero()
 
-    def prepare(self, model: Any) -> Any:
-        """As in `Engine`."""
+    def prepare(self, model: keras.Model) -> Any:
+        """See `Engine.prepare`."""
         self.check(model)
         if self.shards > 1:
             # Around Keras' __setattr__, which refuses new state on a built model.
             object.__setattr__(model, "parallel", DataParallel())
         return model
 
-    def check(self, model: Any) -> None:
-        """As in `Engine`."""
+    def check(self, model: keras.Model) -> None:
+        """See `Engine.check`."""
         if self.shards == 1:
             return
         if not isinstance(model, Parallel):
@@ -44,11 +44,11 @@ class DDPEngine:
         check_norms(model)
 
     def leave(self) -> None:
-        """As in `Engine`."""
+        """See `Engine.leave`."""
         rng_offset_torch.draw_as(0)
 
 
-def check_norms(model: Any) -> None:
+def check_norms(model: keras.Model) -> None:
     """Raises `InputError` for batch norm, which would see the rows of its own process alone."""
     for layer in keras_internals.sublayers(model):
         if not layer.trainable:
@@ -69,5 +69,5 @@ def check_norms(model: Any) -> None:
                 )
 
 
-def _channels(layer: Any) -> Any:
+def _channels(layer: keras.Layer) -> Any:
     return layer.gamma.shape[0] if getattr(layer, "gamma", None) is not None else "channels"

@@ -24,7 +24,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 class DDPTrainer:
     """The base of all ways to train one model in several processes."""
 
-    def begin(self, model: Any) -> None:
+    def begin(self, model: keras.Model) -> None:
         """Looks at a compiled model before its first step.
 
         Raises:
@@ -39,12 +39,12 @@ class DDPTrainer:
                 )
         _check_same(self.facts(model))
 
-    def facts(self, model: Any) -> dict[str, Any]:
+    def facts(self, model: keras.Model) -> dict[str, Any]:
         """Returns what must be the same in all processes, by variable path."""
         slots = getattr(model.optimizer, "variables", ())
-        # What is accumulated is each process's own.
+        # Each process accumulates its own.
         variables = [v for v in (*model.variables, *slots) if "gradient_accumulator" not in v.path]
-        # So are the parts of a weight that is cut.
+        # The parts of a weight that is cut are each process's own too.
         zero = torch.zeros((), dtype=torch.int64)
         cut = [hasattr(variable, "gathered") for variable in variables]
         both = zip(variables, cut, strict=True)
@@ -55,13 +55,15 @@ class DDPTrainer:
             for i, (v, found) in enumerate(zip(variables, sums, strict=True))
         }
 
-    def compiled(self, model: Any) -> None:
-        """Called by `compile`, before the optimizer has made its slots."""
+    def compiled(self, model: keras.Model) -> None:
+        """Is called by `compile`, before the optimizer has made its slots."""
 
     def settle(self) -> None:
-        """Called before the state is read: what was accumulated elsewhere goes to the optimizer."""
+        """Is called before the state is read: sums held elsewhere go to the optimizer."""
 
-    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
+    def joined(
+        self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
+    ) -> Any:
         """Returns the loss, whose backward pass leaves the gradients of all processes' mean loss.
 
         Args:
@@ -71,7 +73,9 @@ class DDPTrainer:
         """
         raise NotImplementedError
 
-    def gradients(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> list[Any]:
+    def gradients(
+        self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
+    ) -> list[Any]:
         """Returns the gradients of all processes' mean loss, None for unused variables."""
         _clear(variables)
         self.joined(loss, variables, optimizer).backward()
@@ -105,13 +109,15 @@ class DataParallel(DDPTrainer):
     def __init__(self) -> None:
         self._reducers: dict[tuple[int, ...], _Reducer] = {}
 
-    def begin(self, model: Any) -> None:
-        """As in `DDPTrainer`; what was reduced before may have changed."""
+    def begin(self, model: keras.Model) -> None:
+        """See `DDPTrainer.begin`; what was reduced before may have changed."""
         self._reducers.clear()
         super().begin(model)
 
-    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
-        """As in `DDPTrainer`."""
+    def joined(
+        self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
+    ) -> Any:
+        """See `DDPTrainer.joined`."""
         if not variables or not loss.requires_grad:
             return loss
         key = tuple(map(id, variables))
@@ -123,11 +129,11 @@ class DataParallel(DDPTrainer):
 class _Reducer:
     """DDP over the variables of one optimizer.
 
-    Where gradients are accumulated, only the last of the steps reduces: the sum that the optimizer
+    If gradients are accumulated, only the last of the steps reduces: the sum that the optimizer
     holds is put where torch keeps gradients, and the backward pass adds to it.
     """
 
-    def __init__(self, loss: Any, variables: Sequence[Any], optimizer: Any):
+    def __init__(self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer):
         reached = _leaves(loss)
         lacks = any(id(variable.value) not in reached for variable in variables)
         # Torch goes through the whole graph in every step to find them, so only where there are.
@@ -144,7 +150,7 @@ class _Reducer:
             gradient_as_bucket_view=True,
         )
 
-    def joined(self, loss: Any) -> Any:
+    def joined(self, loss: torch.Tensor) -> Any:
         inner = False
         if self._steps > 1:
             inner = (
@@ -214,7 +220,7 @@ def _summed(variables: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
     return found
 
 
-def _losses(model: Any) -> list[Any]:
+def _losses(model: keras.Model) -> list[Any]:
     """Returns the losses given to `compile`."""
     given = keras.tree.flatten(getattr(model, "loss", None))
     return [loss for loss in given if isinstance(loss, keras.losses.Loss)]

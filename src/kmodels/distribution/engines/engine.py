@@ -1,10 +1,13 @@
 """The protocol of an engine, which hides how a backend uses many devices."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kmodels.core.errors import InputError
 from kmodels.distribution.mesh import Mesh
+
+if TYPE_CHECKING:
+    import keras
 
 
 class Engine(Protocol):
@@ -22,11 +25,11 @@ class Engine(Protocol):
     shard: int
     main: bool
 
-    def prepare(self, model: Any) -> Any:
+    def prepare(self, model: "keras.Model") -> Any:
         """Makes a built model ready for `compile`, after `check`; gives the model to train."""
         ...
 
-    def check(self, model: Any) -> None:
+    def check(self, model: "keras.Model") -> None:
         """Raises `InputError` where the mesh was lost or the model does not lie on it.
 
         That is after `keras.utils.clear_session()`, for a model or an adapter made before
@@ -56,7 +59,9 @@ class EngineBackend(Protocol):
         ...
 
 
-def check_place(mesh: Mesh, in_force: bool, model: Any, lies: Callable[[Any], bool]) -> None:
+def check_place(
+    mesh: Mesh, in_force: bool, model: "keras.Model", lies: Callable[[Any], bool]
+) -> None:
     """Checks what `Engine.check` checks on every backend.
 
     Args:

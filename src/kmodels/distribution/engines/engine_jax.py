@@ -1,7 +1,7 @@
 """Many devices on JAX: `keras.distribution`'s DataParallel, or its ModelParallel by layout rules.
 
 One process drives all its devices, and arrays given to `fit` just work: each batch is the global
-one. In a run of several processes each feeds its own rows of it.
+one. Each of several processes feeds its own rows of it.
 """
 
 from collections.abc import Sequence
@@ -36,13 +36,13 @@ class BatchLayout(keras.distribution.TensorLayout):
         device_mesh: the mesh.
     """
 
-    def __init__(self, rank: int, axes: tuple[str, ...], device_mesh: Any):
+    def __init__(self, rank: int, axes: tuple[str, ...], device_mesh: jax.sharding.Mesh):
         super().__init__((None,) * rank, device_mesh)
         self._split = (axes,) if rank else ()
 
     @property
     def axes(self) -> tuple[Any, ...]:
-        """By dimension: the mesh axes along which it lies."""
+        """The mesh axes along which each dimension lies."""
         return (*self._split, *super().axes[1:])
 
     @property
@@ -51,7 +51,9 @@ class BatchLayout(keras.distribution.TensorLayout):
         return NamedSharding(self.device_mesh.backend_mesh, PartitionSpec(*self.axes))
 
 
-def _rows(distribution: Any, axes: tuple[str, ...], shape: Sequence[int]) -> BatchLayout:
+def _rows(
+    distribution: keras.distribution.ModelParallel, axes: tuple[str, ...], shape: Sequence[int]
+) -> BatchLayout:
     """Returns where a batch of this process lies; its first dimension are the rows."""
     processes = min(distribution.num_model_replicas, distribution.num_processes)
     parts = distribution.num_model_replicas // processes
@@ -63,7 +65,9 @@ def _rows(distribution: Any, axes: tuple[str, ...], shape: Sequence[int]) -> Bat
     return BatchLayout(len(shape), axes, distribution.device_mesh)
 
 
-def _placed(distribution: Any, variable: Any, values: np.ndarray) -> jax.Array:
+def _placed(
+    distribution: keras.distribution.ModelParallel, variable: keras.Variable, values: np.ndarray
+) -> jax.Array:
     """Returns an array of the host where the variable lies; all processes have the same values.
 
     Each device gets its part alone. `jax.device_put` would have all processes compare their values.
@@ -91,7 +95,7 @@ class ShardedLayouts(keras.distribution.ModelParallel):
 
     place = _placed
 
-    def __init__(self, mesh: Mesh, device_mesh: Any):
+    def __init__(self, mesh: Mesh, device_mesh: jax.sharding.Mesh):
         self._mesh = mesh
         # Read by overrides: rows and weights in parts leave a layer's arithmetic whole.
         self.cuts_layers = mesh.model > 1
@@ -110,8 +114,8 @@ class ShardedLayouts(keras.distribution.ModelParallel):
         """Returns rows over `data` and `fsdp`; raises `InputError` where they do not divide."""
         return _rows(self, ("data", "fsdp"), data_shape)
 
-    def get_variable_layout(self, variable: Any) -> Any:
-        """By the rules; a slot lies as its weight does, which Keras hands on."""
+    def get_variable_layout(self, variable: keras.Variable) -> Any:
+        """Follows the rules; a slot lies as its weight does, which Keras hands on."""
         if keras_internals.layout_of(variable) is not None:
             return super().get_variable_layout(variable)
         axes = axes_of(variable, self._mesh)
@@ -144,16 +148,16 @@ class JaxEngine:
         self._devices = set(grid.backend_mesh.devices.flat)
         keras.distribution.set_distribution(self._distribution)
 
-    def prepare(self, model: Any) -> Any:
+    def prepare(self, model: keras.Model) -> Any:
         """Checks the model, and gives it back."""
         self.check(model)
         return model
 
-    def check(self, model: Any) -> None:
+    def check(self, model: keras.Model) -> None:
         """Raises `InputError` where the mesh was dropped, or variables do not lie on it."""
         in_force = keras.distribution.distribution() is self._distribution
 
-        def lies(variable: Any) -> bool:
+        def lies(variable: keras.Variable) -> bool:
             return (
                 not keras_internals.has_value(variable)
                 or variable.value.sharding.device_set == self._devices

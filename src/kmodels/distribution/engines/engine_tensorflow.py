@@ -39,21 +39,21 @@ class TensorFlowEngine:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self._strategy = _mirrored(tuple(_every()[: mesh.data]))
-        # Not a scope: that could not be left open, and `fit` wants to be outside of one.
+        # This is no scope: that could not be left open, and `fit` wants to be outside of one.
         tf.distribute.experimental_set_strategy(self._strategy)
         replicas_tensorflow.draw_apart(mesh.data > 1)
 
-    def prepare(self, model: Any) -> Any:
+    def prepare(self, model: keras.Model) -> Any:
         """Checks the model, and gives it back."""
         self.check(model)
         return model
 
-    def check(self, model: Any) -> None:
+    def check(self, model: keras.Model) -> None:
         """Raises `InputError` for variables off the mesh, and for what would be wrong on it."""
         in_force = tf.distribute.get_strategy() is self._strategy
         created_here = self._strategy.extended.variable_created_in_scope
 
-        def lies(variable: Any) -> bool:
+        def lies(variable: keras.Variable) -> bool:
             return not keras_internals.has_value(variable) or created_here(variable.value)
 
         check_place(self.mesh, in_force, model, lies)

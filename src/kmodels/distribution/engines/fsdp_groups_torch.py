@@ -2,9 +2,9 @@
 
 `torch.distributed.fsdp.fully_shard` gathers the parameters of a module while its `forward` runs,
 and has the gradients reduced to the parts. A Keras layer is such a module in name only: its
-`__call__` goes round torch's hooks, and its variables keep the tensors that they were given. So the
-variables of a layer are put into a module of our own, a `Group`, whose forward is whatever reads
-them; and each variable looks there for its value.
+`__call__` goes round torch's hooks, and its variables keep the tensors that they were given. The
+variables of a layer are therefore put into a module of our own, a `Group`, whose forward is
+whatever reads them; and each variable looks there for its value.
 
 There is a group for each block and for each other layer that a model is made of, with all their
 weights, frozen or not: LoRA's base and its adapters are gathered at once. `Root` holds them, so
@@ -35,12 +35,12 @@ class Group(torch.nn.Module):
         super().__init__()
         for index, variable in enumerate(variables):
             kind = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
-            # Without numbers: torch cuts it, and each rank makes its own part.
+            # It has no numbers yet: torch cuts it, and each rank makes its own part.
             value = torch.empty(variable.shape, dtype=kind, device="meta")
             trainable = variable.trainable and kind.is_floating_point
             self.register_parameter(f"p{index}", torch.nn.Parameter(value, trainable))
 
-    def forward(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, function: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         """`function(*args, **kwargs)`."""
         found = function(*args, **kwargs)
         # Torch warns of views, since an operation in place would lose the hook that gathers again.
@@ -50,18 +50,18 @@ class Group(torch.nn.Module):
 
 
 class Root(torch.nn.Module):
-    """All groups of a model, around its call."""
+    """Holds all groups of a model, around its call."""
 
     def __init__(self, groups: Sequence[Group]):
         super().__init__()
         self.groups = torch.nn.ModuleList(groups)
 
-    def forward(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, function: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         """`function(*args, **kwargs)`."""
         return function(*args, **kwargs)
 
 
-def shard(model: Any, mesh: DeviceMesh) -> Any:
+def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
     """Cuts all weights of a model over the last axis of a mesh.
 
     Weights that have values keep them, each rank its part; the others wait for theirs.
@@ -96,7 +96,7 @@ def shard(model: Any, mesh: DeviceMesh) -> Any:
     return root
 
 
-def _layers(model: Any) -> list[Any]:
+def _layers(model: keras.Model) -> list[Any]:
     """Returns the layers with weights that a model, or a model in it, is made of; each once."""
     found: dict[int, Any] = {}
     for layer in model.layers:
@@ -105,7 +105,7 @@ def _layers(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def _cut(layer: Any, mesh: DeviceMesh) -> Group:
+def _cut(layer: keras.Layer, mesh: DeviceMesh) -> Group:
     variables = layer.weights
     kinds = {v.dtype for v in variables if v.trainable}
     if len(kinds) > 1:
@@ -142,10 +142,10 @@ def _dimension(parameter: torch.nn.Parameter, parts: int) -> Shard:
     return Shard(even[0] if even else 0)
 
 
-def _precision(layer: Any) -> MixedPrecisionPolicy:
+def _precision(layer: keras.Layer) -> MixedPrecisionPolicy:
     """Gathers weights in the dtype that layers read, and reduces gradients in float32.
 
-    So half the bytes travel under a mixed policy, and no cast copy of a weight waits for backward.
+    Half the bytes travel under a mixed policy, and no cast copy of a weight waits for backward.
     """
     readers = [one for one in keras_internals.sublayers(layer) if one.weights]
     kinds = {one.compute_dtype for one in readers}
@@ -156,12 +156,12 @@ def _precision(layer: Any) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(kind, torch.float32, cast_forward_inputs=False)
 
 
-def _enter(layer: Any, name: str, module: torch.nn.Module) -> None:
+def _enter(layer: keras.Layer, name: str, module: torch.nn.Module) -> None:
     """Has a method of a layer run inside a module, with torch's hooks around it."""
     method = getattr(layer, name)
 
     @functools.wraps(method)
-    def entered(*args: Any, **kwargs: Any) -> Any:
+    def entered(*args: object, **kwargs: object) -> Any:
         # Keras infers shapes with tensors that have no numbers.
         if any(getattr(x, "is_meta", False) for x in keras.tree.flatten((args, kwargs))):
             return method(*args, **kwargs)

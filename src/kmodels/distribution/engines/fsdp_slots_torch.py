@@ -1,15 +1,17 @@
 """An optimizer's slots in parts: each is cut as its weight is, and never whole on any rank."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.distribution.engines.sharded_variable_torch import ShardedVariable, place_like
 
 
-def place(optimizer: Any) -> None:
+def place(optimizer: keras.Optimizer) -> None:
     """Has an optimizer make the slots of cut weights in parts when it is built.
 
     Args:
@@ -19,7 +21,7 @@ def place(optimizer: Any) -> None:
         vars(optimizer)["build"] = functools.partial(_build, optimizer, optimizer.build)
 
 
-def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
+def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Sequence[Any]) -> None:
     """`build(variables)`.
 
     Raises:
@@ -48,7 +50,7 @@ def _build(optimizer: Any, build: Any, variables: Sequence[Any]) -> None:
     keras_internals.draw_values(new.values())
 
 
-def _pairs(optimizer: Any, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _pairs(optimizer: keras.Optimizer, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Yields each slot with its weight: optimizers keep lists in the order of the weights."""
     for _, held in keras_internals.slot_lists(optimizer):
         yield from zip(held, weights, strict=True)

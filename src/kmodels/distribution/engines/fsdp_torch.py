@@ -42,7 +42,7 @@ class FSDPEngine(DDPEngine):
         )
         deferred.switch(True)
 
-    def prepare(self, model: Any) -> Any:
+    def prepare(self, model: keras.Model) -> Any:
         """Cuts the weights, and fills those that wait for their values."""
         self.check(model)
         if model.parallel is None:
@@ -52,8 +52,8 @@ class FSDPEngine(DDPEngine):
             object.__setattr__(model, "parallel", FSDPTrainer(root, model))
         return model
 
-    def check(self, model: Any) -> None:
-        """As in `Engine`."""
+    def check(self, model: keras.Model) -> None:
+        """See `Engine.check`."""
         super().check(model)
         for layer in keras_internals.sublayers(model):
             if layer.compute_dtype == "float16":
@@ -73,7 +73,7 @@ class FSDPEngine(DDPEngine):
                 )
 
     def leave(self) -> None:
-        """As in `Engine`; models that are loaded from now on are whole."""
+        """See `Engine.leave`; models that are loaded from now on are whole."""
         super().leave()
         deferred.switch(False)
 
@@ -86,14 +86,14 @@ class FSDPTrainer(DDPTrainer):
         model: that was cut.
     """
 
-    def __init__(self, root: Any, model: Any):
+    def __init__(self, root: Any, model: keras.Model):
         self.root = root
         self._trained = {id(variable) for variable in model.trainable_variables}
         self._several = False
         self._few: bool | None = None
         self._waiting: tuple[Sequence[Any], Any] | None = None
 
-    def compiled(self, model: Any) -> None:
+    def compiled(self, model: keras.Model) -> None:
         """Has the optimizer make its slots in parts."""
         self.settle()
         optimizers = getattr(model.optimizer, "by_player", {"": model.optimizer}).values()
@@ -102,8 +102,8 @@ class FSDPTrainer(DDPTrainer):
             if optimizer is not None:
                 fsdp_slots_torch.place(optimizer)
 
-    def begin(self, model: Any) -> None:
-        """As in `DDPTrainer`.
+    def begin(self, model: keras.Model) -> None:
+        """See `DDPTrainer.begin`.
 
         Raises:
             InputError: also for what was changed since the model was cut.
@@ -121,11 +121,13 @@ class FSDPTrainer(DDPTrainer):
             )
         super().begin(model)
 
-    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
-        """As in `DDPTrainer`.
+    def joined(
+        self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
+    ) -> Any:
+        """See `DDPTrainer.joined`.
 
-        Where gradients are accumulated and few weights are trained, torch adds up their whole
-        gradients, and the last of the steps alone reduces them.
+        If gradients are accumulated and few weights are trained, torch adds up their whole
+        gradients, and only the last of the steps reduces them.
         """
         if self._waits(variables, optimizer):
             steps = optimizer.gradient_accumulation_steps
@@ -145,7 +147,7 @@ class FSDPTrainer(DDPTrainer):
         self._reduces(True)
         for variable in variables:
             variable.value.grad = None
-        # At the end of any backward pass torch reduces what waits.
+        # Torch reduces what waits at the end of any backward pass.
         device = variables[0].value.device
         self.root(lambda x: x * 1, torch.zeros((), device=device, requires_grad=True)).backward()
         for variable in variables:
@@ -157,7 +159,7 @@ class FSDPTrainer(DDPTrainer):
         self.root.set_requires_gradient_sync(now)
         self.root.set_is_last_backward(now)
 
-    def _waits(self, variables: Sequence[Any], optimizer: Any) -> bool:
+    def _waits(self, variables: Sequence[Any], optimizer: keras.Optimizer) -> bool:
         """Returns whether whole gradients are smaller than what a rank holds of all weights."""
         # A step that is left out would not count; and several optimizers share the groups.
         if self._several or getattr(optimizer, "skip_non_finite", False):
@@ -166,7 +168,7 @@ class FSDPTrainer(DDPTrainer):
             return False
         if self._few is None:
             gradients = sum(4 * variable.value.numel() for variable in variables)
-            # Of an even cut, since all ranks have to decide alike.
+            # The sizes are of an even cut, since all ranks have to decide alike.
             held = sum(p.nbytes / p.device_mesh.size(-1) for p in self.root.parameters())
             self._few = gradients <= held
         return self._few

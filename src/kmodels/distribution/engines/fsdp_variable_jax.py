@@ -3,10 +3,10 @@
 Left alone, XLA has a choice when rows and weights are cut over the same devices, and mostly it
 takes the wrong one: it gives each device all rows and a part of the width, so that activations
 are summed over devices instead of weights gathered (in a small Gemma every activation was the
-global batch's, and a step took five times the memory). So each read inside a layer says that the
-weight is whole there and its gradient in parts: an all-gather on the way forward, a reduce-scatter
-on the way back (on a CPU an all-reduce, cut up), and batches that stay where they are (Rajbhandari
-et al. 2020, section 5.3).
+global batch's, and a step took five times the memory). Each read inside a layer therefore says that
+the weight is whole there and its gradient in parts: an all-gather on the way forward, a
+reduce-scatter on the way back (on a CPU an all-reduce, cut up), and batches that stay where they
+are (Rajbhandari et al. 2020, section 5.3).
 """
 
 from typing import Any

@@ -6,19 +6,20 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
+from kmodels.core.types import Tree
 from kmodels.distribution import processes
 
 
-def begin(model: Any) -> None:
+def begin(model: keras.Model) -> None:
     """Has the compiled step of `predict` give its outputs whole on each device.
 
-    Else a process holds the rows of its own devices alone, and Keras cannot put them together.
+    Otherwise a process holds only the rows of its own devices, and Keras cannot put them together.
     """
     if processes.count() == 1 or "predict_step" in vars(model):
         return
     step = model.predict_step
 
-    def predict_step(state: Any, data: Any) -> Any:
+    def predict_step(state: tuple, data: Tree) -> Any:
         outputs, rest = step(state, data)
         mesh: Any = keras.distribution.distribution()
         everywhere = NamedSharding(mesh.device_mesh.backend_mesh, PartitionSpec())
@@ -29,6 +30,6 @@ def begin(model: Any) -> None:
     model.predict_function = None
 
 
-def of_all(outputs: Any, rows: int, shards: int) -> Any:
-    """Nothing is left to do."""
+def of_all(outputs: Tree, rows: int, shards: int) -> Any:
+    """Does nothing: nothing is left to do."""
     return outputs

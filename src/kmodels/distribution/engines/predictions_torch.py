@@ -6,14 +6,15 @@ import keras
 import numpy as np
 import torch
 
+from kmodels.core.types import Tree
 from kmodels.distribution import processes
 
 
-def begin(model: Any) -> None:
-    """Nothing: each process predicts its own rows."""
+def begin(model: keras.Model) -> None:
+    """Does nothing: each process predicts its own rows."""
 
 
-def of_all(outputs: Any, rows: int, shards: int) -> Any:
+def of_all(outputs: Tree, rows: int, shards: int) -> Any:
     """Returns the outputs of all, in the order of the data.
 
     Args:

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import keras
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -40,7 +42,7 @@ class Placed(keras_internals.OwnAssign):
         """Copies what lies at `index`."""
         self.placed.to_local().copy_(value)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         found = to_numpy(self.gathered().cpu())
         return found if dtype is None else found.astype(dtype)
 
@@ -72,14 +74,14 @@ class ShardedVariable(keras_internals.ValueElsewhere, Placed):
         self.has_taken()
 
 
-def put_in(variable: Any, group: torch.nn.Module, place: str) -> None:
+def put_in(variable: keras.Variable, group: torch.nn.Module, place: str) -> None:
     """Makes a variable look for its value in a group's module; its own is let go."""
     keras_internals.let_value_go(variable)
     keras_internals.change_class(variable, ShardedVariable)
     variable.group, variable.place, variable.waiting = group, place, True
 
 
-def place_like(slot: Any, weight: ShardedVariable) -> None:
+def place_like(slot: keras.Variable, weight: ShardedVariable) -> None:
     """Gives a variable without a value its first one, cut as a weight of the same shape is.
 
     Its initializer has to give one number everywhere, as those of optimizers' slots do.
@@ -103,7 +105,7 @@ def region(placed: DTensor) -> tuple[slice, ...]:
         if placement.is_shard():
             dimension = placement.dim  # type: ignore[attr-defined]
             start, stop = found[dimension]
-            # As torch cuts: the last parts are shorter, or empty.
+            # It is cut as torch cuts: the last parts are shorter, or empty.
             step = -(-(stop - start) // mesh.size(axis))
             begin = min(start + step * mesh.get_local_rank(axis), stop)
             found[dimension] = begin, min(begin + step, stop)

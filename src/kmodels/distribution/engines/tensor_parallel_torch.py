@@ -1,9 +1,10 @@
 """Layers split over torch's processes: Keras' own `ModelParallel`, which torch has from 3.16 on."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
+import torch
 from torch.distributed.tensor import DTensor
 
 from kmodels.core import dispatch, keras_internals, rng_offset_torch
@@ -13,6 +14,9 @@ from kmodels.distribution.engines.ddp_torch import DDPTrainer, results_of
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _SINCE = (3, 16)
 
@@ -40,7 +44,7 @@ def use(mesh: Mesh) -> "Split":
 class _Layers(keras.distribution.ModelParallel):
     """Variables lie by `layout.axes`, rows over `data`."""
 
-    def __init__(self, mesh: Mesh, grid: Any):
+    def __init__(self, mesh: Mesh, grid: "DeviceMesh"):
         self._mesh = mesh
         super().__init__(
             layout_map=keras.distribution.LayoutMap(grid),
@@ -48,8 +52,8 @@ class _Layers(keras.distribution.ModelParallel):
             auto_shard_dataset=False,
         )
 
-    def get_variable_layout(self, variable: Any) -> Any:
-        """By the rules; a slot lies as its weight does, which Keras hands on."""
+    def get_variable_layout(self, variable: keras.Variable) -> Any:
+        """Follows the rules; a slot lies as its weight does, which Keras hands on."""
         if keras_internals.layout_of(variable) is not None:
             return super().get_variable_layout(variable)
         return keras.distribution.TensorLayout(axes_of(variable, self._mesh), self.device_mesh)
@@ -58,10 +62,12 @@ class _Layers(keras.distribution.ModelParallel):
 class _Whole(DDPTrainer):
     """Steps whose loss and metrics are those of the global batch in every process."""
 
-    def begin(self, model: Any) -> None:
-        """Nothing: parts of weights differ between processes."""
+    def begin(self, model: keras.Model) -> None:
+        """Does nothing: parts of weights differ between processes."""
 
-    def joined(self, loss: Any, variables: Sequence[Any], optimizer: Any) -> Any:
+    def joined(
+        self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
+    ) -> Any:
         """Returns the loss as it is."""
         return loss
 
@@ -85,18 +91,18 @@ class Split:
         # They are written for tensors that are there.
         dispatch.decline_all("layers are split over processes")
 
-    def prepare(self, model: Any) -> Any:
+    def prepare(self, model: keras.Model) -> Any:
         """Checks the model, and gives it back."""
         self.check(model)
         # Around Keras' __setattr__, which refuses new state on a built model.
         object.__setattr__(model, "parallel", _Whole())
         return model
 
-    def check(self, model: Any) -> None:
-        """As in `Engine`."""
+    def check(self, model: keras.Model) -> None:
+        """See `Engine.check`."""
         in_force = keras.distribution.distribution() is self._distribution
 
-        def lies(variable: Any) -> bool:
+        def lies(variable: keras.Variable) -> bool:
             cut = "model" in axes_of(variable, self.mesh)
             return not cut or isinstance(variable.value, DTensor)
 

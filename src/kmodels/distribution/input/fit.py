@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.data.fit.adapters import as_dataset, with_validation
 from kmodels.data.fit.batches import Preprocess
 from kmodels.data.fit.native import Native
@@ -21,6 +22,9 @@ from kmodels.distribution.input.rank_callbacks import followers
 from kmodels.distribution.input.sharding_rule import BatchSharding, digest
 from kmodels.distribution.input.stream import ShardedStream
 
+if TYPE_CHECKING:
+    from kmodels.distribution.plan import ParallelPlan
+
 
 class PredictionsBackend(Protocol):
     """Predictions of several processes, on a backend where each has its own rows."""
@@ -29,7 +33,7 @@ class PredictionsBackend(Protocol):
         """Prepares the model's `predict` for `of_all`."""
         ...
 
-    def of_all(self, outputs: Any, rows: int, shards: int) -> Any:
+    def of_all(self, outputs: Tree, rows: int, shards: int) -> Any:
         """Returns the outputs of all processes, in the order of the data.
 
         Args:
@@ -58,7 +62,8 @@ def shard(
         steps: batches to end after, in evaluate and predict.
 
     Returns:
-        What Keras takes as x; a `tf.data` pipeline on TensorFlow as it is, which cuts it up itself.
+        The object that Keras takes as x; on TensorFlow a `tf.data` pipeline stays as it is, since
+        TensorFlow cuts it up itself.
 
     Raises:
         InputError: where the mesh does not divide the batches, or processes differ.
@@ -84,14 +89,14 @@ def shard(
     return part
 
 
-def rule(plan: Any, own: bool = False) -> BatchSharding:
+def rule(plan: "ParallelPlan", own: bool = False) -> BatchSharding:
     """Returns what this process takes of batches over the mesh of a plan."""
     return BatchSharding(plan.mesh, plan.engine.shards, plan.engine.shard, own)
 
 
 def run(
-    plan: Any,
-    model: Any,
+    plan: "ParallelPlan",
+    model: keras.Model,
     call: Callable[..., Any],
     request: FitRequest,
     preprocess: Preprocess | None = None,
@@ -106,7 +111,7 @@ def run(
         preprocess: see `kmodels.data.as_dataset`.
 
     Returns:
-        What the method returns; predictions are those of all processes, in the order of the data.
+        The result of the method; predictions are those of all processes, in the order of the data.
 
     Raises:
         InputError: where the mesh does not divide the batches, processes were given other data, or
@@ -134,7 +139,9 @@ def run(
     return keras.tree.map_structure(lambda leaf: leaf[: data.samples], outputs)
 
 
-def _sharded(plan: Any, request: FitRequest, preprocess: Preprocess | None) -> FitRequest:
+def _sharded(
+    plan: "ParallelPlan", request: FitRequest, preprocess: Preprocess | None
+) -> FitRequest:
     """Returns the request with this process's part of the data, preprocessed."""
     data, method = request.x, request.method
     if isinstance(data, ShardedDataset | ShardedStream):
@@ -159,7 +166,7 @@ def _sharded(plan: Any, request: FitRequest, preprocess: Preprocess | None) -> F
     return request.changed(x=data, y=None, sample_weight=None, validation_data=held_out)
 
 
-def _check_weights(model: Any, data: Any) -> None:
+def _check_weights(model: keras.Model, data: Any) -> None:
     if getattr(data, "fills", False) and (names := keras_internals.unweighted_metrics(model)):
         raise InputError(
             f"metrics={names} would count the rows that fill the last batch up, which weigh "

@@ -1,12 +1,11 @@
 """One process's rows of batches that can be asked for by their number."""
 
 import copy
-from typing import Any
 
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.data.fit.batches import as_tuple, prepared
+from kmodels.data.fit.batches import IndexedBatches, Preprocess, as_tuple, prepared
 from kmodels.data.fit.request import Method
 from kmodels.data.fit.rows import rows_within
 from kmodels.distribution.input.sharding_rule import (
@@ -35,7 +34,9 @@ class ShardedDataset(keras.utils.PyDataset):
         InputError: where the mesh does not divide a batch, or there is no full one to train on.
     """
 
-    def __init__(self, source: Any, rule: BatchSharding, use: Method, steps: int | None = None):
+    def __init__(
+        self, source: IndexedBatches, rule: BatchSharding, use: Method, steps: int | None = None
+    ):
         super().__init__(source.workers, source.use_multiprocessing, source.max_queue_size)
         self._size, self._there = source.batch_size, source.samples
         self._start, stop = rule.rows(self._size)
@@ -58,7 +59,7 @@ class ShardedDataset(keras.utils.PyDataset):
             self._weight = weight if use is Method.EVALUATE else None
         self.fills = self._weight not in (None, 1.0)
 
-    def prepared_by(self, preprocess: Any) -> "ShardedDataset":
+    def prepared_by(self, preprocess: Preprocess | None) -> "ShardedDataset":
         """Takes a model's preprocessor, where the data is of a kind that it is applied to."""
         if getattr(self.source, "preprocess", preprocess) is None:
             self.source.preprocess = preprocess
@@ -76,7 +77,7 @@ class ShardedDataset(keras.utils.PyDataset):
         if self.use is Method.FIT:
             self.handed_out = max(self.handed_out, index + 1)
             return self.source[index]
-        # Of data of its own, a process may have fewer batches than others.
+        # A process may have fewer batches of data of its own than others.
         batch = as_tuple(self.source[min(index, self.source.num_batches - 1)])
         real = min(self._there - index * self._size, self._size) - self._start
         return filled(batch, self.rows, real, self._weight)
@@ -93,7 +94,7 @@ class ShardedDataset(keras.utils.PyDataset):
             self.source.set_epoch(epoch, *(() if skip is None else (skip,)))
 
     def on_epoch_begin(self) -> None:
-        """As in Keras."""
+        """Tells the data, as Keras does."""
         self.source.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
@@ -150,11 +151,11 @@ class Given(keras.utils.PyDataset):
         return batch if self.preprocess is None else prepared(batch, self.preprocess)
 
     def on_epoch_begin(self) -> None:
-        """As in Keras."""
+        """Tells the data, as Keras does."""
         self.dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """As in Keras."""
+        """Tells the data, as Keras does."""
         self.dataset.on_epoch_end()
 
     def _checked(self, index: int, batch: tuple) -> int:

@@ -1,14 +1,19 @@
 """Callbacks of `fit` in several processes: who writes, and that all decide alike."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Logs
 from kmodels.data.fit.request import Method
 from kmodels.distribution import processes
 
-# What they write is the same in each process.
+if TYPE_CHECKING:
+    from kmodels.distribution.plan import ParallelPlan
+
+# They write the same in each process.
 _WRITERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
@@ -25,12 +30,12 @@ class SyncStop(keras.callbacks.Callback):
     time or by a file. The learning rate that the first process has set holds for all.
     """
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Compares how long each process means to train."""
         facts = {"epochs": self.params.get("epochs"), "steps": self.params.get("steps")}
         processes.check_equal("fit", facts)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Compares, after the other callbacks, who stops and which learning rate holds."""
         rate = getattr(self.model.optimizer, "learning_rate", None)
         own = float(keras.ops.convert_to_numpy(rate)) if _is_set(rate) else None
@@ -43,7 +48,9 @@ class SyncStop(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = told[0][1]
 
 
-def followers(callbacks: Any, plan: Any, use: Method) -> Any:
+def followers(
+    callbacks: Sequence[keras.callbacks.Callback], plan: "ParallelPlan", use: Method
+) -> Any:
     """Returns the callbacks that this process calls.
 
     Args:
@@ -52,8 +59,8 @@ def followers(callbacks: Any, plan: Any, use: Method) -> Any:
         use: which of the three.
 
     Returns:
-        In a run of one process, or where they are a `CallbackList`, what was given. Else those that
-        write files or show progress are left to the main process.
+        The callbacks that were given, in a run of one process or for a `CallbackList`. Otherwise
+        those that write files or show progress are left to the main process.
 
     Raises:
         InputError: for a callback that cannot work in several processes.
@@ -68,7 +75,7 @@ def followers(callbacks: Any, plan: Any, use: Method) -> Any:
     return [*kept, SyncStop()] if use is Method.FIT else kept
 
 
-def _check(callback: Any, plan: Any) -> None:
+def _check(callback: keras.callbacks.Callback, plan: "ParallelPlan") -> None:
     kind = type(callback).__name__
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         raise InputError(
@@ -84,5 +91,5 @@ def _check(callback: Any, plan: Any) -> None:
         )
 
 
-def _is_set(rate: Any) -> bool:
+def _is_set(rate: object) -> bool:
     return isinstance(rate, keras.Variable)

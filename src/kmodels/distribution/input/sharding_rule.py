@@ -7,6 +7,7 @@ more than 1, so that Keras' loss, a mean over all rows, is the mean over the rea
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.data.fit import arrays
 from kmodels.data.fit.batches import to_numpy
 from kmodels.distribution import processes
@@ -108,14 +110,14 @@ def filled(batch: tuple, wanted: int, real: int, weight: float | None) -> tuple:
     if len(batch) < 3 or batch[2] is None:
         return (*batch[:2], *(None,) * (2 - len(batch)), factors)
 
-    def scaled(leaf: Any) -> np.ndarray:
+    def scaled(leaf: np.ndarray) -> np.ndarray:
         own = to_numpy(leaf)
         return own * factors.reshape(-1, *(1,) * (own.ndim - 1))
 
     return (*batch[:2], _each(scaled, batch[2]))
 
 
-def digest(batch: Any) -> str:
+def digest(batch: Tree) -> str:
     """Returns a short hash of a batch, for processes to compare."""
     found = hashlib.sha256()
     for leaf in keras.tree.flatten(batch):
@@ -126,5 +128,5 @@ def digest(batch: Any) -> str:
     return found.hexdigest()[:16]
 
 
-def _each(change: Any, tree: Any) -> Any:
+def _each(change: Callable[[Any], Any], tree: Tree) -> Any:
     return keras.tree.map_structure(lambda leaf: None if leaf is None else change(leaf), tree)

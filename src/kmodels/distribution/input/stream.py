@@ -1,12 +1,13 @@
 """One process's rows of batches that come one after another."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.data.fit import arrays
-from kmodels.data.fit.batches import as_tuple, prepared
+from kmodels.data.fit.batches import Preprocess, as_tuple, prepared
 from kmodels.data.fit.request import Method
 from kmodels.data.fit.rows import rows_within
 from kmodels.data.fit.stream import OneShot, Stream
@@ -23,14 +24,14 @@ from kmodels.distribution.input.sharding_rule import (
 class ShardedStream(Stream):
     """Gives the rows of one process of batches that come one after another.
 
-    What many processes train on is compared as it comes: the first batch and the number of all, or,
-    where each process has its own rows, before each step whether all have another batch.
+    The batches of several processes are compared as they come: the first batch and the number of
+    all, or, if each process has its own rows, whether all have another batch before each step.
 
     Args:
         stream: of all rows, or of this process's own.
         rule: what to take.
-        use: what it is for. To evaluate, the stream is gone through once to count its samples,
-            where they are not known.
+        use: what it is for. Evaluation goes through the stream once to count its samples if they
+            are not known.
         name: what processes call it.
         steps: batches to end after, in evaluate and predict.
 
@@ -64,11 +65,11 @@ class ShardedStream(Stream):
         super().__init__(stream.batches, count, *settings)
         self._all = stream
 
-    def track(self, wrap: Any) -> Any:
+    def track(self, wrap: Callable[[Any, Callable[[Any], Iterator[Any]], bool], Any]) -> Any:
         """See `DatasetAdapter.track`: it is the stream of all rows that is gone through."""
         return self._all.track(wrap)
 
-    def prepared_by(self, preprocess: Any) -> "ShardedStream":
+    def prepared_by(self, preprocess: Preprocess | None) -> "ShardedStream":
         """Takes a model's preprocessor, where there is none yet."""
         self.preprocess = self.preprocess or preprocess
         return self
@@ -182,7 +183,7 @@ def _counted(stream: Stream, steps: int | None) -> tuple[int, int, int]:
     return len(sizes), sum(sizes), sizes[0]
 
 
-def _first_leaf(spec: Any) -> Any:
+def _first_leaf(spec: Tree) -> Any:
     while isinstance(spec, tuple | list | dict):
         spec = next(iter(spec.values())) if isinstance(spec, dict) else spec[0]
     return spec

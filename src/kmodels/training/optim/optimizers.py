@@ -6,6 +6,7 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
+from kmodels.core.types import LearningRateLike, Tensor
 from kmodels.training.optim.param_groups import ParamGroupOptimizer
 
 
@@ -31,9 +32,11 @@ else:
 
 
 class _InFloat32:
-    """Before Keras' AdamW, which rounds 0.999 to 1 in bfloat16 and then moves nothing at all."""
+    """Replaces the step of Keras' AdamW, which rounds 0.999 to 1 in bfloat16 and moves nothing."""
 
-    def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self: Any, gradient: Any, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
         """Moves narrow variables by steps in float32; slots and variable are rounded at the end."""
         kind = keras.backend.standardize_dtype(variable.dtype)
         if kind not in ("bfloat16", "float16"):
@@ -44,7 +47,7 @@ class _InFloat32:
         rate = ops.cast(learning_rate, "float32") * ops.sqrt(1 - self.beta_2**count)
         gradient = ops.cast(gradient, "float32")
 
-        def moved(slot: Any, target: Any, beta: float) -> Any:
+        def moved(slot: keras.Variable, target: keras.Variable, beta: float) -> Any:
             old = ops.cast(slot, "float32")
             new = old + (target - old) * (1 - beta)
             self.assign(slot, ops.cast(new, kind))
@@ -80,7 +83,7 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
 
     def __init__(
         self,
-        learning_rate: Any = 1e-3,
+        learning_rate: LearningRateLike = 1e-3,
         weight_decay: float = 0.05,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
@@ -118,7 +121,7 @@ class SGD(ParamGroupOptimizer, _SGD):
 
     def __init__(
         self,
-        learning_rate: Any = 0.01,
+        learning_rate: LearningRateLike = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float | None = None,

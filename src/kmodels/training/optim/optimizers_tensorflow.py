@@ -1,29 +1,31 @@
 """The TensorFlow bodies of AdamW and SGD: its own kernels in place of many passes over memory."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from kmodels.core import keras_internals, replicas_tensorflow
+from kmodels.core.types import Tensor
 
 
 class _Replicated(keras_internals.ReplicatedSteps):
     """An optimizer of one replica or several, which waits for others only where there are some.
 
     Keras sums the gradients of replicas last: it would clip those of each alone, and its branches
-    for accumulation cannot wait for others. Here they are summed first where that matters, and the
+    for accumulation cannot wait for others. This class sums them first where that matters, and the
     branches are those of all replicas together.
     """
 
-    def apply_gradients(self: Any, grads_and_vars: Any) -> Any:
+    def apply_gradients(self: Any, grads_and_vars: Iterable[tuple[Any, keras.Variable]]) -> Any:
         """Makes one step."""
         replica = replicas_tensorflow.inside()
         if replica is None or not self.looks_at_sums:
             return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
         gradients, variables = map(list, zip(*grads_and_vars, strict=True))
 
-        def together(strategy: Any, gradients: list[Any]) -> None:
+        def together(strategy: tf.distribute.Strategy, gradients: list[Any]) -> None:
             pairs = [
                 (g, v.value) for g, v in zip(gradients, variables, strict=True) if g is not None
             ]
@@ -39,7 +41,7 @@ class _Replicated(keras_internals.ReplicatedSteps):
 
     @property
     def looks_at_sums(self: Any) -> bool:
-        """Whether a step is decided by what the replicas have in common."""
+        """True if what the replicas have in common decides a step."""
         return bool(
             self.clipnorm
             or self.clipvalue
@@ -48,7 +50,9 @@ class _Replicated(keras_internals.ReplicatedSteps):
             or getattr(self, "skip_non_finite", False)
         )
 
-    def move_replicas(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+    def move_replicas(
+        self, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
+    ) -> None:
         """Keras' step, or the one step of all replicas."""
         if not _together():
             super().move_replicas(grads, variables, learning_rate)
@@ -57,7 +61,7 @@ class _Replicated(keras_internals.ReplicatedSteps):
         strategy = keras_internals.strategy_of(self)
         self.move_once(strategy, zip(grads, native, strict=True), learning_rate)
 
-    def add_gradients(self, grads: Any, sums: Any) -> None:
+    def add_gradients(self, grads: list[Any], sums: list[Any]) -> None:
         """Keras' sums, or those of the one step of all replicas."""
         if not _together():
             super().add_gradients(grads, sums)
@@ -65,9 +69,9 @@ class _Replicated(keras_internals.ReplicatedSteps):
         for gradient, held in zip(grads, sums, strict=True):
             held.assign_add(gradient)
 
-    def sum_replicas(self, pairs: Any) -> Any:
+    def sum_replicas(self, pairs: Iterable[tuple[Any, keras.Variable]]) -> Any:
         """Keras' sums over replicas, where there are several."""
-        # With one replica the sum is an IdentityN, behind which updates wait for all gradients.
+        # The sum of one replica is an IdentityN, behind which updates wait for all gradients.
         if keras_internals.strategy_of(self).num_replicas_in_sync == 1:
             return pairs
         return super().sum_replicas(pairs)
@@ -81,7 +85,9 @@ def _together() -> bool:
 class AdamW(_Replicated, keras.optimizers.AdamW):
     """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: Any, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         """Moves one variable, which is TensorFlow's own under `tf.distribute` too."""
         narrow = variable.dtype not in (tf.float32, tf.float64)
         if self.amsgrad or isinstance(gradient, tf.IndexedSlices) or narrow:
@@ -107,7 +113,9 @@ class AdamW(_Replicated, keras.optimizers.AdamW):
 class SGD(_Replicated, keras.optimizers.SGD):
     """Keras' SGD; a variable, its gradient and its slot are read and written once."""
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: Any, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         """Moves one variable, which is TensorFlow's own under `tf.distribute` too."""
         if isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)

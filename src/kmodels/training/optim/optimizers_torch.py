@@ -1,6 +1,7 @@
 """The torch bodies of AdamW and SGD: few kernels over all variables instead of several for each."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,8 +9,9 @@ import torch
 
 from kmodels.core import keras_internals
 from kmodels.core.framework_internals import internals_torch
+from kmodels.core.types import Tensor
 
-# On torch Keras answers the constructor with a class of its own that has the parallel step; a
+# Keras answers the constructor on torch with a class of its own that has the parallel step; a
 # subclass of the public name would lose it.
 _KerasAdamW: Any = type(keras.optimizers.AdamW())
 _KerasSGD: Any = type(keras.optimizers.SGD())
@@ -18,7 +20,7 @@ _KerasSGD: Any = type(keras.optimizers.SGD())
 class _Groups(keras_internals.ParallelSteps):
     """Keras' parallel step with decay and learning rate by variable."""
 
-    def apply_all(self, grads: Any, variables: Any) -> None:
+    def apply_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
         """Keras' step, with gradients that lie as the weights do."""
         both = zip(grads, variables, strict=True)
         super().apply_all(
@@ -26,19 +28,22 @@ class _Groups(keras_internals.ParallelSteps):
         )
 
     @torch.no_grad()
-    def clip_all(self: Any, grads: Any) -> Any:
+    def clip_all(self: Any, grads: list[Any]) -> Any:
         """Keras' clipping, with one message to the other ranks for all gradients in parts."""
         if not self.global_clipnorm or not all(map(_is_part, grads)):
             return super().clip_all(grads)
-        # As Keras does, but with one message to the other ranks instead of one for each variable.
+        # This does what Keras does, but with one message to the other ranks instead of one for each
+        # variable.
         norm, most = _norm(grads), self.global_clipnorm
         scale = most * torch.minimum(1.0 / norm, 1.0 / norm.new_tensor(most)) + (norm - norm)
         return [gradient * scale for gradient in grads]
 
     @torch.no_grad()
-    def move_all(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
+    def move_all(
+        self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
+    ) -> None:
         """Keras' step for each group of variables of one learning rate and dtype."""
-        # By dtype too, since kernels over many tensors take one.
+        # They are grouped by dtype too, since kernels over many tensors take one.
         groups: dict[tuple[float, str], tuple[list[Any], list[Any], list[Any]]] = {}
         for gradient, variable in zip(grads, variables, strict=True):
             index = keras_internals.variable_index(self, variable)
@@ -54,7 +59,7 @@ class _Groups(keras_internals.ParallelSteps):
             super().move_all(gradients, members, rate)
 
     @torch.no_grad()
-    def average_all(self: Any, variables: Any) -> None:
+    def average_all(self: Any, variables: Sequence[keras.Variable]) -> None:
         """Keras' averages in few kernels."""
         if not self.use_ema:
             return
@@ -69,8 +74,10 @@ class _Groups(keras_internals.ParallelSteps):
 class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
     """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
 
-    def move_all(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
-        """Torch's fused kernel where it takes the tensors, else Keras' step."""
+    def move_all(
+        self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
+    ) -> None:
+        """Takes torch's fused kernel where it accepts the tensors, else Keras' step."""
         weights = [_own(variable.value) for variable in variables]
         slots = [keras_internals.adam_slots(self, variable) for variable in variables]
         first, second, highest = (
@@ -83,8 +90,8 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
             return
         step = (self.iterations + 1).to(torch.float32)
         rate = learning_rate * (1 - self.beta_2**step).sqrt() / (1 - self.beta_1**step)
-        # torch corrects the root by the count of steps before it adds epsilon, Keras after. With
-        # a count without end torch corrects nothing; the correction is in the rate.
+        # torch corrects the root by the count of steps before it adds epsilon, Keras after. torch
+        # corrects nothing at an infinite count; the correction is in the rate.
         endless = torch.full_like(step, math.inf)
         internals_torch.fused_adamw_(
             weights, own, first, second, highest, [endless] * len(weights),
@@ -109,7 +116,7 @@ def _like(gradient: Any, weight: Any) -> Any:
     return gradient.redistribute(weight.device_mesh, weight.placements)
 
 
-def _is_part(tensor: Any) -> bool:
+def _is_part(tensor: object) -> bool:
     """Returns whether all ranks together hold it once, which those of a `model` axis need not."""
     mesh = getattr(tensor, "device_mesh", None)
     return mesh is not None and "model" not in (mesh.mesh_dim_names or ())

@@ -10,13 +10,13 @@ from kmodels.checkpoint.state import slots
 from kmodels.core import keras_internals
 
 
-def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
     """Builds an optimizer for these variables, whatever it was built for before.
 
-    Keras settles in `compile` what is trained. Where fewer variables are trained since, the slots
-    of those that are left go on. Where others are, all begins anew as after `compile`, and a
-    warning says so if steps were made: beside slots at zero a high count of steps would make the
-    first steps of Adam too large.
+    Keras settles in `compile` what is trained. If fewer variables are trained since, the slots of
+    those that are left go on. If others are, all begins anew as after `compile`, and a warning says
+    so if steps were made: beside slots at zero a high count of steps would make the first steps of
+    Adam too large.
 
     Args:
         optimizer: of Keras, built or not.
@@ -47,7 +47,7 @@ def follow_variables(optimizer: Any, variables: Sequence[Any]) -> None:
         )
 
 
-def noted_slots(config: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+def noted_slots(config: dict[str, Any], optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the arguments of `compile`, noting whether the optimizer is built.
 
     The note stands beside the optimizer's own config, where Keras passes over it: `clone_model`

@@ -9,6 +9,7 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import LearningRateLike, Tensor
 
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
 NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding|probe)$")
@@ -66,7 +67,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
     def __init__(
         self,
         *,
-        learning_rate: Any,
+        learning_rate: LearningRateLike,
         weight_decay: float | None,
         no_decay: Sequence[str] = NO_DECAY,
         layer_decay: float | None = None,
@@ -131,7 +132,10 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         return self.iterations
 
     def stateless_apply(
-        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+        self,
+        optimizer_variables: Sequence[Any],
+        grads: Any,
+        trainable_variables: list[keras.Variable],
     ) -> tuple[Any, Any]:
         """Returns the same for JAX, whose branches may not write to variables."""
         if not self.skip_non_finite:
@@ -155,7 +159,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
 
         return keras.ops.cond(_all_finite(grads), step, skip)
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Tensor) -> None:
         """Decays, then moves one variable; torch has a step over all of them instead."""
         ops = keras.ops
         index = keras_internals.variable_index(self, variable)
@@ -165,8 +169,8 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
             self.assign_sub(variable, ops.multiply(variable, share))
         super().update_step(gradient, variable, rate)
 
-    def finalize_variable_values(self, var_list: Any) -> None:
-        """Nothing: a run that is interrupted and resumed calls `fit` more than once."""
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
+        """Does nothing: a run that is interrupted and resumed calls `fit` more than once."""
 
     def swap_average(self) -> None:
         """Exchanges the model's weights with their moving average; call it again to undo.
@@ -206,14 +210,14 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         }
 
 
-def _all_finite(gradients: Any) -> Any:
+def _all_finite(gradients: Sequence[Any]) -> Any:
     ops = keras.ops
     found = [ops.all(ops.isfinite(gradient)) for gradient in gradients if gradient is not None]
     return ops.all(ops.stack(found))
 
 
 def _check(
-    learning_rate: Any,
+    learning_rate: LearningRateLike,
     weight_decay: float | None,
     layer_decay: float | None,
     clip_norm: float | None,

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -49,7 +50,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.kind = kind
         self.final = float(final)
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Tensor | int) -> Any:
         """Returns the rate at a step (an integer scalar, counted from 0), float32."""
         ops = keras.ops
         step = ops.cast(step, "float32")

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
+from kmodels.core.types import Tree
 from kmodels.data.fit import arrays
 from kmodels.data.fit.batches import IndexedBatches, as_tuple
 from kmodels.data.fit.stream import Calls, Stream, started
@@ -53,7 +54,7 @@ class WholeStream(Stream):
             yield (batch,) if isinstance(batch, dict) else as_tuple(batch)
 
 
-def tensors(batch: Any) -> Any:
+def tensors(batch: Tree) -> Any:
     """Returns a batch on the device, with float64 as Keras' float type, as `fit` has arrays."""
     return keras.tree.map_structure(_tensor, batch)
 

@@ -1,5 +1,6 @@
 """The training step on TensorFlow."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from kmodels.core import keras_internals, malloc, replicas_tensorflow
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 
 _MEANS = ("sum_over_batch_size", "mean")
 _TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
@@ -29,7 +31,7 @@ class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, keras.Model)
             self.train_function = _trimmed(self.train_function)
         return self.train_function
 
-    def build_where_needed(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build_where_needed(self, iterator: Any = None, data_batch: Tree = None) -> None:
         """Keras' part, which would take the mean of the replicas' batches, masks and all."""
         if self.distribute_strategy.num_replicas_in_sync > 1:
             iterator, data_batch = None, part_of(self.distribute_strategy, iterator, data_batch)
@@ -37,10 +39,10 @@ class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, keras.Model)
 
     def loss_of_step(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
+        x: Tree = None,
+        y: Tree = None,
+        y_pred: Tree = None,
+        sample_weight: Tree = None,
         training: bool = True,
     ) -> Any:
         """Keras' loss; of replicas that share a batch, each counts by its rows of it."""
@@ -53,7 +55,7 @@ class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, keras.Model)
         return counted + tf.stop_gradient(loss - counted)
 
 
-def part_of(strategy: Any, iterator: Any, batch: Any) -> Any:
+def part_of(strategy: tf.distribute.Strategy, iterator: Iterable[Any], batch: Tree) -> Any:
     """Returns the first replica's part of a batch, or of the first that there is."""
     for _, _, batches in iterator or ():
         batch = next(batches)
@@ -61,7 +63,9 @@ def part_of(strategy: Any, iterator: Any, batch: Any) -> Any:
     return keras.tree.map_structure(lambda x: strategy.experimental_local_results(x)[0], batch)
 
 
-def check_replicated(optimizer: Any, strategy: Any, loss: Any = None) -> None:
+def check_replicated(
+    optimizer: keras.Optimizer, strategy: tf.distribute.Strategy, loss: object = None
+) -> None:
     """Looks for what would be wrong where replicas each compute a part of a batch.
 
     Args:
@@ -95,15 +99,15 @@ def check_replicated(optimizer: Any, strategy: Any, loss: Any = None) -> None:
         )
 
 
-def _is_mean(loss: Any) -> bool:
+def _is_mean(loss: object) -> bool:
     return all(_reduction(part) in _MEANS for part in keras.tree.flatten(loss))
 
 
-def _reduction(loss: Any) -> str:
+def _reduction(loss: object) -> str:
     return getattr(loss, "reduction", _MEANS[0])
 
 
-def _trimmed(function: Any) -> Any:
+def _trimmed(function: Callable[..., Any]) -> Any:
     """Returns the function; the heap is trimmed after its first call, which traces it."""
     traced = False
 

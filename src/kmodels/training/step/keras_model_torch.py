@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.core.types import Tree
 from kmodels.layers import block_compile
 
 
@@ -18,7 +19,7 @@ class Parallel(keras_internals.NoKerasDDP):
 
     parallel: Any = None
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Keras' `compile`."""
         super().compile(*args, **kwargs)  # type: ignore[misc]
         if self.parallel is not None:
@@ -41,7 +42,7 @@ class Model(keras_internals.OwnLoss, Parallel, keras.Model):
     """Keras' model; a step begins without the gradients of the one before.
 
     Keras' step lets go of them between forward and backward pass, so that they take memory just
-    when the activations are all there. Between two steps they are to be seen, as in Keras.
+    when the activations are all there. They are visible between two steps, as in Keras.
     """
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -54,17 +55,17 @@ class Model(keras_internals.OwnLoss, Parallel, keras.Model):
             block_compile.check(self)
         return super().make_train_function(force)
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: Tree) -> Any:
         """Keras' step."""
         self.zero_grad()
         return super().train_step(data)
 
     def loss_of_step(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
+        x: Tree = None,
+        y: Tree = None,
+        y_pred: Tree = None,
+        sample_weight: Tree = None,
         training: bool = True,
     ) -> Any:
         """Keras' loss, whose backward pass is that of all processes."""

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import MetricsLike, Tensor, Tree
 from kmodels.training.step.objectives import ONLY
 
 Results = dict[str, tuple[Any, dict[str, Any]]]
@@ -25,7 +26,7 @@ class Running:
         InputError: for things that are no metrics.
     """
 
-    def __init__(self, objectives: Iterable[str], given: Any = None):
+    def __init__(self, objectives: Iterable[str], given: MetricsLike = None):
         self.given = _by_name(given)
         self.losses = {name: f"{name}_loss" for name in objectives if name != ONLY}
         self.means: dict[str, Any] = {}
@@ -36,7 +37,7 @@ class Running:
         """All of them."""
         return [*self.means.values(), *self.given.values()]
 
-    def update(self, results: Results, rows: Any) -> list[Any]:
+    def update(self, results: Results, rows: Tensor | int) -> list[Any]:
         """Takes in what the objectives returned.
 
         Args:
@@ -73,7 +74,7 @@ class Running:
                     f'it takes, as in (loss, {{"{name}": (y, logits)}})'
                 )
 
-    def _feed(self, name: str, value: Any, rows: Any) -> Any:
+    def _feed(self, name: str, value: Tensor, rows: Tensor | int) -> Any:
         if name in self.given:
             self.given[name].update_state(*(value if isinstance(value, tuple) else (value,)))
             return self.given[name]
@@ -92,7 +93,7 @@ class Running:
             )
         return self._average(name, value, rows)
 
-    def _average(self, name: str, value: Any, rows: Any) -> Any:
+    def _average(self, name: str, value: Tensor, rows: Tensor | int) -> Any:
         if name not in self.means:
             if self.built:
                 raise InputError(
@@ -105,7 +106,7 @@ class Running:
 
 
 def logged(metrics: Iterable[Any]) -> dict[str, Any]:
-    """Their results by name; one that has several gives each."""
+    """Returns their results by name; one that has several gives each."""
     found: dict[str, Any] = {}
     for metric in metrics:
         result = metric.result()
@@ -113,7 +114,7 @@ def logged(metrics: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def rows(batch: Any) -> Any:
+def rows(batch: Tree) -> Any:
     """Returns how many examples are in a batch: the first size of its first array."""
     for part in keras.tree.flatten(batch):
         if part is not None:
@@ -121,7 +122,7 @@ def rows(batch: Any) -> Any:
     raise InputError("the data gave an empty batch; give at least one array")
 
 
-def _by_name(given: Any) -> dict[str, Any]:
+def _by_name(given: MetricsLike) -> dict[str, Any]:
     if isinstance(given, Mapping):
         named = dict(given)
     else:

@@ -1,6 +1,6 @@
 """The optimizers of several objectives as the one that Keras' trainer asks for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,7 +22,7 @@ class Optimizers(keras.optimizers.Optimizer):
         self.by_player = dict(by_player)
         self._build = build
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         """Makes the slots; each optimizer knows its own variables."""
         self._build()
         self.built = True
@@ -39,17 +39,17 @@ class Optimizers(keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """That of the first objective."""
+        """The learning rate of the first objective."""
         return next(iter(self.by_player.values())).learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: float) -> None:
         raise InputError(
             f"{', '.join(self.by_player)} have optimizers of their own; set "
             "step.optimizer.by_player[name].learning_rate, or give each a schedule"
         )
 
-    def finalize_variable_values(self, var_list: Any) -> None:
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Puts moving averages into the models where an optimizer does so at the end of `fit`."""
         for optimizer in self.by_player.values():
             optimizer.finalize_variable_values(keras_internals.built_for(optimizer))

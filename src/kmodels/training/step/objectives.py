@@ -8,6 +8,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
+from kmodels.core.types import Tree
 from kmodels.training.optim.other_variables import follow_variables
 
 # The name of the only objective.
@@ -34,7 +35,7 @@ class Objective:
 
     @property
     def who(self) -> str:
-        """For messages."""
+        """The name for messages."""
         return f"the loss function of {self.name}" if self.name else "the loss function"
 
     def trainable(self) -> list[Any]:
@@ -43,13 +44,13 @@ class Objective:
 
 
 class Objectives:
-    """All objectives of a step, in the order of their turns.
+    """Holds all objectives of a step, in the order of their turns.
 
     Args:
         models: a model, or models, layers and seed generators by name.
         names: of the objectives, or None where there is only one.
-        train: names of the models that the only objective trains, or those of each objective. By
-            default the only objective trains all, and one of several the model of its name.
+        train: names of the models that the only objective trains, or those of each objective. The
+            only objective trains all by default, and one of several the model of its name.
 
     Attributes:
         models: as given, which loss functions get.
@@ -61,7 +62,12 @@ class Objectives:
         InputError: for other things among the models, and names that are none of theirs.
     """
 
-    def __init__(self, models: Any, names: Iterable[str] | None, train: Train = None):
+    def __init__(
+        self,
+        models: keras.Model | Mapping[str, keras.Model],
+        names: Iterable[str] | None,
+        train: Train = None,
+    ):
         self.models = dict(models) if isinstance(models, Mapping) else models
         named = self.models if isinstance(models, Mapping) else {"model": models}
         seeded = keras.random.SeedGenerator
@@ -88,7 +94,7 @@ class Objectives:
 
     @property
     def names(self) -> list[str]:
-        """Of the objectives."""
+        """The names of the objectives."""
         return [objective.name for objective in self]
 
     @property
@@ -104,10 +110,10 @@ class Objectives:
 
     @property
     def built(self) -> bool:
-        """Whether all models have their variables."""
+        """True if all models have their variables."""
         return all(part.built for layer in self.layers for part in keras_internals.sublayers(layer))
 
-    def set_optimizers(self, optimizer: Any, auto_scale_loss: bool = True) -> None:
+    def set_optimizers(self, optimizer: keras.Optimizer, auto_scale_loss: bool = True) -> None:
         """Gives each objective its optimizer.
 
         Args:
@@ -180,7 +186,7 @@ class Objectives:
         self.build()
 
     def loss(
-        self, objective: Objective, function: LossFunction, batch: Any, training: bool
+        self, objective: Objective, function: LossFunction, batch: Tree, training: bool
     ) -> tuple[Any, dict[str, Any]]:
         """Returns an objective's loss, with the regularisers of its models, and its logs.
 
@@ -196,7 +202,7 @@ class Objectives:
         return loss, logs
 
     def call(
-        self, objective: Objective, function: LossFunction, batch: Any, training: bool
+        self, objective: Objective, function: LossFunction, batch: Tree, training: bool
     ) -> tuple[Any, dict[str, Any]]:
         """Returns what the user's function gives, checked; see `loss`."""
         found = function(self.models, batch, training)
@@ -230,7 +236,7 @@ class Objectives:
 class WatchedScope(keras.StatelessScope):
     """A scope that knows what was assigned in it."""
 
-    def __init__(self, held: Any, **kwargs: Any):
+    def __init__(self, held: Sequence[Any], **kwargs: Any):
         super().__init__(held, **kwargs)
         self._changed: dict[int, Any] = {}
 
@@ -265,7 +271,9 @@ def once(variables: Iterable[Any]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def _shares(layers: dict[str, Any], names: Any, train: Train) -> dict[str, Sequence[str]]:
+def _shares(
+    layers: dict[str, Any], names: Iterable[str] | None, train: Train
+) -> dict[str, Sequence[str]]:
     """Returns the models of each objective."""
     if names is None:
         if isinstance(train, Mapping):

@@ -1,8 +1,8 @@
 """The loss of each step, left on the device.
 
 Keras' logs hold running averages, and its callback list turns every log into a Python number after
-each step, which waits for the device. Here the last loss travels with the metrics' state, and the
-callbacks get it as it is.
+each step, which waits for the device. In kmodels the last loss travels with the metrics' state, and
+the callbacks get it as it is.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.core.types import Logs, Tensor
 
 KEY = "step_loss"
 
@@ -30,7 +31,7 @@ class LossTracker(keras.metrics.Mean):
             shape=(), initializer="zeros", aggregation="mean", name="last"
         )
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+    def update_state(self, values: Tensor, sample_weight: Tensor | None = None) -> None:
         """Adds a scalar loss to the average and keeps it."""
         self.last.assign(keras.ops.cast(values, self.last.dtype))
         if self.finite_only:
@@ -47,7 +48,7 @@ class LossTracker(keras.metrics.Mean):
         return {self.name: super().result(), KEY: keras.ops.copy(self.last.value)}
 
     def reset_state(self) -> None:
-        """Back to zero."""
+        """Goes back to zero."""
         super().reset_state()
         self.last.assign(keras.ops.zeros((), dtype=self.last.dtype))
 
@@ -60,15 +61,15 @@ def track_step_loss(model: keras.Model) -> None:
     """
     skips = getattr(model.optimizer, "skip_non_finite", False)
     keras_internals.set_loss_tracker(model, LossTracker(skips))
-    # What was traced before counts with the former one, which nobody resets any more.
+    # Functions that were traced before count with the former one, which nobody resets any more.
     model.train_function = model.test_function = None
 
 
 class StepCallbacks(keras.callbacks.CallbackList):
     """A callback list whose batch hooks get logs as device values, on the main thread.
 
-    Pass it to `fit(callbacks=...)`. Of the batch hooks only those of training and those at the end
-    of a batch of evaluation reach the callbacks.
+    Pass it to `fit(callbacks=...)`. Only the batch hooks of training and those at the end of a
+    batch of evaluation reach the callbacks.
     """
 
     def __init__(
@@ -76,20 +77,20 @@ class StepCallbacks(keras.callbacks.CallbackList):
     ):
         super().__init__(callbacks, add_history=True, add_progbar=False, model=model, **params)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Tells of the step."""
         for callback in self.callbacks:
             callback.on_train_batch_begin(batch)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Hands the device values on."""
         for callback in self.callbacks:
             callback.on_train_batch_end(batch, logs)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Nothing."""
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Does nothing."""
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Hands the device values on; the averages are read once, at the end."""
         for callback in self.callbacks:
             callback.on_test_batch_end(batch, logs)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import keras
+
 from kmodels.core import traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.training.step import batch as train_step_data
 from kmodels.training.step.metrics import Results
 from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train
@@ -48,7 +51,10 @@ else:
 
 
 def train_state(
-    model: Any, optimizer: Any, train: Train = None, auto_scale_loss: bool = True
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    train: Train = None,
+    auto_scale_loss: bool = True,
 ) -> "TrainState":
     """Returns what a loop of your own carries from step to step.
 
@@ -57,8 +63,8 @@ def train_state(
             for batch in batches:
                 state, logs = step(state, batch)
 
-    At the end of the block, whatever ends it, models and optimizers hold what the last finished
-    step left; Ctrl-C waits for the step that is running. Without a block call `write_back`.
+    Models and optimizers hold what the last finished step left at the end of the block, whatever
+    ends it; Ctrl-C waits for the step that is running. Without a block call `write_back`.
 
     Args:
         model: a built model; or models, layers and seed generators by name, as in
@@ -85,7 +91,7 @@ def train_step(
         loss: loss_fn(models, batch, training), or one per objective by name, as in
             `kmodels.training.TrainStep`.
         jit_compile: False runs eagerly; True has XLA compile the step on JAX and TensorFlow; "auto"
-            does so on JAX, and makes a graph on TensorFlow. On torch nothing is compiled here:
+            does so on JAX, and makes a graph on TensorFlow. Nothing is compiled here on torch:
             compile the model, or its layers.
     """
     return StepFunction(loss, jit_compile)
@@ -94,7 +100,7 @@ def train_step(
 class TrainState(_State):
     """Weights, slots and states of seeds between two steps.
 
-    On JAX it is a pytree, whose arrays the next step takes over: between a step and `write_back`
+    It is a pytree on JAX, whose arrays the next step takes over: between a step and `write_back`
     the models themselves have no values. Elsewhere the values stay in the variables.
 
     Args:
@@ -159,7 +165,7 @@ class StepFunction:
         self.losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
         self._advance = _native.compiled(self.losses, jit_compile)
 
-    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+    def __call__(self, state: TrainState, batch: Tree) -> tuple[TrainState, dict[str, Any]]:
         """Makes one step.
 
         Args:

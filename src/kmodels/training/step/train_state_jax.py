@@ -8,6 +8,7 @@ import jax
 import keras
 
 from kmodels.core.traced import Watch
+from kmodels.core.types import Tree
 from kmodels.training.step.metrics import Results
 from kmodels.training.step.objectives import LossFunction, Objectives, WatchedScope
 from kmodels.training.step.train_step_jax import Values, advance, by_id, outline, take
@@ -59,10 +60,10 @@ class State:
 def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
-    """From a state, which is moved, and a batch to what the objectives returned."""
+    """Takes a state, which is moved, and a batch, and returns what the objectives returned."""
     functions: dict[Any, Callable[[Arrays, Any], tuple[Results, Arrays]]] = {}
 
-    def run(state: State, batch: Any) -> Results:
+    def run(state: State, batch: Tree) -> Results:
         key = objectives, _ = state.objectives, state.watch.state()
         arrays, batch = state.arrays, _distributed(batch)
         if key not in functions:
@@ -87,7 +88,7 @@ def _function(
 
 
 def _run(
-    objectives: Objectives, losses: Mapping[str, LossFunction], arrays: Arrays, batch: Any
+    objectives: Objectives, losses: Mapping[str, LossFunction], arrays: Arrays, batch: Tree
 ) -> tuple[Results, Arrays]:
     kinds = _kinds(objectives)
     values: Values = {}
@@ -97,10 +98,10 @@ def _run(
     return results, tuple(take(variables, values) for variables in kinds)
 
 
-def _check(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> None:
+def _check(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree) -> None:
     """Raises `InputError` for what a jitted step would pass over."""
 
-    def turns(batch: Any) -> list[Any]:
+    def turns(batch: Tree) -> list[Any]:
         return [objectives.loss(p, losses[p.name], batch, True)[0] for p in objectives]
 
     scope = WatchedScope([], collect_losses=True)
@@ -112,12 +113,12 @@ def _kinds(objectives: Objectives) -> list[list[Any]]:
     return [objectives.built_for, *(objective.optimizer.variables for objective in objectives)]
 
 
-def _distributed(batch: Any) -> Any:
+def _distributed(batch: Tree) -> Any:
     distribution = keras.distribution.distribution()
     if distribution is None:
         return batch
 
-    def place(array: Any) -> Any:
+    def place(array: jax.Array) -> Any:
         layout = distribution.get_data_layout(array.shape)
         return keras.distribution.distribute_tensor(array, layout)
 

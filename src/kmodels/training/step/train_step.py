@@ -8,6 +8,7 @@ import keras
 from kmodels.core import keras_internals, traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Data, MetricsLike, Tensor, Tree
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.layers import block_compile as compiling
 from kmodels.training.keras_methods import like, run_request
@@ -30,7 +31,7 @@ class TrainStepBackend(Protocol):
         objectives: Objectives,
         run: Callable[[Any], list[Any]],
         scope: keras.StatelessScope,
-        batch: Any,
+        batch: Tree,
     ) -> None:
         """Runs or traces all objectives once, of which nothing stays but what was made in it."""
         ...
@@ -86,7 +87,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     def __init__(
         self,
-        models: Any,
+        models: keras.Model | Mapping[str, keras.Model],
         loss: LossFunction | Mapping[str, LossFunction],
         train: Train = None,
         name: str | None = None,
@@ -107,8 +108,8 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     def compile(
         self,
-        optimizer: Any = "rmsprop",
-        metrics: Any = None,
+        optimizer: keras.Optimizer = "rmsprop",
+        metrics: MetricsLike = None,
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
@@ -149,7 +150,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
             auto_scale_loss=False,
         )
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: Tree, training: bool = False) -> Any:
         """Returns what the only model gives.
 
         Raises:
@@ -160,7 +161,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         return self._players.models(inputs, training=training)
 
     @like(keras.Model.fit)
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Keras' `fit` on anything that yields batches, see `kmodels.task.Task.fit`."""
         request = FitRequest.of(Method.FIT, x=x, y=y, **kwargs)
         size = request.validation_batch_size or request.batch_size
@@ -171,7 +172,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         return run_request(self, super().fit, request)
 
     @like(keras.Model.evaluate)
-    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Returns the loss and the logs with training False, on anything that `fit` takes."""
         request = FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs)
         request = request.changed(x=train_step_data.whole(x, request.batch_size))
@@ -190,13 +191,13 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """All others, states of seeds included."""
+        """All other variables, states of seeds included."""
         moved = {id(variable) for variable in self.trainable_variables}
         return [variable for variable in self.variables if id(variable) not in moved]
 
     @property
     def trainable_weights(self) -> list[Any]:
-        """As `trainable_variables`."""
+        """The same as `trainable_variables`."""
         return self.trainable_variables
 
     @property
@@ -211,7 +212,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         return [*super().metrics, *self._running.metrics]
 
     def get_config(self) -> dict[str, Any]:
-        """Nothing: a function has no config.
+        """Refuses: a function has no config.
 
         Raises:
             InputError: always.
@@ -223,23 +224,23 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     # What the steps of the backends use
 
-    def _batch(self, data: Any) -> Any:
+    def _batch(self, data: Tree) -> Any:
         """Returns the batch as the data yields it, out of what Keras makes of it."""
         parts = tuple(data) if isinstance(data, list | tuple) else (data,)
         while len(parts) > 1 and parts[-1] is None:
             parts = parts[:-1]
-        # On torch a loader leaves its tensors on the host.
+        # A loader leaves its tensors on the host on torch.
         batch = train_step_data.tensors(parts)
         return batch[0] if len(batch) == 1 else batch
 
-    def _update_metrics(self, results: Results, rows: Any) -> list[Any]:
+    def _update_metrics(self, results: Results, rows: Tensor | int) -> list[Any]:
         """Returns the metrics that were fed."""
         total = sum(loss for loss, _ in results.values())
         tracker = keras_internals.loss_tracker(self)
         tracker.update_state(total, sample_weight=rows)
         return [tracker, *self._running.update(results, rows)]
 
-    def build_step(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build_step(self, iterator: Any = None, data_batch: Tree = None) -> None:
         """Keras' hook in front of the first step: makes slots, averages, and lazy models."""
         objectives, running = self._players, self._running
         if running.built:
@@ -249,12 +250,12 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
             data_batch = held[0] if isinstance(held, list | tuple) else next(held)
         batch = self._batch(data_batch)
 
-        def turns(batch: Any) -> list[Any]:
+        def turns(batch: Tree) -> list[Any]:
             return [
                 objectives.call(p, self._loss_functions[p.name], batch, True)[0] for p in objectives
             ]
 
-        def measured(batch: Any) -> list[Any]:
+        def measured(batch: Tree) -> list[Any]:
             results = {
                 p.name: objectives.loss(p, self._loss_functions[p.name], batch, True)
                 for p in objectives
@@ -276,5 +277,5 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     @property
     def metrics_built(self) -> bool:
-        """Whether the averages have their variables."""
+        """True if the averages have their variables."""
         return self._running.built

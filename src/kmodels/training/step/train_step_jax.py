@@ -1,6 +1,6 @@
 """One training step on JAX: values in, values out, each objective by `jax.value_and_grad`."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ from jax.extend.core import Literal
 from jax.numpy import floating, issubdtype
 from jax.typing import ArrayLike
 
+from kmodels.core.types import Tree
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objective, Objectives, once, unseeded
 
@@ -27,7 +28,7 @@ def take(variables: Iterable[Any], values: Values) -> list[Any]:
 
 
 def advance(
-    objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Any
+    objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Tree
 ) -> tuple[Results, Values]:
     """Makes one step of each objective in turn, as a pure function of values and batch."""
     results: Results = {}
@@ -36,7 +37,9 @@ def advance(
         trained = take(objective.variables, values)
         slots = take(optimizer.variables, values)
 
-        def scaled(trained: Any, objective: Objective = objective, values: Values = values) -> Any:
+        def scaled(
+            trained: list[Any], objective: Objective = objective, values: Values = values
+        ) -> Any:
             values = {**values, **by_id(objective.variables, trained)}
             with _scope([*objectives.variables, *objective.optimizer.variables], values) as scope:
                 loss, logs = objectives.loss(objective, losses[objective.name], batch, True)
@@ -54,7 +57,7 @@ def advance(
 
 
 def evaluate(
-    objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Any
+    objectives: Objectives, losses: Mapping[str, LossFunction], values: Values, batch: Tree
 ) -> tuple[Results, Values]:
     """Computes each objective's loss outside of training."""
     with _scope(objectives.variables, values) as scope:
@@ -63,7 +66,10 @@ def evaluate(
 
 
 def outline(
-    objectives: Objectives, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+    objectives: Objectives,
+    run: Callable[[Any], list[Any]],
+    scope: keras.StatelessScope,
+    batch: Tree,
 ) -> None:
     """Traces one turn of all objectives without computing anything, and looks where gradients go.
 
@@ -79,7 +85,7 @@ def outline(
     """
     variables = once(v for objective in objectives for v in objective.variables)
 
-    def traced(values: Any, batch: Any) -> Any:
+    def traced(values: Sequence[Any], batch: Tree) -> Any:
         with scope:
             for variable, value in zip(variables, values, strict=True):
                 scope.add_update((variable, value))
@@ -101,7 +107,7 @@ def outline(
             raise objectives.unmoved(objective)
 
 
-def _reaches(program: Any, start: list[Any], end: Any) -> bool:
+def _reaches(program: Any, start: list[Any], end: object) -> bool:
     """Returns whether a gradient can reach; calls of other programs let it through."""
     reached = set(start)
     for equation in program.eqns:
@@ -129,8 +135,8 @@ class Step(keras.Model):
     _players: Objectives
     _loss_functions: Mapping[str, LossFunction]
 
-    def train_step(self, state: Any, data: Any) -> Any:
-        """From weights, other variables, slots and metrics to logs and all of them."""
+    def train_step(self, state: tuple, data: Tree) -> Any:
+        """Takes weights, other variables, slots and metrics, and returns logs and all of them."""
         batch = self._batch(data)
         kinds = self._kinds()
         values = {}
@@ -140,8 +146,8 @@ class Step(keras.Model):
         logs, metrics = self._measure(results, batch, state[3])
         return logs, (*(take(variables, values) for variables in kinds), metrics)
 
-    def test_step(self, state: Any, data: Any) -> Any:
-        """From weights, other variables and metrics to logs and all of them."""
+    def test_step(self, state: tuple, data: Tree) -> Any:
+        """Takes weights, other variables and metrics, and returns logs and all of them."""
         batch = self._batch(data)
         kinds = self._kinds()[:2]
         values = by_id(kinds[0], state[0]) | by_id(kinds[1], state[1])
@@ -153,7 +159,9 @@ class Step(keras.Model):
         optimizer = self.optimizer
         return [self.trainable_variables, self.non_trainable_variables, optimizer.variables]
 
-    def _measure(self, results: Results, batch: Any, values: Any) -> tuple[Any, list[Any]]:
+    def _measure(
+        self, results: Results, batch: Tree, values: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
         held = list(zip(self.metrics_variables, values, strict=True))
         with keras.StatelessScope(state_mapping=held) as scope:
             logs = logged(self._update_metrics(results, rows(batch)))

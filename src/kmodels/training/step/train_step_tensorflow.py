@@ -7,12 +7,13 @@ import keras
 import tensorflow as tf
 
 from kmodels.core import keras_internals, replicas_tensorflow
+from kmodels.core.types import Tree
 from kmodels.training.step.keras_model_tensorflow import check_replicated, part_of
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objectives
 
 
-def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree) -> Results:
     """Makes one step of each objective in turn."""
     # Replicas' gradients are summed, and each has the mean over its part of the batch.
     part: Any = None
@@ -36,10 +37,10 @@ def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: A
     return results
 
 
-def _dense(gradient: Any) -> Any:
+def _dense(gradient: tf.Tensor | tf.IndexedSlices | None) -> Any:
     """Returns an embedding's gradient as on the other backends.
 
-    Of slices Keras' Adam moves only the rows that a batch had, and the losses part.
+    Keras' Adam moves only the rows of slices that a batch had, and the losses part.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -47,15 +48,18 @@ def _dense(gradient: Any) -> Any:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
 
 
-def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree) -> Results:
     """Computes each objective's loss outside of training."""
     return {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
 
 
 def outline(
-    objectives: Objectives, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+    objectives: Objectives,
+    run: Callable[[Any], list[Any]],
+    scope: keras.StatelessScope,
+    batch: Tree,
 ) -> None:
-    """One forward pass of all objectives, of which nothing stays but what was made in it."""
+    """Makes one forward pass of all objectives, of which only what was made in it stays."""
     del objectives
     with scope:
         run(batch)
@@ -73,20 +77,20 @@ class Step(keras_internals.OwnFirstBatch, keras.Model):
             check_replicated(objective.optimizer, self.distribute_strategy)
         return super().make_train_function(force)
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: Tree) -> Any:
         """Moves the variables; the logs."""
         batch = self._batch(data)
         results = advance(self._players, self._loss_functions, batch)
         return logged(self._update_metrics(results, rows(batch)))
 
-    def test_step(self, data: Any) -> Any:
+    def test_step(self, data: Tree) -> Any:
         """Returns the logs."""
         batch = self._batch(data)
         results = evaluate(self._players, self._loss_functions, batch)
         return logged(self._update_metrics(results, rows(batch)))
 
-    def build_where_needed(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Always; Keras would leave all to the first trace without a strategy."""
+    def build_where_needed(self, iterator: Any = None, data_batch: Tree = None) -> None:
+        """Builds always; Keras would leave all to the first trace without a strategy."""
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync > 1:
             iterator, data_batch = None, part_of(strategy, iterator, data_batch)

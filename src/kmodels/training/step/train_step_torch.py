@@ -7,13 +7,14 @@ from typing import Any
 import keras
 import torch
 
+from kmodels.core.types import Tree
 from kmodels.training.step.keras_model_torch import Parallel
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objective, Objectives
 
 
 def advance(
-    objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any, parallel: Any = None
+    objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree, parallel: Any = None
 ) -> Results:
     """Makes one step of each objective in turn.
 
@@ -38,14 +39,14 @@ def advance(
                 gradients = parallel.gradients(scaled, variables, objective.optimizer)
         with torch.no_grad():
             objective.optimizer.apply(list(gradients), variables)
-        # What is kept of them must not keep the activations.
+        # The parts that are kept of them must not keep the activations.
         results[objective.name] = _detached((loss, logs))
     return results
 
 
 @contextmanager
 def _alone(objectives: Objectives, objective: Objective) -> Iterator[None]:
-    """Nothing is kept for gradients of variables that are not this objective's.
+    """Keeps nothing for gradients of variables that are not this objective's.
 
     The backward pass belongs into the block too: what is rematerialised must see the same.
     """
@@ -61,22 +62,25 @@ def _alone(objectives: Objectives, objective: Objective) -> Iterator[None]:
             value.requires_grad_(True)
 
 
-def _detached(tree: Any) -> Any:
+def _detached(tree: Tree) -> Any:
     return keras.tree.map_structure(
         lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree
     )
 
 
-def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Any) -> Results:
+def evaluate(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree) -> Results:
     """Computes each objective's loss outside of training."""
     with torch.no_grad():
         return {p.name: objectives.loss(p, losses[p.name], batch, False) for p in objectives}
 
 
 def outline(
-    objectives: Objectives, run: Callable[[Any], list[Any]], scope: keras.StatelessScope, batch: Any
+    objectives: Objectives,
+    run: Callable[[Any], list[Any]],
+    scope: keras.StatelessScope,
+    batch: Tree,
 ) -> None:
-    """One forward pass of all objectives, of which nothing stays but what was made in it."""
+    """Makes one forward pass of all objectives, of which only what was made in it stays."""
     del objectives
     # Dropout draws from torch's own generators, which are to be as if this had not been.
     with torch.no_grad(), torch.random.fork_rng(), scope:
@@ -89,13 +93,13 @@ class Step(Parallel, keras.Model):
     _players: Objectives
     _loss_functions: Mapping[str, LossFunction]
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: Tree) -> Any:
         """Moves the variables; the logs."""
         batch = self._batch(data)
         results = advance(self._players, self._loss_functions, batch, self.parallel)
         return self._logs(self._update_metrics(results, rows(batch)))
 
-    def test_step(self, data: Any) -> Any:
+    def test_step(self, data: Tree) -> Any:
         """Returns the logs."""
         batch = self._batch(data)
         results = evaluate(self._players, self._loss_functions, batch)
