@@ -9,7 +9,7 @@ from typing import Any
 
 from keras import ops
 
-from kmodels.core.dispatch import Tensor
+from kmodels.core.types import Tensor
 
 
 def wide(x: Tensor) -> str:

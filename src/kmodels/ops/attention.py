@@ -1,10 +1,13 @@
 """Scaled dot product attention."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, op
+from kmodels.core.dispatch import op
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.ops._wide import wide
 from kmodels.ops.dropout import dropout as dropout_op
 
@@ -130,7 +133,7 @@ def check_attention(
 
 def allowed_pairs(
     query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, window: int | None
-) -> Tensor | None:
+) -> Any:
     """Joins mask, causal flag and window.
 
     Returns:

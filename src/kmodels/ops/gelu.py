@@ -4,7 +4,9 @@ import math
 
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, op
+from kmodels.core.dispatch import op
+from kmodels.core.types import Tensor
+from kmodels.ops._wide import wide
 
 # Hendrycks and Gimpel 2016, section 2.
 QUICK = 1.702
@@ -26,8 +28,9 @@ def gelu(x: Tensor, *, approximate: bool | str = False) -> Tensor:
         `quick_gelu`.
     Source: https://arxiv.org/abs/1606.08415
     """
-    if approximate == "sigmoid":
-        return x * ops.sigmoid(QUICK * x)
+    if approximate == "sigmoid":  # in bfloat16 each of its steps would be rounded
+        y = ops.cast(x, wide(x))
+        return ops.cast(y * ops.sigmoid(QUICK * y), ops.dtype(x))
     if ops.dtype(x) == "float64":  # for which TensorFlow's own rounds its constants
         if approximate:
             return x * (0.5 + 0.5 * ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

@@ -2,7 +2,8 @@
 
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, op
+from kmodels.core.dispatch import op
+from kmodels.core.types import Tensor
 from kmodels.ops._wide import mean, wide
 
 

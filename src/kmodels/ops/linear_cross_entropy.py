@@ -1,11 +1,13 @@
 """Cross-entropy of a linear classifier over a large vocabulary."""
 
 import math
+from typing import Any
 
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, op
+from kmodels.core.dispatch import op
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.ops._wide import matmul, wide
 
 
@@ -35,7 +37,7 @@ def linear_cross_entropy(
         hidden: the states to classify.
         table: a row per class, such as the token embedding.
         labels: the class of each position, in [0, V); any number where the weight is 0.
-        weights: of each position. What lies at a position of weight 0 plays no part, not even NaN.
+        weights: of each position. Values at a position of weight 0 play no part, not even NaN.
         soft_cap: logits are squashed to `soft_cap * tanh(logits / soft_cap)`.
         trainable_table: whether the table gets a gradient; without, it gets none or zeros.
         rows: (N, D) float, which stand in place of some rows of a frozen table and are trained.
@@ -131,7 +133,7 @@ def gradient_of_rows(
     weights: Tensor,
     total: Tensor,
     soft_cap: float | None,
-) -> Tensor:
+) -> Any:
     """Returns the gradient of `rows` (N, D), for overrides that hold no logits.
 
     Args:

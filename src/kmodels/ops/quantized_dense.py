@@ -5,7 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, op
+from kmodels.core.dispatch import op
+from kmodels.core.types import Tensor
 
 
 @op
@@ -39,7 +40,7 @@ def quantized_dense(
     width = x.shape[-1]
 
     @ops.custom_gradient
-    def product(x: Tensor, *arrays: Tensor) -> tuple[Tensor, Any]:
+    def product(x: Tensor, *arrays: Tensor) -> Any:
         dtype = keras.backend.standardize_dtype(x.dtype)
 
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor | None, ...]:

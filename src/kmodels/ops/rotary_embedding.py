@@ -3,8 +3,9 @@
 import numpy as np
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, op
+from kmodels.core.dispatch import op
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.ops._wide import wide
 
 

@@ -2,12 +2,11 @@
 
 import torch
 
-from kmodels.core.dispatch import Tensor
 from kmodels.ops.attention import MASKED
 from kmodels.overrides.blocks import near
 
 
-def joined(blocks_of_part: list[Tensor]) -> Tensor:
+def joined(blocks_of_part: list[torch.Tensor]) -> torch.Tensor:
     return blocks_of_part[0] if len(blocks_of_part) == 1 else torch.cat(blocks_of_part, 1)
 
 
@@ -17,20 +16,20 @@ def slices(batch: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
 
 
-def as_rows(x: Tensor, shared: int) -> Tensor:
+def as_rows(x: torch.Tensor, shared: int) -> torch.Tensor:
     """(b, T, K * G, H) -> (b * K, T * G, H), a copy: products with strides take longer."""
     batch, length, heads, width = x.shape
     split = x.reshape(batch, length, heads // shared, shared, width)
     return split.permute(0, 2, 1, 3, 4).contiguous().view(-1, length * shared, width)
 
 
-def as_heads(x: Tensor, groups: int, shared: int) -> Tensor:
+def as_heads(x: torch.Tensor, groups: int, shared: int) -> torch.Tensor:
     """(b * K, T * G, H) -> (b, T, K * G, H)."""
     split = x.view(-1, groups, x.shape[1] // shared, shared, x.shape[2])
     return split.permute(0, 2, 1, 3, 4).flatten(2, 3)
 
 
-def heads_first(x: Tensor) -> Tensor:
+def heads_first(x: torch.Tensor) -> torch.Tensor:
     """(b, S, K, H) -> (b * K, S, H)."""
     return as_rows(x, 1)
 
@@ -39,20 +38,20 @@ def rows_of(queries: slice, shared: int) -> slice:
     return slice(queries.start * shared, queries.stop * shared)
 
 
-def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+def scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     """Scale * a @ b, scaled before it is rounded."""
     return torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=scale)
 
 
 def weights_of(
-    scores: Tensor,
-    mask: Tensor | None,
+    scores: torch.Tensor,
+    mask: torch.Tensor | None,
     near_keys: tuple[slice, slice, int],
     causal: bool,
     window: int | None,
     split: tuple[int, int],
-) -> Tensor:
-    """Attention weights of a block of scores (b * K, t * G, s); the scores are used up.
+) -> torch.Tensor:
+    """Returns attention weights of a block of scores (b * K, t * G, s); the scores are used up.
 
     `near_keys` are the queries, the keys, and how far the last key is ahead of the last query.
     """
@@ -63,7 +62,7 @@ def weights_of(
     if causal or window is not None:
         found = near((queries, seen), ahead, causal, window)
         close = torch.from_numpy(found).to(scores.device)[:, None]
-        # Under a causal mask alone, the keys before the block's first query need none.
+        # The keys before the block's first query need no mask if it is only causal.
         start = 0 if window is not None else queries.start + ahead - seen.start
         heads[..., start:].masked_fill_(~close[..., start:], MASKED)
     if mask is None:

@@ -2,19 +2,59 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from kmodels.core.dispatch import OpCall
+
+
+class Context(Protocol):
+    """The context that autograd hands from a forward pass to its backward pass."""
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """Returns what `save_for_backward` was given: tensors, and None as None."""
+        ...
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """Says of each input of the forward pass whether its gradient is asked for."""
+        ...
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
+        """Keeps tensors for the backward pass."""
+        ...
+
+    def mark_non_differentiable(self, *outputs: torch.Tensor) -> None:
+        """Names outputs that have no gradient."""
+        ...
+
+    def __getattr__(self, name: str) -> Any: ...
+    def __setattr__(self, name: str, value: object) -> None: ...
+
+
+def outside_graph(call: OpCall) -> str | None:
+    """Refuses a call that torch.fx records: autograd follows its graph operation by operation.
+
+    It does not know the function's own backward pass there, and cannot differentiate what a forward
+    pass writes in place. `torch.compile` and `torch.export` take care of that themselves.
+    """
+    if get_proxy_mode() is None or torch.compiler.is_compiling():
+        return None
+    return "autograd follows a recorded graph operation by operation"
+
 
 # Inputs of the forward pass, in its order, and a function of them that autograd can differentiate.
-Again: TypeAlias = Callable[[Any], tuple[Sequence[Any], Callable[..., torch.Tensor]]]
+Again: TypeAlias = Callable[[Context], tuple[Sequence[Any], Callable[..., torch.Tensor]]]
 
 
 def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a backward pass derivatives of its own, and keeps autocast out of it.
 
     A backward pass that is fast writes in place and uses what the forward pass kept, which autograd
-    cannot follow: under `create_graph=True` its derivatives would be wrong. There the function is
+    cannot follow: under `create_graph=True` its derivatives would be wrong. The function is then
     computed once more from its inputs, in a form that autograd differentiates as often as asked.
 
     Args:
@@ -27,7 +67,7 @@ def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Calla
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def run(ctx: Any, *gradients: torch.Tensor) -> Any:
+        def run(ctx: Context, *gradients: torch.Tensor) -> Any:
             if torch.compiler.is_compiling():  # which traces no backward pass of a backward pass
                 return function(ctx, *gradients)
             device = gradients[0].device.type
@@ -45,7 +85,10 @@ def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Calla
 
 
 def _recorded(
-    ctx: Any, inputs: Sequence[Any], function: Callable[..., torch.Tensor], gradient: torch.Tensor
+    ctx: Context,
+    inputs: Sequence[Any],
+    function: Callable[..., torch.Tensor],
+    gradient: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the gradients of the inputs, as results of operations that autograd records."""
     wanted = [i for i, x in enumerate(inputs) if x is not None and ctx.needs_input_grad[i]]

@@ -6,8 +6,13 @@ import tensorflow as tf
 
 
 def wide(x: tf.Tensor) -> tf.Tensor:
-    """In float32 at least."""
+    """Casts to float32 at least."""
     return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+
+
+def static_shape(x: tf.Tensor) -> tuple[int, ...]:
+    """Returns the sizes, of which those that are used are known; stubs allow None for each."""
+    return x.shape  # type: ignore[return-value]
 
 
 def later(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:

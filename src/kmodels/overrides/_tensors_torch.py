@@ -11,8 +11,8 @@ from kmodels.core import keras_internals
 def as_tensor(x: Any) -> torch.Tensor:
     """`keras.ops.convert_to_tensor`, at once for what is a tensor or a variable.
 
-    Keras looks for symbolic tensors, devices and dtypes first. Where one token goes through a model
-    that takes as long as the arithmetic.
+    Keras looks for symbolic tensors, devices and dtypes first. The copy takes as long as the
+    arithmetic where one token goes through a model.
     """
     if isinstance(x, torch.Tensor):
         return x

@@ -14,7 +14,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks, near
@@ -24,7 +24,7 @@ SIZE = 64
 
 
 def supports(call: OpCall) -> str | None:
-    """Everything on CPU but soft caps, seeds that are no generator, and model parallelism."""
+    """Serves CPUs, but no soft caps, seeds that are no generator, and model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU were products by blocks measured to be faster"
     if call.soft_cap is not None:
@@ -54,18 +54,18 @@ class _Plan:
 
 @override(attention, supports)
 def attention_jax(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> Tensor:
+    seed: keras.random.SeedGenerator | jax.Array | None = None,
+) -> jax.Array:
     """Keeps the attention weights for the way back, and nothing else of their size."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
@@ -103,15 +103,25 @@ def attention_jax(
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _products(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor | None, plan: _Plan
-) -> Tensor:
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    kept: jax.Array | None,
+    plan: _Plan,
+) -> jax.Array:
     """(B, K, T * G, H), (B, K, S, H) twice -> (B, K, T * G, H); a key's G queries lie together."""
     return _forward(query, key, value, mask, kept, plan)[0]
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor | None, plan: _Plan
-) -> tuple[Tensor, Any]:
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    kept: jax.Array | None,
+    plan: _Plan,
+) -> tuple[jax.Array, Any]:
     outputs, saved = [], []
     for block in plan.blocks:
         rows, seen = _places(block, plan)
@@ -124,7 +134,7 @@ def _forward(
     return jnp.concatenate(outputs, axis=2), (query, key, value, kept, saved)
 
 
-def _backward(plan: _Plan, residuals: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(plan: _Plan, residuals: tuple, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     query, key, value, kept, saved = residuals
     dtype, for_query = query.dtype, []
     for_key, for_value = (jnp.zeros(x.shape, _wide(x)) for x in (key, value))
@@ -155,9 +165,9 @@ def _places(block: tuple[int, int, int, int], plan: _Plan) -> tuple[slice, slice
 
 
 def _softmax(
-    scores: Tensor, mask: Tensor | None, block: tuple[int, int, int, int], plan: _Plan
-) -> Tensor:
-    """Attention weights of a block of scores (B, K, t * G, s)."""
+    scores: jax.Array, mask: jax.Array | None, block: tuple[int, int, int, int], plan: _Plan
+) -> jax.Array:
+    """Returns attention weights of a block of scores (B, K, t * G, s)."""
     start, stop, low, high = block
     split = scores.reshape(*scores.shape[:2], stop - start, plan.shared, high - low)
     allowed = _near(block, plan)
@@ -174,7 +184,7 @@ def _softmax(
     return weights.reshape(scores.shape)
 
 
-def _near(block: tuple[int, int, int, int], plan: _Plan) -> Tensor | None:
+def _near(block: tuple[int, int, int, int], plan: _Plan) -> jax.Array | None:
     """Returns which keys of a block lie where its queries may look, (t, 1, s)."""
     if not plan.causal and plan.window is None:
         return None
@@ -183,11 +193,11 @@ def _near(block: tuple[int, int, int, int], plan: _Plan) -> Tensor | None:
     return jnp.asarray(near(places, plan.offset, plan.causal, plan.window))[:, None]
 
 
-def _wide(x: Tensor) -> Any:
+def _wide(x: jax.Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _dot(a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> Tensor:
-    """Product over these axes for each text and key head, in float32."""
+def _dot(a: jax.Array, a_axis: int, b: jax.Array, b_axis: int) -> jax.Array:
+    """Returns the product over these axes for each text and key head, in float32."""
     axes = (((a_axis,), (b_axis,)), ((0, 1), (0, 1)))
     return lax.dot_general(a, b, axes, preferred_element_type=_wide(a))

@@ -1,6 +1,6 @@
 """Attention for TensorFlow with a backward pass of its own, which keeps the weights alone.
 
-Under a causal mask a block of queries after the other: what it hides from a whole block is not
+A causal mask is taken one block of queries after the other: what it hides from a whole block is not
 computed, forward or backward. The products of grouped heads are plain ones.
 """
 
@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
 from kmodels.overrides import dropout_tensorflow
-from kmodels.overrides._tensors_tensorflow import later, wide
+from kmodels.overrides._tensors_tensorflow import later, static_shape, wide
 from kmodels.overrides.blocks import Block, blocks, near
 
 # Queries of a block: measured between 64 and 256.
@@ -23,7 +23,7 @@ SIZE = 128
 
 
 def supports(call: OpCall) -> str | None:
-    """Attention without a soft cap, of known sizes, on CPU."""
+    """Serves attention without a soft cap, of known sizes, on CPU."""
     drops = call.dropout and call.seed is not None
     if not call.causal and not drops and tf.as_dtype(call.query.dtype).size > 2:
         return "in float32 only a causal mask and dropout were measured to make it faster"
@@ -53,23 +53,23 @@ class _Sizes:
 
 @override(attention, supports)
 def attention_tensorflow(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    mask: tf.Tensor | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> Tensor:
+    seed: keras.random.SeedGenerator | tf.Tensor | None = None,
+) -> tf.Tensor:
     """Keeps the attention weights for the way back, and a byte for each where some are dropped."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    length, heads, head_dim = query.shape[1:]
-    keys, groups = key.shape[1:3]
+    _, length, heads, head_dim = static_shape(query)
+    keys, groups = static_shape(key)[1:3]
     factor = head_dim**-0.5 if scale is None else scale
     sizes = _Sizes(length, keys, groups, heads // groups, causal, window, factor)
     pairs = allowed_pairs(query, key, mask, False, None)
@@ -80,15 +80,15 @@ def attention_tensorflow(
         shape = (tf.shape(query)[0], groups, length * sizes.shared, keys)
         stays, share = dropout_tensorflow.keep(seed, shape, dropout)
 
-    def dropped(x: Tensor, stays: Any, place: tuple[slice, slice]) -> Tensor:
+    def dropped(x: tf.Tensor, stays: tf.Tensor | None, place: tuple[slice, slice]) -> tf.Tensor:
         return x if stays is None else x * tf.cast(stays[:, :, place[0], place[1]], x.dtype)
 
-    def scaled(x: Tensor) -> Tensor:
-        # What dropout multiplies by, which the weights themselves could not hold in bfloat16.
+    def scaled(x: tf.Tensor) -> tf.Tensor:
+        # The factors of dropout, which the weights themselves could not hold in bfloat16.
         return x if stays is None else tf.cast(wide(x) * share, x.dtype)
 
     @tf.custom_gradient
-    def products(query: Tensor, key: Tensor, value: Tensor) -> Any:
+    def products(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
         query, key, value = _rows(query, sizes), _heads_first(key), _heads_first(value)
         saved, outputs = [], []
         for block in cut:
@@ -98,7 +98,7 @@ def attention_tensorflow(
             weights = dropped(saved[-1], stays, (rows, seen))
             outputs.append(scaled(tf.matmul(weights, value[:, :, seen])))
 
-        def backward(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             drawn = [] if stays is None else [stays]
             found = later(gradient, query, key, value, *saved, *drawn)
             query_, key_, value_, kept = *found[:3], found[3 : 3 + len(saved)]
@@ -128,21 +128,21 @@ def attention_tensorflow(
     return products(query, key, value)
 
 
-def _rows(x: Tensor, sizes: _Sizes) -> Tensor:
+def _rows(x: tf.Tensor, sizes: _Sizes) -> tf.Tensor:
     """(B, T, K * G, H) -> (B, K, T * G, H): the queries that share a key lie together."""
     split = tf.reshape(x, (-1, sizes.length, sizes.groups, sizes.shared, x.shape[-1]))
     rows = sizes.length * sizes.shared
     return tf.reshape(tf.transpose(split, (0, 2, 1, 3, 4)), (-1, sizes.groups, rows, x.shape[-1]))
 
 
-def _back(x: Tensor, sizes: _Sizes) -> Tensor:
+def _back(x: tf.Tensor, sizes: _Sizes) -> tf.Tensor:
     """(B, K, T * G, H) -> (B, T, K * G, H)."""
     split = tf.reshape(x, (-1, sizes.groups, sizes.length, sizes.shared, x.shape[-1]))
     heads = sizes.groups * sizes.shared
     return tf.reshape(tf.transpose(split, (0, 2, 1, 3, 4)), (-1, sizes.length, heads, x.shape[-1]))
 
 
-def _heads_first(x: Tensor) -> Tensor:
+def _heads_first(x: tf.Tensor) -> tf.Tensor:
     return tf.transpose(x, (0, 2, 1, 3))
 
 
@@ -152,8 +152,8 @@ def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
     return slice(queries.start * sizes.shared, queries.stop * sizes.shared), seen
 
 
-def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) -> Tensor:
-    """Attention weights of a block of scores (B, K, t * G, s), in float32 at least."""
+def _softmax(scores: tf.Tensor, pairs: tf.Tensor | None, block: Block, sizes: _Sizes) -> tf.Tensor:
+    """Returns attention weights of a block of scores (B, K, t * G, s), in float32 at least."""
     queries, seen = block
     allowed = near(block, sizes.keys - sizes.length, sizes.causal, sizes.window)
     full = wide(scores) * sizes.scale
@@ -164,7 +164,7 @@ def _softmax(scores: Tensor, pairs: Tensor | None, block: Block, sizes: _Sizes) 
     if pairs is None:
         return tf.nn.softmax(full)
     # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, t, G, s), then as the scores lie
-    split = (sizes.groups, sizes.shared) if pairs.shape[1] > 1 else (1, 1)
+    split = (sizes.groups, sizes.shared) if static_shape(pairs)[1] > 1 else (1, 1)
     whole = tf.broadcast_to(pairs, (tf.shape(pairs)[0], pairs.shape[1], sizes.length, sizes.keys))
     part = whole[:, :, queries.start : queries.stop, seen.start : seen.stop] & allowed
     here, there = queries.stop - queries.start, seen.stop - seen.start

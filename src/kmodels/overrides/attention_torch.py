@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
@@ -26,7 +26,7 @@ from kmodels.overrides._attention_products_torch import (
     slices,
     weights_of,
 )
-from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._backward_torch import Context, backward
 from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.blocks import blocks
 from kmodels.overrides.dropout_torch import keep
@@ -38,7 +38,7 @@ NEAR = 2**18
 
 
 def supports(call: OpCall) -> str | None:
-    """Everything but soft caps, and seeds that are no generator."""
+    """Serves everything but soft caps, and seeds that are no generator."""
     if call.soft_cap is not None:
         return "scaled_dot_product_attention has no soft cap"
     query, drops = call.query, call.dropout and call.seed is not None
@@ -51,7 +51,7 @@ def supports(call: OpCall) -> str | None:
     return None
 
 
-def by_products(query: Tensor, key: Tensor, causal: bool, rate: float) -> bool:
+def by_products(query: torch.Tensor, key: torch.Tensor, causal: bool, rate: float) -> bool:
     """Returns whether products beat SDPA.
 
     Source: `benchmarks/results/ops_torch_attention-cpu_*.json`.
@@ -65,18 +65,18 @@ def by_products(query: Tensor, key: Tensor, causal: bool, rate: float) -> bool:
 
 @override(attention, supports)
 def attention_torch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
     *,
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> Tensor:
+    seed: keras.random.SeedGenerator | torch.Tensor | None = None,
+) -> torch.Tensor:
     """Scales inside the kernel only; masks that leave a query nothing give zeros, as in the op."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     query, key, value = (as_tensor(x) for x in (query, key, value))
@@ -98,15 +98,16 @@ def attention_torch(
     allowed = None if aligned else allowed_pairs(query, key, mask, causal, window)
     some = None
     if mask is not None and allowed is not None:
-        # What a kernel does with a row of nothing differs; let such a row see all, then zero it.
+        # Kernels differ in what they do with a row of nothing; let such a row see all, then zero
+        # it.
         some = allowed.any(-1, keepdim=True)
         allowed = allowed | ~some
     rate = dropout if seed is not None else 0.0
     if rate and seed is not None and not torch.compiler.is_compiling():
         # The kernel draws from torch's global generator: key it by the SeedGenerator's state, so
         # that a resumed run repeats. Compiled code cannot, and draws from the global state.
-        words = [word & 0xFFFFFFFF for word in seed.next().tolist()]
-        # On CPU torch reads 32 bits of a seed, so both words have to reach each of them.
+        words = [word & 0xFFFFFFFF for word in seed.next().tolist()]  # type: ignore[attr-defined]
+        # torch reads 32 bits of a seed on a CPU, so both words have to reach each of them.
         mixed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
         with torch.random.fork_rng(devices=[query.device] if query.is_cuda else []):
             torch.manual_seed(mixed)
@@ -120,14 +121,14 @@ def attention_torch(
 
 
 def _kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    allowed: Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    allowed: torch.Tensor | None,
     rate: float,
     aligned: bool,
     scale: float | None,
-) -> Tensor:
+) -> torch.Tensor:
     """(B, T, N, H) three times -> (B, N, T, H)."""
     return functional.scaled_dot_product_attention(
         query.transpose(1, 2),
@@ -142,8 +143,12 @@ def _kernel(
 
 
 def _one_query(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-) -> Tensor:
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
     """Returns the last token, which sees all keys but for a mask: (B, 1, N, H).
 
     The heads that share a key stand for queries, so that it is read once for all of them.
@@ -172,16 +177,16 @@ def _one_query(
 
 
 def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
     causal: bool,
     window: int | None,
     scale: float | None,
-    kept: Tensor | None = None,
+    kept: torch.Tensor | None = None,
     share: float = 1.0,
-) -> Tensor:
+) -> torch.Tensor:
     """Returns the definition, which autograd differentiates as often as asked."""
     batch, length, heads, width = query.shape
     keys, groups = key.shape[1:3]
@@ -202,14 +207,14 @@ def _plain(
     return torch.einsum("bktgs,bskh->btkgh", weights, value).flatten(2, 3)
 
 
-def _fused(output: Tensor, *arguments: Any) -> Tensor:
+def _fused(output: torch.Tensor, *arguments: object) -> torch.Tensor:
     """Returns the result of SDPA, with second derivatives, which its kernels lack."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return output
     return _Fused.apply(output, *arguments)
 
 
-def _fused_again(ctx: Any) -> Any:
+def _fused_again(ctx: Context) -> Any:
     query, key, value, mask = ctx.saved_tensors
     *options, rate = ctx.options
     if rate:
@@ -218,7 +223,9 @@ def _fused_again(ctx: Any) -> Any:
             "derivative; compute it without dropout, or in kmodels.generic_only('attention')"
         )
 
-    def function(_: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def function(
+        _: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         return _plain(query, key, value, mask, *options)
 
     return (None, query, key, value), function
@@ -229,25 +236,25 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        output: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *options: Any,
-    ) -> Tensor:
+        ctx: Context,
+        output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        *options: object,
+    ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value, mask)
         ctx.options = options
         return output.view_as(output)
 
     @staticmethod
     @backward(_fused_again)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return gradients[0], *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-def _products_again(ctx: Any) -> Any:
+def _products_again(ctx: Context) -> Any:
     query, key, value, mask, kept, *_ = ctx.saved_tensors
     options = mask, ctx.causal, ctx.window, ctx.scale, kept, ctx.share
     return (query, key, value), lambda q, k, v: _plain(q, k, v, *options)
@@ -257,23 +264,23 @@ class _Products(torch.autograd.Function):
     """softmax(query @ key.T) @ value, block by block; keeps the weights, and a byte of dropout.
 
     It goes through as many texts or images at a time as have scores that stay near the processor.
-    Inside, queries lie as (b * K, T * G, H): the G heads that share a key follow each other, so
-    that a key head is read once for all of them.
+    Queries lie inside as (b * K, T * G, H): the G heads that share a key follow each other, so that
+    a key head is read once for all of them.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        ctx: Context,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
         causal: bool,
         window: int | None,
         scale: float,
-        kept: Tensor | None,
+        kept: torch.Tensor | None,
         share: float,
-    ) -> Tensor:
+    ) -> torch.Tensor:
         (batch, length, heads, _), (_, keys, groups, _) = query.shape, key.shape
         shared = heads // groups
         ctx.scale, ctx.share, ctx.shared = scale, share, shared
@@ -304,7 +311,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     @backward(_products_again)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, _, kept, *saved = ctx.saved_tensors
         found = tuple(
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
@@ -314,7 +321,7 @@ class _Products(torch.autograd.Function):
         for part in ctx.parts:
             q, k, v = as_rows(query[part], shared), heads_first(key[part]), heads_first(value[part])
             gradient = as_rows(gradients[0][part], shared)
-            totals: list[Tensor] = []
+            totals: list[torch.Tensor] = []
             for queries, seen in ctx.blocks:
                 rows, weights = rows_of(queries, shared), next(left)
                 slope = scaled_product(gradient[:, rows], v[:, seen].transpose(1, 2), ctx.share)

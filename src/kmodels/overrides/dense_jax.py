@@ -6,13 +6,13 @@ import jax
 import keras
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.dense import check_width, dense
 from kmodels.overrides import meshes
 
 
 def supports(call: OpCall) -> str | None:
-    """Three axes or more or bfloat16, on CPU, no model parallelism."""
+    """Serves three axes or more or bfloat16, on CPU, without model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU is a flat product faster"
     if len(call.x.shape) < 3 and not narrow(call.x, call.kernel):
@@ -23,7 +23,7 @@ def supports(call: OpCall) -> str | None:
 
 
 @override(dense, supports)
-def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+def dense_jax(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Merges the leading axes around the product; a batch axis that is sharded stays so.
 
     XLA's bfloat16 products on a CPU take a slow path unless their results are float32; they are
@@ -39,38 +39,42 @@ def dense_jax(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.reshape(*x.shape[:-1], kernel.shape[1])
 
 
-def narrow(*arrays: Tensor) -> bool:
+def narrow(*arrays: jax.Array) -> bool:
     """Returns whether all are bfloat16, whose products have float32 results here."""
     return all(keras.backend.standardize_dtype(a.dtype) == "bfloat16" for a in arrays)
 
 
-def _single(x: Tensor, kernel: Tensor) -> Tensor:
+def _single(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Computes one row, as in generation: a product would make XLA widen the kernel."""
     y = jnp.sum(x.reshape(-1, 1).astype("float32") * kernel.astype("float32"), axis=0)
     return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
-def _narrow_product(x: Tensor, kernel: Tensor) -> Tensor:
+def _narrow_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return _wide(x, (x.ndim - 1,), kernel, (0,)).astype(x.dtype)
 
 
 _product = jax.custom_vjp(_narrow_product)
 
 
-def _wide(a: Tensor, a_axes: tuple[int, ...], b: Tensor, b_axes: tuple[int, ...]) -> Tensor:
+def _wide(
+    a: jax.Array, a_axes: tuple[int, ...], b: jax.Array, b_axes: tuple[int, ...]
+) -> jax.Array:
     # Named axes, for a transposed operand would be copied first.
     axes = ((a_axes, b_axes), ((), ()))
     return jax.lax.dot_general(a, b, axes, preferred_element_type="float32")
 
 
-def _forward(x: Tensor, kernel: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _narrow_product(x, kernel), (x, kernel)
 
 
-def _backward(kept: tuple[Tensor, Tensor], upstream: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(
+    kept: tuple[jax.Array, jax.Array], upstream: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     x, kernel = kept
     for_x = _wide(upstream, (upstream.ndim - 1,), kernel, (1,))
-    # Not computed in a compiled step that does not ask for it.
+    # A compiled step that does not ask for it does not compute it.
     outer = tuple(range(x.ndim - 1))
     return for_x.astype(x.dtype), _wide(x, outer, upstream, outer).astype(x.dtype)
 

@@ -1,8 +1,8 @@
 """Affine map for torch: one call, and on CPUs oneDNN's product where it is faster than torch's.
 
-In float32 torch takes MKL, which leaves the wide registers of processors that are not Intel's
-unused: there oneDNN, which torch carries too, was measured to be more than twice as fast. In
-bfloat16 torch takes oneDNN, but writes the bias to the result first; oneDNN can add it to its sums.
+torch takes MKL in float32, which leaves the wide registers of processors that are not Intel's
+unused: oneDNN, which torch carries too, was measured to be more than twice as fast there. torch
+takes oneDNN in bfloat16, but writes the bias to the result first; oneDNN can add it to its sums.
 """
 
 from functools import cache
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.dense import check_width, dense
-from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._backward_torch import Context, backward
 from kmodels.overrides._tensors_torch import as_tensor, stored
 
 # Multiplications below which the call itself takes as long.
@@ -23,10 +23,10 @@ SMALL = 2**21
 INFO = Path("/proc/cpuinfo")
 
 
-def by_onednn(x: Tensor, kernel: Tensor, biased: bool = False) -> bool:
-    """Large products in float32, where MKL is slow, and such with a bias in bfloat16.
+def by_onednn(x: torch.Tensor, kernel: torch.Tensor, biased: bool = False) -> bool:
+    """Serves large products in float32, where MKL is slow, and such with a bias in bfloat16.
 
-    Not when compiling: the compiler chooses its own product.
+    This is not so when compiling: the compiler chooses its own product.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
@@ -56,7 +56,9 @@ def mkl_is_slow() -> bool:
 
 
 @override(dense)
-def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+def dense_torch(
+    x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Returns the product and the sum in one call; by oneDNN with gradients of our own."""
     x, bias = as_tensor(x), None if bias is None else as_tensor(bias)
     kernel = stored(kernel) if torch.is_grad_enabled() else as_tensor(kernel)
@@ -66,8 +68,8 @@ def dense_torch(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor
     return functional.linear(x, kernel.to(x.dtype).T, bias)
 
 
-def _again(ctx: Any) -> Any:
-    def function(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+def _again(ctx: Context) -> Any:
+    def function(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return functional.linear(x, kernel.to(x.dtype).T, bias)
 
     return ctx.saved_tensors, function
@@ -77,13 +79,15 @@ class _Affine(torch.autograd.Function):
     """A kernel that is narrower than its variable is cast again, and not kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Context, x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, kernel, bias)
         return product(x, kernel.to(x.dtype), bias)
 
     @staticmethod
     @backward(_again)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, kernel, _ = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         for_x = for_kernel = for_bias = None
@@ -97,18 +101,20 @@ class _Affine(torch.autograd.Function):
         return for_x, for_kernel, for_bias
 
 
-def product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X (..., in) @ kernel (in, out) + bias by oneDNN, without autograd."""
+def product(
+    x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns x (..., in) @ kernel (in, out) + bias by oneDNN, without autograd."""
     return internals_torch.onednn_linear(x, kernel, bias)
 
 
-def affine(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+def affine(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the faster way to x (..., in) @ kernel (in, out) + bias, without autograd."""
     if by_onednn(x, kernel, bias is not None):
         return product(x, kernel, bias)
     return functional.linear(x, kernel.T, bias)
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Returns the faster product of two matrices, without autograd."""
     return product(a, b) if by_onednn(a, b) else torch.mm(a, b)

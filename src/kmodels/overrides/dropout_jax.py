@@ -12,13 +12,15 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.dropout import check_rate, dropout
 
 WORD = 2.0**32
 
 
-def unsupported(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
+def unsupported(
+    x: jax.Array, rate: float, seed: keras.random.SeedGenerator | jax.Array
+) -> str | None:
     """Seeded dropout on CPU."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
@@ -33,19 +35,21 @@ def supports(call: OpCall) -> str | None:
 
 
 @override(dropout, supports)
-def dropout_jax(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> Tensor:
+def dropout_jax(
+    x: jax.Array, rate: float, seed: keras.random.SeedGenerator | jax.Array
+) -> jax.Array:
     """Drops each element with the rate, to 32 bits."""
     check_rate(rate)
     x = jnp.asarray(x)
     return _dropped(x, _keys(seed), rate) if rate else x
 
 
-def kept(seed: keras.random.SeedGenerator, shape: Sequence[int], rate: float) -> Tensor:
+def kept(seed: keras.random.SeedGenerator, shape: Sequence[int], rate: float) -> jax.Array:
     """Returns what stays of an array of this shape, bool; the generator moves on."""
     return _kept(_keys(seed), shape, rate)
 
 
-def _scaled(x: Tensor, keys: Tensor, rate: float) -> Tensor:
+def _scaled(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
     share = jnp.asarray(1.0 / (1.0 - rate), jnp.promote_types(x.dtype, "float32"))
     return jnp.where(_kept(keys, x.shape, rate), x * share, 0).astype(x.dtype)
 
@@ -53,18 +57,18 @@ def _scaled(x: Tensor, keys: Tensor, rate: float) -> Tensor:
 _dropped = jax.custom_vjp(_scaled, nondiff_argnums=(2,))
 
 
-def _forward(x: Tensor, keys: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+def _forward(x: jax.Array, keys: jax.Array, rate: float) -> tuple[jax.Array, jax.Array]:
     return _scaled(x, keys, rate), keys
 
 
-def _backward(rate: float, keys: Tensor, gradient: Tensor) -> tuple[Tensor, None]:
+def _backward(rate: float, keys: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
     return _scaled(gradient, keys, rate), None
 
 
 _dropped.defvjp(_forward, _backward)
 
 
-def _kept(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
+def _kept(keys: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
     count = 1
     for size in shape:
         count *= size
@@ -73,14 +77,14 @@ def _kept(keys: Tensor, shape: Sequence[int], rate: float) -> Tensor:
     return bits >= jnp.uint32(min(round(rate * WORD), int(WORD) - 1))
 
 
-def _keys(seed: keras.random.SeedGenerator | Tensor) -> Tensor:
-    """Two words that both depend on the seed and on the number of the call."""
+def _keys(seed: keras.random.SeedGenerator | jax.Array) -> jax.Array:
+    """Returns two words that both depend on the seed and on the number of the call."""
     words = jnp.asarray(seed.next()).astype("uint32")  # type: ignore[union-attr]
     first = _mix(words[0] ^ _mix(words[1] + jnp.uint32(0x9E3779B9)))
     return jnp.stack([first, _mix(first + jnp.uint32(0x85EBCA6B) + words[0])])
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix(x: jax.Array) -> jax.Array:
     """Returns a bijection of 32-bit words that changes half of the bits for each that changes.
 
     Source: C. Wellons, "Prospecting for Hash Functions" (2018), the function lowbias32.

@@ -6,14 +6,16 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._tensors_tensorflow import later, wide
 
 LANE = 1 << 16
 
 
-def unsupported(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
+def unsupported(
+    x: tf.Tensor, rate: float, seed: keras.random.SeedGenerator | tf.Tensor
+) -> str | None:
     """Seeded dropout with a rate that 16 bits can tell from 0 and 1."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
@@ -28,16 +30,18 @@ def supports(call: OpCall) -> str | None:
 
 
 @override(dropout, supports)
-def dropout_tensorflow(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> Tensor:
+def dropout_tensorflow(
+    x: tf.Tensor, rate: float, seed: keras.random.SeedGenerator | tf.Tensor
+) -> tf.Tensor:
     """Drops `round(rate * 65536)` of 65,536 draws; scales by exactly the share that stays."""
     check_rate(rate)
     x = ops.convert_to_tensor(x)
     kept, scale = keep(seed, tf.shape(x), rate)
 
     @tf.custom_gradient
-    def drop(x: Tensor) -> tuple:
-        def scaled(y: Tensor, kept: Tensor) -> Tensor:
-            # In float32, for 1 / (1 - rate) would be rounded to bfloat16.
+    def drop(x: tf.Tensor) -> Any:
+        def scaled(y: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+            # It multiplies in float32, for 1 / (1 - rate) would be rounded to bfloat16.
             full = wide(y)
             return tf.cast(full * (tf.cast(kept, full.dtype) * scale), y.dtype)
 
@@ -46,11 +50,13 @@ def dropout_tensorflow(x: Tensor, rate: float, seed: keras.random.SeedGenerator 
     return drop(x)
 
 
-def keep(seed: Any, shape: Any, rate: float) -> tuple[Tensor, float]:
+def keep(
+    seed: keras.random.SeedGenerator, shape: tf.Tensor | tuple[Any, ...], rate: float
+) -> tuple[tf.Tensor, float]:
     """Returns what stays, uint8 of 0 and 1, and what it is multiplied by."""
     dropped = round(rate * LANE)
     state, count = tf.cast(seed.next(), tf.int64), tf.reduce_prod(shape)
-    # Four draws each. As arguments by name: the stub knows no tensors in shapes, and no None.
+    # Four draws each. The arguments go by name: the stub knows no tensors in shapes, and no None.
     whole: Any = {"shape": ((count + 3) // 4,), "minval": None, "maxval": None}
     words = tf.random.stateless_uniform(seed=state, dtype=tf.uint64, **whole)
     lanes = tf.reshape(tf.bitcast(words, tf.int16), (-1,))[:count]

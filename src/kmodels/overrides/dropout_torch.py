@@ -2,19 +2,17 @@
 
 `torch.bernoulli` on CPU draws one Mersenne Twister double per element on one thread, and with a
 generator first fills a float tensor with the rate; in a ViT's step in bfloat16 that was the largest
-single cost. On a GPU torch's own kernel draws in registers, so there the generic path stays.
+single cost. torch's own kernel on a GPU draws in registers, so the generic path stays there.
 """
-
-from typing import Any
 
 import keras
 import numpy as np
 import torch
 
 from kmodels.core import rng_offset_torch
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.dropout import check_rate, dropout
-from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._backward_torch import Context, backward
 
 LANE = 1 << 16
 
@@ -24,7 +22,9 @@ def _lanes(rate: float) -> int:
     return round(rate * LANE)
 
 
-def unsupported(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> str | None:
+def unsupported(
+    x: torch.Tensor, rate: float, seed: keras.random.SeedGenerator | torch.Tensor
+) -> str | None:
     """Seeded dropout on CPU with a rate that 16 bits can tell from 0 and 1."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
@@ -41,7 +41,9 @@ def supports(call: OpCall) -> str | None:
 
 
 @override(dropout, supports)
-def dropout_torch(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -> Tensor:
+def dropout_torch(
+    x: torch.Tensor, rate: float, seed: keras.random.SeedGenerator | torch.Tensor
+) -> torch.Tensor:
     """Drops `round(rate * 65536)` of 65,536 draws; scales by exactly the share that stays."""
     check_rate(rate)
     kept, scale = keep(seed, x.numel(), rate)
@@ -87,14 +89,14 @@ class _Dropout(torch.autograd.Function):
     """Keeps one byte per element for the gradient, not a copy in the input's dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: Context, x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
         ctx.save_for_backward(kept)
         ctx.scale = scale
         return scaled(x, kept, scale)
 
     @staticmethod
     @backward()
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (kept,) = ctx.saved_tensors
         return _Dropout.apply(gradients[0], kept, ctx.scale), None, None
 

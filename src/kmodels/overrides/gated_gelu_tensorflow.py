@@ -1,11 +1,12 @@
 """Gated GELU for TensorFlow: float32 between its narrow ends, and nothing kept but its inputs."""
 
 import math
+from typing import Any
 
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.gated_gelu import gated_gelu
 from kmodels.overrides._tensors_tensorflow import later, wide
 
@@ -14,14 +15,14 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 
 
 @override(gated_gelu)
-def gated_gelu_tensorflow(gate: Tensor, up: Tensor) -> Tensor:
+def gated_gelu_tensorflow(gate: tf.Tensor, up: tf.Tensor) -> tf.Tensor:
     """Rounds once, where the op rounds after each step of its polynomial."""
 
     @tf.custom_gradient
-    def gated(gate: Tensor, up: Tensor) -> tuple:
+    def gated(gate: tf.Tensor, up: tf.Tensor) -> Any:
         x, y = wide(gate), wide(up)
 
-        def backward(gradient: Tensor) -> tuple[Tensor, Tensor]:
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             x, y = map(wide, later(gradient, gate, up))
             slope = wide(gradient)
             share = _share(x)
@@ -34,6 +35,6 @@ def gated_gelu_tensorflow(gate: Tensor, up: Tensor) -> Tensor:
     return gated(ops.convert_to_tensor(gate), ops.convert_to_tensor(up))
 
 
-def _share(x: Tensor) -> Tensor:
+def _share(x: tf.Tensor) -> tf.Tensor:
     """Returns what GELU lets pass of x, from 0 to 1."""
     return tf.sigmoid(SLOPE * x * (1.0 + CUBE * x * x))

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.gated_gelu import gated_gelu
-from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._backward_torch import Context, backward
 from kmodels.overrides._tensors_torch import as_tensor
 
 
-def _again(ctx: Any) -> Any:
+def _again(ctx: Context) -> Any:
     return ctx.saved_tensors, gated_gelu.generic
 
 
@@ -19,13 +19,15 @@ class _GatedGelu(torch.autograd.Function):
     """Autograd would keep GELU's result too; it is cheap to compute again."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Context, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
         return functional.gelu(gate, approximate="tanh").mul_(up)
 
     @staticmethod
     @backward(_again)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(
+        ctx: Context, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         gate, up = ctx.saved_tensors
         for_up = functional.gelu(gate, approximate="tanh").mul_(gradients[0])
         for_gate = torch.ops.aten.gelu_backward(gradients[0] * up, gate, approximate="tanh")
@@ -33,7 +35,7 @@ class _GatedGelu(torch.autograd.Function):
 
 
 @override(gated_gelu)
-def gated_gelu_torch(gate: Tensor, up: Tensor) -> Tensor:
+def gated_gelu_torch(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """`torch.nn.functional.gelu` in its tanh form, times `up`."""
     gate, up = as_tensor(gate), as_tensor(up)
     if not torch.is_grad_enabled():

@@ -1,28 +1,30 @@
 """Layer normalisation for TensorFlow with a backward of its own: keeps x and two numbers a row."""
 
+from typing import Any
+
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.layer_norm import layer_norm
-from kmodels.overrides._tensors_tensorflow import after, later, sum_of_rows, wide
+from kmodels.overrides._tensors_tensorflow import after, later, static_shape, sum_of_rows, wide
 
 
 @override(layer_norm)
 def layer_norm_tensorflow(
-    x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6
-) -> Tensor:
+    x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None = None, *, epsilon: float = 1e-6
+) -> tf.Tensor:
     """Computes the op itself; the gradient tape would keep several wide arrays of x's size."""
 
     @tf.custom_gradient
-    def norm(x: Tensor, scale: Tensor, *bias: Tensor) -> tuple:
+    def norm(x: tf.Tensor, scale: tf.Tensor, *bias: tf.Tensor) -> Any:
         full = wide(x)
         mean = tf.reduce_mean(full, -1, keepdims=True)
         inverse = tf.reduce_mean(tf.math.squared_difference(full, mean), -1, keepdims=True)
         inverse = tf.math.rsqrt(inverse + epsilon)
 
-        def backward(gradient: Tensor) -> tuple[Tensor, ...]:
-            slope, factor = wide(gradient), wide(scale) / x.shape[-1]
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            slope, factor = wide(gradient), wide(scale) / static_shape(x)[-1]
             normal = (wide(later(gradient, x)) - mean) * inverse
             product = slope * normal
             for_scale = sum_of_rows(product)

@@ -3,15 +3,15 @@
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.layer_norm import layer_norm
 from kmodels.overrides._tensors_torch import as_tensor
 
 
 @override(layer_norm)
 def layer_norm_torch(
-    x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6
-) -> Tensor:
+    x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None, *, epsilon: float = 1e-6
+) -> torch.Tensor:
     """`torch.nn.functional.layer_norm`, whose statistics are float32 for narrower inputs too."""
     x, scale = as_tensor(x), as_tensor(scale)
     bias = None if bias is None else as_tensor(bias)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,
@@ -32,16 +32,16 @@ def _supports(call: OpCall) -> str | None:
 
 @override(linear_cross_entropy, supports=_supports)
 def linear_cross_entropy_jax(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
-    rows: Tensor | None = None,
-    row_ids: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    rows: jax.Array | None = None,
+    row_ids: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
     """See `kmodels.ops.linear_cross_entropy`; XLA must not see the table as a whole in a dot."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
     check_rows(table, rows, row_ids, trainable_table)
@@ -64,19 +64,29 @@ def linear_cross_entropy_jax(
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _frozen(
-    hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, soft_cap: float | None
-) -> tuple[Tensor, Tensor]:
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    soft_cap: float | None,
+) -> tuple[jax.Array, jax.Array]:
     return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
 
 
 def _frozen_forward(
-    hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, soft_cap: float | None
-) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    soft_cap: float | None,
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     found = _walk_counted(hidden, table, labels, weights, soft_cap, True)
     return _sums(weights, found), (found[3] * weights[:, None]).astype(hidden.dtype)
 
 
-def _frozen_backward(_: float | None, slope: Tensor, upstream: tuple[Tensor, Tensor]) -> tuple:
+def _frozen_backward(
+    _: float | None, slope: jax.Array, upstream: tuple[jax.Array, jax.Array]
+) -> tuple:
     return slope * upstream[0].astype(slope.dtype), None, None, None
 
 
@@ -85,34 +95,36 @@ _frozen.defvjp(_frozen_forward, _frozen_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _with_rows(
-    hidden: Tensor,
-    rows: Tensor,
-    table: Tensor,
-    row_ids: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    hidden: jax.Array,
+    rows: jax.Array,
+    table: jax.Array,
+    row_ids: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
     soft_cap: float | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[jax.Array, jax.Array]:
     table = table.at[row_ids].set(rows.astype(table.dtype))
     return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
 
 
 def _with_rows_forward(
-    hidden: Tensor,
-    rows: Tensor,
-    table: Tensor,
-    row_ids: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    hidden: jax.Array,
+    rows: jax.Array,
+    table: jax.Array,
+    row_ids: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
     soft_cap: float | None,
-) -> tuple[tuple[Tensor, Tensor], Any]:
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
     table = table.at[row_ids].set(rows.astype(table.dtype))
     found = _walk_counted(hidden, table, labels, weights, soft_cap, True)
     slope = (found[3] * weights[:, None]).astype(hidden.dtype)
     return _sums(weights, found), (slope, hidden, rows, row_ids, labels, weights, found[0])
 
 
-def _with_rows_backward(soft_cap: float | None, kept: Any, upstream: tuple[Tensor, Tensor]) -> Any:
+def _with_rows_backward(
+    soft_cap: float | None, kept: tuple[jax.Array, ...], upstream: tuple[jax.Array, jax.Array]
+) -> Any:
     slope, hidden, rows, row_ids, labels, weights, total = kept
     weights = weights * upstream[0]
     for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, soft_cap)
@@ -124,24 +136,34 @@ _with_rows.defvjp(_with_rows_forward, _with_rows_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _trainable(
-    hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, soft_cap: float | None
-) -> tuple[Tensor, Tensor]:
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    soft_cap: float | None,
+) -> tuple[jax.Array, jax.Array]:
     return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
 
 
 def _trainable_forward(
-    hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, soft_cap: float | None
-) -> tuple[tuple[Tensor, Tensor], Any]:
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    soft_cap: float | None,
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
     found = _walk_counted(hidden, table, labels, weights, soft_cap, False)
     return _sums(weights, found), (hidden, table, labels, weights, found[0])
 
 
-def _trainable_backward(soft_cap: float | None, kept: Any, upstream: tuple[Tensor, Tensor]) -> Any:
+def _trainable_backward(
+    soft_cap: float | None, kept: tuple[jax.Array, ...], upstream: tuple[jax.Array, jax.Array]
+) -> Any:
     hidden, table, labels, weights, total = kept
     weights = weights * upstream[0]
     dtype = weights.dtype
 
-    def step(tile: Tensor, start: Tensor | int, state: tuple[Tensor, Tensor]) -> Any:
+    def step(tile: jax.Array, start: jax.Array | int, state: tuple[jax.Array, jax.Array]) -> Any:
         for_hidden, for_table = state
         score, slope = _scores(hidden, tile, soft_cap, dtype)
         column, here = _place(labels, start, tile.shape[0])
@@ -160,17 +182,19 @@ def _trainable_backward(soft_cap: float | None, kept: Any, upstream: tuple[Tenso
 _trainable.defvjp(_trainable_forward, _trainable_backward)
 
 
-def _sums(weights: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def _sums(weights: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     total, right, top = found[:3]
     return jnp.sum(weights * (total - right)), jnp.sum(weights * (right >= top))
 
 
-def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) -> Any:
-    """State = step(tile, its first row, state), over the whole table."""
+def _each_tile(
+    table: jax.Array, dtype: jax.typing.DTypeLike, step: Callable[..., Any], state: Any
+) -> Any:
+    """Repeats state = step(tile, its first row, state) over the whole table."""
     size = tile_of(table.shape[0])
     whole = table.shape[0] // size
 
-    def read(start: Tensor | int, rows: int) -> Tensor:
+    def read(start: jax.Array | int, rows: int) -> jax.Array:
         return _part(table, start, lambda x, i: lax.dynamic_slice_in_dim(x, i, rows)).astype(dtype)
 
     state = lax.fori_loop(0, whole, lambda i, s: step(read(i * size, size), i * size, s), state)
@@ -179,7 +203,9 @@ def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) 
     return state
 
 
-def _part(table: Tensor, index: Tensor | int, pick: Callable[[Tensor, Any], Tensor]) -> Tensor:
+def _part(
+    table: jax.Array, index: jax.Array | int, pick: Callable[[jax.Array, Any], jax.Array]
+) -> jax.Array:
     """Returns some rows of the table, and nothing of its size beside it."""
     if table.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
         return pick(table, index)
@@ -188,12 +214,12 @@ def _part(table: Tensor, index: Tensor | int, pick: Callable[[Tensor, Any], Tens
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _part_of_bfloat16(
-    pick: Callable[[Tensor, Any], Tensor], table: Tensor, index: Tensor | int
-) -> Tensor:
+    pick: Callable[[jax.Array, Any], jax.Array], table: jax.Array, index: jax.Array | int
+) -> jax.Array:
     """Reads the table as integers.
 
-    Inside a loop, XLA on a CPU would widen all of a bfloat16 table, but not integers; and it would
-    copy all of it as integers, did the index not pass through the barrier with it.
+    XLA on a CPU would widen all of a bfloat16 table inside a loop, but not integers. It would also
+    copy all of it as integers if the index did not pass through the barrier with it.
     """
     table, index = lax.optimization_barrier((table, index))
     rows = pick(lax.bitcast_convert_type(table, jnp.uint16), index)
@@ -202,16 +228,16 @@ def _part_of_bfloat16(
 
 @_part_of_bfloat16.defjvp
 def _part_of_bfloat16_jvp(
-    pick: Callable[[Tensor, Any], Tensor], primals: tuple, tangents: tuple
-) -> tuple[Tensor, Tensor]:
+    pick: Callable[[jax.Array, Any], jax.Array], primals: tuple, tangents: tuple
+) -> tuple[jax.Array, jax.Array]:
     # Integers have no derivative, which would be taken for a derivative of 0.
     table, index = primals
     return _part_of_bfloat16(pick, table, index), pick(tangents[0], index)
 
 
 def _scores(
-    hidden: Tensor, tile: Tensor, soft_cap: float | None, dtype: Any
-) -> tuple[Tensor, Tensor | None]:
+    hidden: jax.Array, tile: jax.Array, soft_cap: float | None, dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, jax.Array | None]:
     """Returns logits of one tile, and their derivative by the uncapped ones."""
     score = _product(hidden, 1, tile, 1, dtype)
     if soft_cap is None:
@@ -220,21 +246,23 @@ def _scores(
     return score * soft_cap, 1 - score * score
 
 
-def _product(a: Tensor, a_axis: int, b: Tensor, b_axis: int, dtype: Any) -> Tensor:
-    """Product over these axes. XLA on a CPU takes several times as long for bfloat16 results."""
+def _product(
+    a: jax.Array, a_axis: int, b: jax.Array, b_axis: int, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Returns the product; XLA on a CPU takes several times as long for bfloat16 results."""
     axes = (((a_axis,), (b_axis,)), ((), ()))
     return lax.dot_general(a, b, axes, preferred_element_type=dtype)
 
 
-def _place(labels: Tensor, start: Tensor | int, size: int) -> tuple[Tensor, Tensor]:
+def _place(labels: jax.Array, start: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
     """Returns column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
     local = labels - start
     return jnp.clip(local, 0, size - 1)[:, None], (local >= 0) & (local < size)
 
 
 def _walk(
-    hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
-) -> tuple[Tensor, ...]:
+    hidden: jax.Array, table: jax.Array, labels: jax.Array, soft_cap: float | None, gradient: bool
+) -> tuple[jax.Array, ...]:
     """Returns one pass over the vocabulary with a running maximum and sum.
 
     Returns:
@@ -247,7 +275,9 @@ def _walk(
     if gradient:
         state |= {"mean": jnp.zeros(hidden.shape, dtype), "slope_right": zeros + 1}
 
-    def step(tile: Tensor, start: Tensor | int, old: dict[str, Tensor]) -> dict[str, Tensor]:
+    def step(
+        tile: jax.Array, start: jax.Array | int, old: dict[str, jax.Array]
+    ) -> dict[str, jax.Array]:
         score, slope = _scores(hidden, tile, soft_cap, dtype)
         column, here = _place(labels, start, tile.shape[0])
         new = {"right": jnp.where(here, _take(score, column), old["right"])}
@@ -272,18 +302,18 @@ def _walk(
     return total, state["right"], state["top"], state["mean"] / state["total"][:, None] - own
 
 
-def _take(values: Tensor, column: Tensor) -> Tensor:
+def _take(values: jax.Array, column: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, column, axis=1)[:, 0]
 
 
 def _walk_counted(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
     soft_cap: float | None,
     gradient: bool,
-) -> tuple[Tensor, ...]:
+) -> tuple[jax.Array, ...]:
     """`_walk` without the positions of weight 0, whose number is known when it runs.
 
     Those positions get zeros, or what comes out of a block that they share with others.
@@ -298,7 +328,7 @@ def _walk_counted(
     dtype = weights.dtype
     found = (jnp.zeros(rows, dtype),) * 3 + (jnp.zeros(hidden.shape, dtype),) * gradient
 
-    def walk(found: tuple[Tensor, ...], start: Tensor, size: int) -> tuple[Tensor, ...]:
+    def walk(found: tuple[jax.Array, ...], start: jax.Array, size: int) -> tuple[jax.Array, ...]:
         # The last block may reach back into the one before: slices do not pass the end.
         chosen = lax.dynamic_slice_in_dim(hidden, start, size)
         theirs = lax.dynamic_slice_in_dim(labels, start, size)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.core.framework_internals import internals_tensorflow
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
@@ -15,20 +15,21 @@ from kmodels.ops.linear_cross_entropy import (
     linear_cross_entropy,
     tile_of,
 )
+from kmodels.overrides._tensors_tensorflow import static_shape
 
 
 @override(linear_cross_entropy)
 def linear_cross_entropy_tensorflow(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    hidden: tf.Tensor,
+    table: tf.Tensor,
+    labels: tf.Tensor,
+    weights: tf.Tensor,
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
-    rows: Tensor | None = None,
-    row_ids: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    rows: tf.Tensor | None = None,
+    row_ids: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out.
 
     Compile the step without XLA: it takes longer and more memory over the loop (measured).
@@ -46,35 +47,36 @@ def linear_cross_entropy_tensorflow(
     # Outside of a gradient tape, as in evaluate(), half of the products are left out.
     gradient = internals_tensorflow.may_record()
 
-    def sums(total: Tensor, right: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    def sums(total: tf.Tensor, right: tf.Tensor, top: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         hits = tf.cast(right >= top, dtype)
         return tf.reduce_sum(weights * (total - right)), tf.reduce_sum(weights * hits)
 
     @tf.custom_gradient
-    def frozen(hidden: Tensor) -> Any:
+    def frozen(hidden: tf.Tensor) -> Any:
         found = _walk(hidden, table, labels, soft_cap, gradient)
 
-        def backward(upstream: Tensor, _: Tensor) -> Tensor:
+        def backward(upstream: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             return tf.cast(found[3] * weights[:, None] * upstream, hidden.dtype)
 
         return sums(*found[:3]), backward
 
     @tf.custom_gradient
-    def trainable(hidden: Tensor, table: Tensor) -> Any:
+    def trainable(hidden: tf.Tensor, table: tf.Tensor) -> Any:
         found = _walk(hidden, table, labels, soft_cap, False)
 
-        def backward(upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        def backward(upstream: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return _gradients(hidden, table, labels, weights * upstream, found[0], soft_cap)
 
         return sums(*found[:3]), backward
 
     @tf.custom_gradient
-    def with_rows(hidden: Tensor, rows: Tensor) -> Any:
+    def with_rows(hidden: tf.Tensor, rows: tf.Tensor) -> Any:
         found = _walk(hidden, table, labels, soft_cap, gradient)
 
-        def backward(upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        def backward(upstream: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             scaled = weights * upstream
-            for_rows = gradient_of_rows(hidden, rows, row_ids, labels, scaled, found[0], soft_cap)
+            ids: Any = row_ids  # given with the rows, as was checked
+            for_rows = gradient_of_rows(hidden, rows, ids, labels, scaled, found[0], soft_cap)
             return tf.cast(found[3] * scaled[:, None], hidden.dtype), for_rows
 
         return sums(*found[:3]), backward
@@ -89,28 +91,29 @@ def linear_cross_entropy_tensorflow(
     places: Any = tf.cast(row_ids, tf.int32)[:, None]
     held = tf.stop_gradient(keras.ops.cast(rows, table.dtype))
     table = tf.tensor_scatter_nd_update(table, places, held)
-    return with_rows(hidden, rows)
+    return with_rows(hidden, rows)  # type: ignore[arg-type]
 
 
-def _each_tile(table: Tensor, dtype: Any, step: Callable[..., Any], state: Any) -> Any:
-    """State = step(tile, its first row, its number of rows, state), over the whole table."""
-    size = tile_of(table.shape[0])
-    whole = table.shape[0] // size
+def _each_tile(table: tf.Tensor, dtype: tf.DType, step: Callable[..., Any], state: Any) -> Any:
+    """Repeats state = step(tile, its first row, its number of rows, state) over the whole table."""
+    count = static_shape(table)[0]
+    size = tile_of(count)
+    whole = count // size
 
-    def body(i: Tensor, old: Any) -> Any:
+    def body(i: tf.Tensor, old: Any) -> Any:
         tile = tf.cast(tf.slice(table, (i * size, 0), (size, table.shape[1])), dtype)
         return i + 1, step(tile, i * size, size, old)
 
     state = tf.while_loop(lambda i, _: i < whole, body, (0, state), parallel_iterations=1)[1]
-    if rest := table.shape[0] - whole * size:
+    if rest := count - whole * size:
         tile = tf.cast(table[whole * size :], dtype)
         state = step(tile, whole * size, rest, state)
     return state
 
 
 def _scores(
-    hidden: Tensor, tile: Tensor, soft_cap: float | None, dtype: Any
-) -> tuple[Tensor, Tensor | None]:
+    hidden: tf.Tensor, tile: tf.Tensor, soft_cap: float | None, dtype: tf.DType
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns logits of one tile, and their derivative by the uncapped ones."""
     score = tf.cast(tf.matmul(hidden, tile, transpose_b=True), dtype)
     if soft_cap is None:
@@ -119,15 +122,15 @@ def _scores(
     return score * soft_cap, 1 - score * score
 
 
-def _place(labels: Tensor, start: Tensor | int, size: int) -> tuple[Tensor, Tensor]:
+def _place(labels: tf.Tensor, start: tf.Tensor | int, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns column of each label in the tile, and whether the tile has it, both (M,)."""
     local = labels - start
     return tf.clip_by_value(local, 0, size - 1), (local >= 0) & (local < size)
 
 
 def _walk(
-    hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
-) -> tuple[Tensor, ...]:
+    hidden: tf.Tensor, table: tf.Tensor, labels: tf.Tensor, soft_cap: float | None, gradient: bool
+) -> tuple[tf.Tensor, ...]:
     """Returns one pass over the vocabulary with a running maximum and sum.
 
     Returns:
@@ -140,7 +143,7 @@ def _walk(
     if gradient:
         state |= {"mean": tf.zeros(tf.shape(hidden), dtype), "slope_right": zeros + 1}
 
-    def step(tile: Tensor, start: Tensor | int, size: int, old: dict[str, Tensor]) -> Any:
+    def step(tile: tf.Tensor, start: tf.Tensor | int, size: int, old: dict[str, tf.Tensor]) -> Any:
         score, slope = _scores(hidden, tile, soft_cap, dtype)
         column, here = _place(labels, start, size)
         new = {"right": tf.where(here, tf.gather(score, column, batch_dims=1), old["right"])}
@@ -167,17 +170,17 @@ def _walk(
 
 
 def _gradients(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    total: Tensor,
+    hidden: tf.Tensor,
+    table: tf.Tensor,
+    labels: tf.Tensor,
+    weights: tf.Tensor,
+    total: tf.Tensor,
     soft_cap: float | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Gradients of `hidden` and `table`; the logits of each tile are made again."""
     dtype = weights.dtype
 
-    def step(tile: Tensor, start: Tensor | int, size: int, old: dict[str, Tensor]) -> Any:
+    def step(tile: tf.Tensor, start: tf.Tensor | int, size: int, old: dict[str, tf.Tensor]) -> Any:
         score, slope = _scores(hidden, tile, soft_cap, dtype)
         column, here = _place(labels, start, size)
         own = tf.one_hot(column, size, dtype=dtype) * tf.cast(here, dtype)[:, None]

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,
@@ -12,23 +12,23 @@ from kmodels.ops.linear_cross_entropy import (
     linear_cross_entropy,
     tile_of,
 )
-from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.dense_torch import matmul
 
 
-@override(linear_cross_entropy)
+@override(linear_cross_entropy, outside_graph)
 def linear_cross_entropy_torch(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    hidden: torch.Tensor,
+    table: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor,
     *,
     soft_cap: float | None = None,
     trainable_table: bool = False,
-    rows: Tensor | None = None,
-    row_ids: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    rows: torch.Tensor | None = None,
+    row_ids: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
     check_rows(table, rows, row_ids, trainable_table)
@@ -55,10 +55,10 @@ def linear_cross_entropy_torch(
     return losses, best
 
 
-def _again(ctx: Any) -> Any:
+def _again(ctx: Context) -> Any:
     hidden, table, rows, row_ids, labels, weights, *_ = ctx.saved_tensors
 
-    def function(hidden: Tensor, table: Tensor, rows: Tensor | None) -> Tensor:
+    def function(hidden: torch.Tensor, table: torch.Tensor, rows: torch.Tensor | None) -> Any:
         return linear_cross_entropy.generic(
             hidden,
             table,
@@ -74,22 +74,22 @@ def _again(ctx: Any) -> Any:
 
 
 class _Losses(torch.autograd.Function):
-    """The two sums. With a frozen table the gradient of `hidden` comes out of the forward pass."""
+    """Gives the two sums, and the gradient of `hidden` with a frozen table, in the forward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        table: Tensor,
-        rows: Tensor | None,
-        row_ids: Tensor | None,
-        labels: Tensor,
-        weights: Tensor,
+        ctx: Context,
+        hidden: torch.Tensor,
+        table: torch.Tensor,
+        rows: torch.Tensor | None,
+        row_ids: torch.Tensor | None,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
         soft_cap: float | None,
         gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         frozen = not ctx.needs_input_grad[1]
-        held = table if rows is None else table.index_copy(0, row_ids, rows.to(table.dtype))
+        held = table if rows is None else table.index_copy(0, row_ids, rows.to(table.dtype))  # type: ignore[arg-type]
         total, right, top, slope = _walk(hidden, held, labels, soft_cap, gradient and frozen)
         ctx.soft_cap, ctx.frozen = soft_cap, frozen
         if slope is not None:
@@ -102,7 +102,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     @backward(_again)
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         scale = upstream[0]
         hidden, table, rows, row_ids, labels, weights, total, slope = ctx.saved_tensors
         weights = weights * scale
@@ -125,15 +125,15 @@ class _Room:
         dtype: of the scores, float32 or wider.
     """
 
-    def __init__(self, rows: int, columns: int, like: Tensor, dtype: torch.dtype):
+    def __init__(self, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype):
         self.rows, self.same = rows, like.dtype == dtype
         self.shares = like.new_empty(rows * columns, dtype=dtype)
         if not self.same:
             self.wide, self.narrow = torch.empty_like(self.shares), like.new_empty(rows * columns)
 
     def scores(
-        self, hidden: Tensor, tile: Tensor, soft_cap: float | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, hidden: torch.Tensor, tile: torch.Tensor, soft_cap: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns logits of one tile, and their derivative by the uncapped ones."""
         if self.same or hidden.is_cuda:
             score = _product(hidden, tile.T, self.shares.dtype)
@@ -146,33 +146,37 @@ class _Room:
         slope = 1 - score.square()
         return score.mul_(soft_cap), slope
 
-    def softmax(self, score: Tensor) -> Tensor:
+    def softmax(self, score: torch.Tensor) -> torch.Tensor:
         """Shares of the classes of a tile."""
         return torch.softmax(score, 1, out=self._view(self.shares, score.shape[1]))
 
-    def operand(self, score: Tensor) -> Tensor:
+    def operand(self, score: torch.Tensor) -> torch.Tensor:
         """Scores in the dtype of the operands."""
         return score if self.same else self._view(self.narrow, score.shape[1]).copy_(score)
 
-    def _view(self, memory: Tensor, columns: int) -> Tensor:
+    def _view(self, memory: torch.Tensor, columns: int) -> torch.Tensor:
         return memory[: self.rows * columns].view(self.rows, columns)
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if a.is_cuda and a.dtype != dtype:
         return torch.mm(a, b, out_dtype=dtype)
     return matmul(a, b).to(dtype)
 
 
-def _place(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
+def _place(labels: torch.Tensor, start: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
     local = labels - start
     return local.clamp(0, size - 1)[:, None], (local >= 0) & (local < size)
 
 
 def _walk(
-    hidden: Tensor, table: Tensor, labels: Tensor, soft_cap: float | None, gradient: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    hidden: torch.Tensor,
+    table: torch.Tensor,
+    labels: torch.Tensor,
+    soft_cap: float | None,
+    gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns one pass over the vocabulary with a running maximum and sum.
 
     Returns:
@@ -212,13 +216,13 @@ def _walk(
 
 
 def _gradients(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    total: Tensor,
+    hidden: torch.Tensor,
+    table: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor,
+    total: torch.Tensor,
     soft_cap: float | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of `hidden` and `table`; the logits of each tile are made again."""
     dtype = weights.dtype
     for_hidden = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)

@@ -1,21 +1,19 @@
 """The MLP for TensorFlow with a backward of its own: of the hidden activations it keeps one array.
 
-What comes out of GELU, and out of dropout, is computed again from what went in; kernels that are
-narrower than their variables are cast again.
+The outputs of GELU and of dropout are computed again from their inputs; kernels that are narrower
+than their variables are cast again.
 """
-
-from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops
 
 from kmodels.core import keras_internals
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_tensorflow
-from kmodels.overrides._tensors_tensorflow import after, later, sum_of_rows, wide
+from kmodels.overrides._tensors_tensorflow import after, later, static_shape, sum_of_rows, wide
 from kmodels.overrides.gelu_tensorflow import density, share
 
 
@@ -30,16 +28,16 @@ def supports(call: OpCall) -> str | None:
 
 @override(mlp, supports)
 def mlp_tensorflow(
-    x: Tensor,
-    up: Tensor,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
+    x: tf.Tensor,
+    up: tf.Tensor,
+    up_bias: tf.Tensor | None,
+    down: tf.Tensor,
+    down_bias: tf.Tensor | None,
     *,
     approximate: bool | str = False,
     dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> Tensor:
+    seed: keras.random.SeedGenerator | tf.Tensor | None = None,
+) -> tf.Tensor:
     """Computes the same products; GELU is in float32, as in its own override."""
     check_width(x, up)
     check_width(up, down)
@@ -50,11 +48,11 @@ def mlp_tensorflow(
     if dropout and seed is not None:
         kept, factor = dropout_tensorflow.keep(seed, (tf.shape(rows)[0], hidden_dim), dropout)
 
-    def dropped(full: Tensor, kept: Any) -> Tensor:
+    def dropped(full: tf.Tensor, kept: tf.Tensor | None) -> tf.Tensor:
         return full if kept is None else full * (tf.cast(kept, full.dtype) * factor)
 
     @tf.custom_gradient
-    def products(rows: Tensor, up: Tensor, down: Tensor, *biases: Tensor) -> tuple:
+    def products(rows: tf.Tensor, up: tf.Tensor, down: tf.Tensor, *biases: tf.Tensor) -> tuple:
         # Those that were given, in this order.
         left = iter(biases)
         of_up = None if up_bias is None else next(left)
@@ -63,7 +61,7 @@ def mlp_tensorflow(
         full = wide(hidden)
         active = tf.cast(dropped(full * share(full), kept), rows.dtype)
 
-        def backward(gradient: Tensor) -> tuple[Tensor, ...]:
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, ...]:
             again = [up, down, rows, hidden] + ([] if kept is None else [kept])
             up_, down_, rows_, hidden_, *drawn = later(gradient, *again)
             up_, down_ = tf.cast(up_, rows.dtype), tf.cast(down_, rows.dtype)
@@ -89,9 +87,9 @@ def mlp_tensorflow(
         kernels = [ops.convert_to_tensor(kernel) for kernel in (up, down)]
     given = [tf.convert_to_tensor(value) for value in (*kernels, *biases)]
     output = products(rows, *given)
-    return tf.reshape(output, tf.concat([shape[:-1], [down.shape[1]]], 0))
+    return tf.reshape(output, tf.concat([shape[:-1], [static_shape(down)[1]]], 0))
 
 
-def _affine(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+def _affine(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
     y = tf.matmul(x, kernel)
     return y if bias is None else tf.nn.bias_add(y, bias)

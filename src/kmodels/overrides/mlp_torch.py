@@ -1,8 +1,8 @@
 """The MLP for torch with a backward of its own: of the hidden activations it keeps one array.
 
 Autograd keeps what goes into GELU and what comes out, with dropout a third, and these are the
-largest arrays of a block. What comes out is cheap to compute again, and so are kernels in
-bfloat16 where the variables are float32.
+largest arrays of a block. The output is cheap to compute again, and so are kernels in bfloat16
+where the variables are float32.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ import keras
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.gelu import QUICK
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_torch
-from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._backward_torch import Context, backward
 from kmodels.overrides._tensors_torch import as_tensor, stored
 from kmodels.overrides.dense_torch import affine, matmul
 
@@ -24,7 +24,7 @@ _FORMS: dict[bool | str, str] = {False: "none", True: "tanh", "sigmoid": "sigmoi
 
 
 def supports(call: OpCall) -> str | None:
-    """In training, outside torch.compile; dropout as far as its own override goes."""
+    """Serves training outside torch.compile, and dropout as far as its own override goes."""
     if not torch.is_grad_enabled():
         return "without gradients nothing is kept"
     if torch.compiler.is_compiling():
@@ -36,16 +36,16 @@ def supports(call: OpCall) -> str | None:
 
 @override(mlp, supports)
 def mlp_torch(
-    x: Tensor,
-    up: Tensor,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_bias: Tensor | None,
+    x: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
     *,
     approximate: bool | str = False,
     dropout: float = 0.0,
-    seed: keras.random.SeedGenerator | Tensor | None = None,
-) -> Tensor:
+    seed: keras.random.SeedGenerator | torch.Tensor | None = None,
+) -> torch.Tensor:
     """Computes the same products, and GELU once more in the backward pass."""
     x = as_tensor(x)
     biases = [None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias)]
@@ -59,12 +59,16 @@ def mlp_torch(
     return _MLP.apply(x, up, down, *biases, _FORMS[approximate], kept, share)
 
 
-def _again(ctx: Any) -> Any:
+def _again(ctx: Context) -> Any:
     x, up, down, _, kept, *biases = ctx.saved_tensors
 
     def function(
-        x: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, down_bias: Tensor | None
-    ) -> Tensor:
+        x: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
         hidden = functional.linear(x, up.to(x.dtype).T, up_bias)
         if ctx.form == "sigmoid":
             hidden = torch.sigmoid(QUICK * hidden) * hidden
@@ -80,16 +84,16 @@ def _again(ctx: Any) -> Any:
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        up: Tensor,
-        down: Tensor,
-        up_bias: Tensor | None,
-        down_bias: Tensor | None,
+        ctx: Context,
+        x: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
         form: str,
-        kept: Tensor | None,
+        kept: torch.Tensor | None,
         share: float,
-    ) -> Tensor:
+    ) -> torch.Tensor:
         hidden = affine(x, up.to(x.dtype), up_bias)
         ctx.save_for_backward(x, up, down, hidden, kept, up_bias, down_bias)
         ctx.form, ctx.share = form, share
@@ -97,10 +101,10 @@ class _MLP(torch.autograd.Function):
 
     @staticmethod
     @backward(_again)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, up, down, hidden, kept, *_ = ctx.saved_tensors
         for_x, for_up, for_down, for_up_bias, for_down_bias, *_ = ctx.needs_input_grad
-        found: list[Tensor | None] = [None] * 8
+        found: list[torch.Tensor | None] = [None] * 8
         gradient = gradients[0].contiguous()
         rows = gradient.flatten(0, -2)
         if for_down:
@@ -125,7 +129,9 @@ class _MLP(torch.autograd.Function):
         return tuple(found)
 
 
-def _active(hidden: Tensor, form: str, kept: Tensor | None, share: float) -> Tensor:
+def _active(
+    hidden: torch.Tensor, form: str, kept: torch.Tensor | None, share: float
+) -> torch.Tensor:
     """Returns what goes into the second product."""
     if form == "sigmoid":
         active = torch.sigmoid(QUICK * hidden).mul_(hidden)
@@ -134,7 +140,7 @@ def _active(hidden: Tensor, form: str, kept: Tensor | None, share: float) -> Ten
     return active if kept is None else dropout_torch.scaled(active, kept, share)
 
 
-def _slope(gradient: Tensor, hidden: Tensor, form: str) -> Tensor:
+def _slope(gradient: torch.Tensor, hidden: torch.Tensor, form: str) -> torch.Tensor:
     """Returns the gradient in front of GELU."""
     if form != "sigmoid":
         return torch.ops.aten.gelu_backward(gradient, hidden, approximate=form)

@@ -3,13 +3,13 @@
 import torch
 from torch.nn import functional
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.patch_embedding import check_patches, patch_embedding
 from kmodels.overrides._tensors_torch import as_tensor
 
 
 def supports(call: OpCall) -> str | None:
-    """float32 on CPU, where it was measured to be faster; a GPU's convolution may use TF32."""
+    """Serves float32 on CPU, where it was measured to be faster; a GPU may use TF32."""
     if not isinstance(call.images, torch.Tensor) or call.images.device.type != "cpu":
         return "only on CPU is the convolution known to be faster"
     if call.images.dtype != torch.float32:
@@ -19,8 +19,8 @@ def supports(call: OpCall) -> str | None:
 
 @override(patch_embedding, supports)
 def patch_embedding_torch(
-    images: Tensor, kernel: Tensor, bias: Tensor | None = None, *, patch_size: int
-) -> Tensor:
+    images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None, *, patch_size: int
+) -> torch.Tensor:
     """`torch.nn.functional.conv2d` on views in torch's axis order."""
     images, kernel = as_tensor(images), as_tensor(kernel)
     _, _, channels = check_patches(images, kernel, patch_size)

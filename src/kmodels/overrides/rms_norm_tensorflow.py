@@ -1,25 +1,27 @@
 """RMS normalisation for TensorFlow with a backward of its own: keeps x and a number per row."""
 
+from typing import Any
+
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.rms_norm import rms_norm
 from kmodels.overrides._tensors_tensorflow import later, wide
 
 
 @override(rms_norm)
 def rms_norm_tensorflow(
-    x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
-) -> Tensor:
+    x: tf.Tensor, scale: tf.Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
+) -> tf.Tensor:
     """Computes the op itself; the gradient tape would keep four wide arrays of x's size."""
 
     @tf.custom_gradient
-    def norm(x: Tensor, scale: Tensor) -> tuple:
+    def norm(x: tf.Tensor, scale: tf.Tensor) -> Any:
         y = wide(x)
         inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(y), -1, keepdims=True) + epsilon)
 
-        def backward(gradient: Tensor) -> tuple[Tensor, Tensor]:
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             normal, slope = wide(later(gradient, x)) * inverse, wide(gradient)
             rows = tf.reshape(slope * normal, (-1, x.shape[-1]))
             slope = slope * (offset + wide(scale))

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.rms_norm import rms_norm
-from kmodels.overrides._backward_torch import backward
+from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor
 
 
-def _again(ctx: Any) -> Any:
+def _again(ctx: Context) -> Any:
     x, scale, _ = ctx.saved_tensors
     return (x, scale), lambda x, scale: rms_norm.generic(
         x, scale, epsilon=ctx.epsilon, offset=ctx.offset
@@ -21,7 +21,9 @@ class _RMSNorm(torch.autograd.Function):
     """Autograd would keep five arrays of x's size, some of them widened."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float, offset: float) -> Tensor:
+    def forward(
+        ctx: Context, x: torch.Tensor, scale: torch.Tensor, epsilon: float, offset: float
+    ) -> torch.Tensor:
         y, inverse = _normalise(x, scale, epsilon, offset)
         ctx.save_for_backward(x, scale, inverse)
         ctx.epsilon, ctx.offset = epsilon, offset
@@ -29,7 +31,9 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @backward(_again)
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(
+        ctx: Context, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         x, scale, inverse = ctx.saved_tensors
         wide = inverse.dtype
         y = x.to(wide, copy=True).mul_(inverse)
@@ -43,20 +47,22 @@ class _RMSNorm(torch.autograd.Function):
         return for_x, for_scale, None, None
 
 
-def _normalise(x: Tensor, scale: Tensor, epsilon: float, offset: float) -> tuple[Tensor, Tensor]:
+def _normalise(
+    x: torch.Tensor, scale: torch.Tensor, epsilon: float, offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the result, and what each row was multiplied by."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    # In place where it can be: on a CPU each new array of this size costs as much as the sum.
+    # It adds in place where it can: on a CPU each new array of this size costs as much as the sum.
     y = x.to(wide, copy=True)
     squares = torch.linalg.vecdot(y, y).unsqueeze(-1)
     inverse = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
     return y.mul_(inverse).mul_(offset + scale.to(wide)).to(x.dtype), inverse
 
 
-@override(rms_norm)
+@override(rms_norm, outside_graph)
 def rms_norm_torch(
-    x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
-) -> Tensor:
+    x: torch.Tensor, scale: torch.Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
+) -> torch.Tensor:
     """Computes the op itself, and keeps less for the backward pass."""
     x, scale = as_tensor(x), as_tensor(scale)
     if not torch.is_grad_enabled():

@@ -3,7 +3,7 @@
 import jax
 from jax import numpy as jnp
 
-from kmodels.core.dispatch import OpCall, Tensor, override
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,
@@ -12,14 +12,14 @@ from kmodels.ops.rotary_embedding import (
 
 
 def supports(call: OpCall) -> str | None:
-    """On CPU; elsewhere XLA fuses the op itself."""
+    """Serves CPUs; elsewhere XLA fuses the op itself."""
     return None if jax.default_backend() == "cpu" else "only on CPU was it measured to be faster"
 
 
 @override(rotary_embedding, supports)
 def rotary_embedding_jax(
-    x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
-) -> Tensor:
+    x: jax.Array, positions: jax.Array, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
+) -> jax.Array:
     """Computes the op itself; its gradient is the inverse rotation, unlike autodiff's."""
     check_rotary_embedding(x)
     x, positions = jnp.asarray(x), jnp.asarray(positions)
@@ -29,7 +29,7 @@ def rotary_embedding_jax(
     return _rotation(x, _stored(jnp.cos(angles)), _stored(jnp.sin(angles)))
 
 
-def _stored(table: Tensor) -> Tensor:
+def _stored(table: jax.Array) -> jax.Array:
     """Returns the table itself with an axis for the heads, computed once.
 
     XLA on a CPU fuses a cosine into what uses it, and computes it again for each head and text; in
@@ -39,22 +39,26 @@ def _stored(table: Tensor) -> Tensor:
     return jnp.matmul(table, same, precision="highest")[..., None, :]
 
 
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
     first, second = jnp.split(x.astype(cosine.dtype), 2, axis=-1)
     parts = (first * cosine - second * sine, second * cosine + first * sine)
     return jnp.concatenate([part.astype(x.dtype) for part in parts], axis=-1)
 
 
 @jax.custom_vjp
-def _rotation(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotation(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
     return _rotate(x, cosine, sine)
 
 
-def _forward(x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _forward(
+    x: jax.Array, cosine: jax.Array, sine: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _rotate(x, cosine, sine), (cosine, sine)
 
 
-def _backward(kept: tuple[Tensor, Tensor], gradient: Tensor) -> tuple[Tensor, None, None]:
+def _backward(
+    kept: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
     return _rotate(gradient, kept[0], -kept[1]), None, None
 
 

@@ -1,37 +1,41 @@
 """Rotary position embedding for TensorFlow: its gradient is the rotation back."""
 
+from typing import Any
+
 import tensorflow as tf
 from keras import ops
 
-from kmodels.core.dispatch import Tensor, override
+from kmodels.core.dispatch import override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,
     rotary_frequencies,
 )
+from kmodels.overrides._tensors_tensorflow import static_shape
 
 
 @override(rotary_embedding)
 def rotary_embedding_tensorflow(
-    x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
-) -> Tensor:
+    x: tf.Tensor, positions: tf.Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
+) -> tf.Tensor:
     """Computes the op itself; the tape would pad and add halves of gradients."""
     check_rotary_embedding(x)
     x, positions = ops.convert_to_tensor(x), ops.convert_to_tensor(positions)
     dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
-    frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling)
-    angles = tf.cast(positions, dtype)[..., None] * tf.constant(frequencies, dtype)
+    frequencies = rotary_frequencies(static_shape(x)[-1], max_wavelength, scaling)
+    places: Any = tf.cast(positions, dtype)  # the stub knows neither `...` nor None in an index
+    angles = places[..., None] * tf.constant(frequencies, dtype)
     angles = angles[..., None, :]  # (T, 1, H/2) or (B, T, 1, H/2)
     cosine, sine = tf.cos(angles), tf.sin(angles)
 
     @tf.custom_gradient
-    def rotation(x: Tensor) -> tuple:
+    def rotation(x: tf.Tensor) -> Any:
         return _rotate(x, cosine, sine), lambda gradient: _rotate(gradient, cosine, -sine)
 
     return rotation(x)
 
 
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _rotate(x: tf.Tensor, cosine: tf.Tensor, sine: tf.Tensor) -> tf.Tensor:
     first, second = tf.split(tf.cast(x, cosine.dtype), 2, axis=-1)
     parts = (first * cosine - second * sine, second * cosine + first * sine)
     return tf.concat([tf.cast(part, x.dtype) for part in parts], axis=-1)

@@ -6,12 +6,13 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
 from kmodels.transforms.loops import unrolled
 from kmodels.transforms.tracing import engine, tracing
 
 
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def cond(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """Calls one of two functions by a value; under `vmap` both run and each entry chooses.
 
     Args:
@@ -20,7 +21,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
         false_fn: the same, with results of the same structure, shapes and dtypes.
 
     Returns:
-        What the chosen function returns.
+        The result of the chosen function.
 
     Raises:
         InputError: for what the backend cannot trace: a recursion that depends on a value.
@@ -32,13 +33,13 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
 def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
-    loop_vars: Any,
+    loop_vars: Tree,
     maximum_iterations: int | None = None,
 ) -> Any:
     """Repeats `loop_vars = body(*loop_vars)` while `cond(*loop_vars)`.
 
     It has derivatives in reverse mode on torch and TensorFlow, outside of `jit` on torch; in
-    forward mode everywhere. On JAX take `fori_loop` or `scan`, whose lengths are known.
+    forward mode everywhere. Take `fori_loop` or `scan` on JAX, whose lengths are known.
 
     Args:
         cond: takes the loop variables; returns a scalar, True or False.
@@ -56,12 +57,14 @@ def while_loop(
         return engine.while_loop(cond, body, loop_vars, maximum_iterations)
 
 
-def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+def fori_loop(
+    lower: int | Tensor, upper: int | Tensor, body_fun: Callable[[Any, Any], Any], init_val: Tree
+) -> Any:
     """Repeats `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
 
     Args:
         lower: a whole number, or a scalar tensor of whole numbers.
-        upper: the same. With Python's numbers the loop has derivatives on every backend.
+        upper: the same. The loop has derivatives on every backend if they are Python's numbers.
         body_fun: takes the index and the value; returns the value, of the same structure, shapes
             and dtypes.
         init_val: a tensor or a tree of tensors.
@@ -81,8 +84,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
 
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
+    init: Tree,
+    xs: Tree = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: bool | int = 1,

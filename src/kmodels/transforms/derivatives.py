@@ -1,12 +1,13 @@
 """Derivatives: reverse, forward, and both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
 from kmodels.transforms.tracing import engine, tracing
 
@@ -37,7 +38,7 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
     both = _value_and_grad(fun, argnums, has_aux, "grad")
 
     @wraps(fun)
-    def gradient(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: Tree, **kwargs: Tree) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
@@ -47,7 +48,7 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
 def value_and_grad(
     fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False
 ) -> Function:
-    """As `grad`, with the function's value: (value, gradient), or ((value, aux), gradient).
+    """Returns value and gradient: (value, gradient), or ((value, aux), gradient); see `grad`.
 
     Args:
         fun: see `grad`.
@@ -67,11 +68,11 @@ def _value_and_grad(
     fun: Function, argnums: int | tuple[int, ...], has_aux: bool, name: str
 ) -> Function:
     @wraps(fun)
-    def transformed(*args: Any, **kwargs: Any) -> Any:
+    def transformed(*args: Tree, **kwargs: Tree) -> Any:
         leaves, join, call = _chosen(fun, argnums, args, kwargs, name)
         rest: list[trees.Join] = []
 
-        def flat(*leaves: Any) -> Any:
+        def flat(*leaves: Tensor) -> Any:
             if not has_aux:
                 return _scalar(call(leaves), name)
             value, aux = _pair(call(leaves), name)
@@ -107,10 +108,10 @@ def hessian(fun: Function, argnums: int | tuple[int, ...] = 0) -> Function:
     """
 
     @wraps(fun)
-    def transformed(*args: Any, **kwargs: Any) -> Any:
+    def transformed(*args: Tree, **kwargs: Tree) -> Any:
         leaves, join, call = _chosen(fun, argnums, args, kwargs, "hessian")
 
-        def flat(*leaves: Any) -> Any:
+        def flat(*leaves: Tensor) -> Any:
             return _scalar(call(leaves), "hessian")
 
         with tracing("hessian"):
@@ -121,7 +122,7 @@ def hessian(fun: Function, argnums: int | tuple[int, ...] = 0) -> Function:
 
 
 def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -> tuple[Any, ...]:
-    """Value and directional derivative, in forward mode.
+    """Returns value and directional derivative, in forward mode.
 
     Args:
         fun: takes tensors or trees of them, returns the like; with `has_aux` a pair of that and
@@ -147,8 +148,8 @@ def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -
     return (*found, run.rest(aux)) if has_aux else found
 
 
-def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """Value, and a function that pulls back what is known about it, in reverse mode.
+def vjp(fun: Function, *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]:
+    """Returns the value, and a function that pulls back what is known about it, in reverse mode.
 
     Args:
         fun: takes tensors or trees of them, returns the like; with `has_aux` a pair of that and
@@ -169,7 +170,7 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     with tracing("vjp"):
         outputs, pull, aux = engine.vjp(run, leaves)
 
-    def pulled(cotangent: Any) -> Any:
+    def pulled(cotangent: Tree) -> Any:
         given = trees.like(cotangent, outputs, run.join, "vjp: cotangents")
         with tracing("vjp"):
             return join(list(pull(given)))
@@ -187,7 +188,7 @@ class _Run:
     def __init__(self, fun: Function, join: trees.Join, has_aux: bool, name: str) -> None:
         self.fun, self.arguments, self.has_aux, self.name = fun, join, has_aux, name
 
-    def __call__(self, *leaves: Any) -> tuple[list[Any], list[Any]]:
+    def __call__(self, *leaves: Tensor) -> tuple[list[Any], list[Any]]:
         output = self.fun(*self.arguments(list(leaves)))
         output, aux = _pair(output, self.name) if self.has_aux else (output, None)
         tensors, self.join = trees.apart(output, numbers=True)
@@ -215,7 +216,7 @@ def _chosen(
     others = [None if i in places else trees.taken(x) for i, x in enumerate(args)]
     named = trees.taken(kwargs) if kwargs else kwargs
 
-    def call(leaves: Any) -> Any:
+    def call(leaves: Sequence[Any]) -> Any:
         filled = list(others)
         for place, value in zip(places, join(leaves), strict=True):
             filled[place] = value
@@ -224,13 +225,13 @@ def _chosen(
     return leaves, (lambda found: join(found)[0]) if alone else join, call
 
 
-def _pair(output: Any, name: str) -> tuple[Any, Any]:
+def _pair(output: Tree, name: str) -> tuple[Any, Any]:
     if not isinstance(output, (tuple, list)) or len(output) != 2:
         raise InputError(f"{name}: with has_aux the function returns a pair, (value, aux)")
     return output[0], output[1]
 
 
-def _scalar(value: Any, name: str) -> Any:
+def _scalar(value: Tensor, name: str) -> Any:
     found = value if keras.ops.is_tensor(value) else trees.taken(value, numbers=True)
     if not keras.ops.is_tensor(found):
         raise InputError(f"{name}: the function returns {type(value).__name__}; return a scalar")

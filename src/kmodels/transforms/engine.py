@@ -6,12 +6,12 @@ Functions take and give flat lists of tensors, `leaves`; `trees` makes them of a
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from kmodels.core.dispatch import Tensor
-from kmodels.transforms.trees import Join, Tree
+from kmodels.core.types import Tensor, Tree
+from kmodels.transforms.trees import Join
 
 Leaves = list[Tensor]
 Function = Callable[..., Any]
-# What a backend traces a function to: a jaxpr, a graph module, a graph.
+# The trace that a backend makes of a function: a jaxpr, a graph module, a graph.
 Form = Any
 
 

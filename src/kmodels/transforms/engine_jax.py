@@ -1,13 +1,17 @@
 """Transforms on JAX."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
 
+from kmodels.core.types import Tree
 from kmodels.transforms.messages import OUT_AXES, VALUE
 from kmodels.transforms.trees import Join
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
 
 # A body with a `custom_vjp` has no forward mode.
 GENERIC = frozenset({"jvp", "hessian"})
@@ -69,7 +73,7 @@ def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pai
 
 
 def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled by XLA."""
+    """Returns the function compiled by XLA."""
     return jax.jit(fun)
 
 
@@ -78,7 +82,7 @@ def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     return jax.make_jaxpr(fun)(*leaves)
 
 
-def show(form: Any) -> str:
+def show(form: "ClosedJaxpr") -> str:
     """Returns the text of a jaxpr."""
     return form.pretty_print(use_color=False)
 
@@ -88,7 +92,7 @@ def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     return jax.checkpoint(fun)(*leaves)
 
 
-# Not keras.ops.cond, which adds lines to the message of an error inside.
+# This is not keras.ops.cond, which adds lines to the message of an error inside.
 cond = jax.lax.cond
 while_loop = keras.ops.while_loop
 fori_loop = keras.ops.fori_loop
@@ -96,7 +100,7 @@ fori_loop = keras.ops.fori_loop
 
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
+    init: Tree,
     slices: list[Any],
     join: Join,
     count: int,

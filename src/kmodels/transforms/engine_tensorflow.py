@@ -1,6 +1,6 @@
 """Transforms on TensorFlow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.transforms.loops import chosen
 from kmodels.transforms.messages import OUT_AXES, VALUE
 from kmodels.transforms.trees import Join, apart
@@ -52,7 +53,7 @@ def value_and_grad(fun: Callable[..., Any], leaves: list[Any], has_aux: bool) ->
 
 
 def _apart(leaves: list[Any]) -> list[Any]:
-    """New tensors: a tape that watched those of an outer transform would differentiate by both."""
+    """Makes new tensors: a tape that watched an outer transform's would differentiate by both."""
     return [tf.identity(leaf) for leaf in leaves]
 
 
@@ -86,7 +87,7 @@ def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     """Returns a row of second derivatives for each leaf."""
 
-    def run(*leaves: Any) -> Any:
+    def run(*leaves: tf.Tensor) -> Any:
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             _, gradients = value_and_grad(fun, list(leaves), False)
@@ -132,7 +133,7 @@ def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pai
     return (found[:count], [tensor[0] for tensor in found[count:]]) if pair else found
 
 
-def _depends(tensor: Any, parts: list[Any]) -> bool:
+def _depends(tensor: tf.Tensor, parts: list[Any]) -> bool:
     """Returns whether a tensor of a graph is made of any of these."""
     sources, seen, waiting = {id(part.op) for part in parts}, set(), [tensor.op]
     while waiting:
@@ -149,7 +150,7 @@ def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the graph of the first call; in a graph that is being made, a part of it."""
     graph: Any = None
 
-    def run(*leaves: Any) -> Any:
+    def run(*leaves: tf.Tensor) -> Any:
         nonlocal graph
         if not tf.executing_eagerly():
             return fun(*leaves)
@@ -161,7 +162,7 @@ def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _graph(fun: Callable[..., Any], leaves: Any) -> Any:
+def _graph(fun: Callable[..., Any], leaves: Sequence[Any]) -> Any:
     """Returns a `tf.function` for one kind of arguments, which it does not check again."""
     return tf.function(fun, autograph=False).get_concrete_function(*leaves)
 
@@ -171,7 +172,7 @@ def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     return _graph(fun, leaves).graph
 
 
-def show(form: Any) -> str:
+def show(form: tf.Graph) -> str:
     """Returns a line for each node: name, type, inputs and outputs; then the bodies of loops."""
     lines = [
         f"{op.name} = {op.type}({', '.join(x.name for x in op.inputs)})"
@@ -197,7 +198,7 @@ def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """`tf.cond`; both inside of `vmap`, where TensorFlow cannot go back through different branches.
 
-    Not `keras.ops.cond`, which adds lines to the message of an error inside.
+    Differs from `keras.ops.cond`, which adds lines to the message of an error inside.
     """
     if not tf.is_symbolic_tensor(pred):
         return true_fn() if pred else false_fn()
@@ -212,7 +213,7 @@ fori_loop = keras.ops.fori_loop
 
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
+    init: Tree,
     slices: list[Any],
     join: Join,
     count: int,
@@ -230,7 +231,7 @@ def scan(
         return apart(found, numbers=True)[0], ys
 
     parts = slices or [tf.range(count)]
-    # What comes out is known by tracing a step; TensorFlow's loops want to know it first.
+    # Tracing a step tells what comes out; TensorFlow's loops want to know it first.
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in carry]
     first = [tf.TensorSpec(x.shape[1:], x.dtype) for x in parts]
     traced = tf.function(step, autograph=False).get_concrete_function((specs, []), first)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
+from kmodels.core.types import Tree
 from kmodels.transforms.loops import chosen, unrolled
 from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
 
@@ -95,7 +96,7 @@ def jit(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the graph of the first call, compiled on accelerators."""
     graph: Any = None
 
-    def run(*leaves: Any) -> Any:
+    def run(*leaves: torch.Tensor) -> Any:
         nonlocal graph
         if _inside_another():
             return fun(*leaves)
@@ -121,7 +122,7 @@ def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     return found
 
 
-def _zeros(size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+def _zeros(size: Any, *, dtype: Any = None, device: Any = None, **_: object) -> Any:
     return torch.zeros(size, dtype=dtype, device=device)
 
 
@@ -129,7 +130,7 @@ def _zeros(size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any
 ZEROS: Any = {internals_torch.zero_without_memory(): _zeros}
 
 
-def show(form: Any) -> str:
+def show(form: torch.fx.GraphModule) -> str:
     """Returns the code of a graph."""
     return form.print_readable(print_output=False)
 
@@ -165,7 +166,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
         return chosen(pred, true_fn, false_fn)
 
 
-def _one_of(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def _one_of(pred: torch.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """`torch.cond`, which takes no results that are what came in, nor one tensor twice."""
     return torch.cond(
         pred,
@@ -177,7 +178,7 @@ def _one_of(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) 
 def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
-    loop_vars: Any,
+    loop_vars: Tree,
     maximum_iterations: int | None = None,
 ) -> Any:
     """Python's `while`, or torch's operation where the condition is traced."""
@@ -197,11 +198,11 @@ def while_loop(
     else:
         return keras.ops.while_loop(cond, body, loop_vars, maximum_iterations)
 
-    def proceed(count: Any, *held: Any) -> Any:
+    def proceed(count: torch.Tensor, *held: torch.Tensor) -> Any:
         more = cond(*held)
         return more if maximum_iterations is None else more & (count < maximum_iterations)
 
-    def step(count: Any, *held: Any) -> Any:
+    def step(count: torch.Tensor, *held: torch.Tensor) -> Any:
         found = body(*held)
         found = (found,) if alone else tuple(found)
         # Copies, for torch takes no results that are what came in.
@@ -211,11 +212,16 @@ def while_loop(
     return held[0] if alone else tuple(held)
 
 
-def _copy(leaf: Any) -> torch.Tensor:
+def _copy(leaf: torch.Tensor) -> torch.Tensor:
     return keras.ops.convert_to_tensor(leaf).clone()
 
 
-def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Tree,
+) -> Any:
     """Python's loop between Python's numbers, else `while_loop`."""
     if isinstance(lower, int) and isinstance(upper, int):
         return keras.ops.fori_loop(lower, upper, body_fun, init_val)

@@ -5,12 +5,13 @@ from typing import Any
 
 import keras
 
+from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
 
 
 def unrolled(
     f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
+    init: Tree,
     slices: list[Any],
     join: trees.Join,
     count: int,
@@ -29,6 +30,6 @@ def unrolled(
     return carry, ys[0][1]([keras.ops.stack(list(column)) for column in columns])
 
 
-def chosen(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def chosen(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """`cond` where `pred` is mapped: both run, and each entry takes from one."""
     return trees.mapped(lambda yes, no: keras.ops.where(pred, yes, no), true_fn(), false_fn())

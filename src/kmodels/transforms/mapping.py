@@ -1,17 +1,19 @@
 """Vectorisation: a function of one example becomes one of a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import keras
+import optree
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
 from kmodels.transforms.tracing import engine, tracing
 
 
-def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+def vmap(fun: Callable[..., Any], in_axes: Tree = 0, out_axes: Tree = 0) -> Callable[..., Any]:
     """Returns a function that applies `fun` to each entry along an axis, all at once.
 
     Random numbers that `fun` draws are the same for all entries.
@@ -36,13 +38,13 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
     """
 
     @wraps(fun)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: Tree, **kwargs: Tree) -> Any:
         tensors, join = trees.apart((args, kwargs))
         axes = _places(tensors, _axes(in_axes, *join.spec.children()), join)
         _check_sizes(tensors, axes)
         results = _Results(out_axes)
 
-        def flat(*tensors: Any) -> Any:
+        def flat(*tensors: Tensor) -> Any:
             args, kwargs = join(tensors)
             return results.take(fun(*args, **kwargs))
 
@@ -52,7 +54,7 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
     return mapped
 
 
-def _axes(in_axes: Any, args: Any, kwargs: Any) -> list[Any]:
+def _axes(in_axes: Tree, args: optree.PyTreeSpec, kwargs: optree.PyTreeSpec) -> list[Any]:
     """Returns an axis for each leaf, from the structures of the arguments."""
     if isinstance(in_axes, (tuple, list)):
         if len(in_axes) != args.num_children:
@@ -77,11 +79,11 @@ class _Results:
     axes: list[Any]
     join: trees.Join
 
-    def __init__(self, out_axes: Any) -> None:
+    def __init__(self, out_axes: Tree) -> None:
         self.out_axes = tuple(out_axes) if isinstance(out_axes, list) else out_axes
         self.some_whole = not isinstance(out_axes, int) and None in trees.leaves_of(out_axes)
 
-    def take(self, output: Any) -> Any:
+    def take(self, output: Tree) -> Any:
         """Takes what the function returned for one entry apart."""
         tensors, self.join = trees.apart(output, numbers=True)
         axes = trees.spread(self.out_axes, self.join.spec, "vmap: out_axes")
@@ -92,7 +94,7 @@ class _Results:
         stacked = [tensor for tensor, axis in pairs if axis is not None]
         return stacked, [tensor for tensor, axis in pairs if axis is None]
 
-    def put(self, results: Any) -> Any:
+    def put(self, results: Sequence[Any]) -> Any:
         """Puts the results for all entries together, the new axes where they belong."""
         stacked, whole = map(list, results) if self.some_whole else (list(results), [])
         found = []
@@ -118,7 +120,7 @@ def _places(tensors: list[Any], axes: list[Any], join: trees.Join) -> list[int |
     return [None if axes[i] is None else _place(x, axes[i], "in_axes") for x, i in found]
 
 
-def _place(tensor: Any, axis: Any, name: str) -> int:
+def _place(tensor: Tensor, axis: object, name: str) -> int:
     """Returns the axis counted from the front."""
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise InputError(f"vmap: {name} holds {axis!r}; give whole numbers or None")

@@ -7,6 +7,7 @@ from typing import Any
 from kmodels.core import traced
 from kmodels.core.dispatch import generic_now
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
 from kmodels.transforms.tracing import engine, tracing
 
@@ -23,10 +24,10 @@ def jit(
     It is traced anew for each structure, shape and dtype of its arguments, each value of a static
     one, each choice of `kmodels.generic_only`, and after adapters were put on a model, merged or
     disabled. Tensors that `fun` finds elsewhere than in its
-    arguments may be read at that time only. On JAX XLA compiles the trace. On TensorFlow it is a
-    graph. On torch `torch.compile` takes it on an accelerator; on a CPU it runs as it is, by
-    torch's kernels, since compiling takes longer than it saves. A `jit` inside of others becomes
-    a part of them on torch and TensorFlow.
+    arguments may be read at that time only. XLA compiles the trace on JAX. It is a graph on
+    TensorFlow. `torch.compile` takes it on torch with an accelerator; on a CPU it runs as it is, by
+    torch's kernels, since compiling takes longer than it saves. A `jit` inside of others becomes a
+    part of them on torch and TensorFlow.
 
     Args:
         fun: takes and returns tensors or trees of them.
@@ -47,7 +48,7 @@ def jit(
     seen = [traced.changes()]
 
     @wraps(fun)
-    def staged(*args: Any, **kwargs: Any) -> Any:
+    def staged(*args: Tree, **kwargs: Tree) -> Any:
         fixed = {place % len(args) for place in places if -len(args) <= place < len(args)}
         held: Any = [_Static(x) if i in fixed else x for i, x in enumerate(args)]
         named = {name: _Static(x) if name in names else x for name, x in kwargs.items()}
@@ -58,7 +59,7 @@ def jit(
         if key not in made:
             structure: list[trees.Join] = []
 
-            def flat(*leaves: Any) -> list[Any]:
+            def flat(*leaves: Tensor) -> list[Any]:
                 args, kwargs = trees.mapped(_value, join(leaves))
                 tensors, put = trees.apart(fun(*args, **kwargs), numbers=True)
                 structure[:] = [put]
@@ -110,10 +111,10 @@ def trace(fun: Function) -> Callable[..., Trace]:
     """
 
     @wraps(fun)
-    def traced(*args: Any, **kwargs: Any) -> Trace:
+    def traced(*args: Tree, **kwargs: Tree) -> Trace:
         leaves, join = trees.apart((args, kwargs), numbers=True)
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*leaves: Tensor) -> list[Any]:
             args, kwargs = join(list(leaves))
             return trees.apart(fun(*args, **kwargs), numbers=True)[0]
 
@@ -141,11 +142,11 @@ def remat(fun: Function) -> Function:
     """
 
     @wraps(fun)
-    def again(*args: Any, **kwargs: Any) -> Any:
+    def again(*args: Tree, **kwargs: Tree) -> Any:
         leaves, join = trees.apart((args, kwargs))
         structure: list[trees.Join] = []
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*leaves: Tensor) -> list[Any]:
             args, kwargs = join(list(leaves))
             tensors, put = trees.apart(fun(*args, **kwargs), numbers=True)
             structure[:] = [put]
@@ -161,7 +162,7 @@ def remat(fun: Function) -> Function:
 class _Static:
     """An argument that is a leaf, whatever it is."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -175,7 +176,7 @@ class _Static:
         return hash(self.value)
 
 
-def _value(leaf: Any) -> Any:
+def _value(leaf: object) -> Any:
     return leaf.value if isinstance(leaf, _Static) else leaf
 
 

@@ -13,7 +13,7 @@ engine = backend_module("kmodels.transforms.engine", TransformsBackend)
 
 @contextmanager
 def tracing(name: str) -> Iterator[None]:
-    """Around all that a transform runs.
+    """Stands around all that a transform runs.
 
     Args:
         name: of the transform, which errors begin with.

@@ -1,21 +1,21 @@
 """Trees of tensors: lists, tuples and dictionaries, taken apart and put together.
 
 The one place that knows how. The rest of the transforms, and each backend's part, sees flat lists.
-By optree itself, for on torch Keras' own functions walk a tree in Python, several times a call.
+They call optree itself, for Keras' own functions walk a tree in Python on torch, several times a
+call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Number
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
 import optree
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 
-# A tensor, or lists, tuples and dictionaries of tensors and other leaves.
-Tree: TypeAlias = Any
 # Keras' reading of what a tree is.
 OPTIONS: Any = {"none_is_leaf": True, "namespace": "keras"}
 
@@ -29,10 +29,12 @@ class Join:
         rest: the other leaves, None in the tensors' places.
     """
 
-    def __init__(self, spec: Any, places: tuple[int, ...], rest: tuple[Any, ...]) -> None:
+    def __init__(
+        self, spec: optree.PyTreeSpec, places: tuple[int, ...], rest: tuple[Any, ...]
+    ) -> None:
         self.spec, self.places, self.rest = spec, places, rest
 
-    def __call__(self, tensors: Any) -> Any:
+    def __call__(self, tensors: Iterable[Any]) -> Any:
         """Returns the tree with these tensors, or whatever stands for them."""
         filled = list(self.rest)
         for place, tensor in zip(self.places, tensors, strict=True):
@@ -40,17 +42,17 @@ class Join:
         return optree.tree_unflatten(self.spec, filled)
 
 
-def mapped(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
+def mapped(function: Callable[..., Any], tree: Tree, *trees: Tree) -> Any:
     """Returns a tree of the function's results for the leaves of one or several trees."""
-    return optree.tree_map(function, tree, *trees, **OPTIONS)
+    return optree.tree_map(function, tree, *trees, **OPTIONS)  # type: ignore[arg-type]
 
 
-def leaves_of(tree: Any) -> list[Any]:
+def leaves_of(tree: Tree) -> list[Any]:
     """Returns all leaves, in order."""
-    return optree.tree_leaves(tree, **OPTIONS)
+    return optree.tree_leaves(tree, **OPTIONS)  # type: ignore[arg-type]
 
 
-def _tensor(leaf: Any, numbers: bool) -> Any:
+def _tensor(leaf: object, numbers: bool) -> Any:
     """Returns a leaf as a tensor; None for one that is none."""
     if keras.ops.is_tensor(leaf):
         return leaf
@@ -60,19 +62,19 @@ def _tensor(leaf: Any, numbers: bool) -> Any:
     return None
 
 
-def taken(tree: Any, numbers: bool = False) -> Any:
+def taken(tree: Tree, numbers: bool = False) -> Any:
     """Returns the tree with arrays, variables and, if asked for, numbers as tensors."""
     tensors, join = apart(tree, numbers)
     return join(tensors)
 
 
-def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
+def apart(tree: Tree, numbers: bool = False) -> tuple[list[Any], Join]:
     """Returns the tensors of a `taken` tree, in order, and what puts others in their places.
 
     Leaves come in order, those of dictionaries by their sorted keys. Those that are no tensors stay
     in the tree that `Join` makes.
     """
-    leaves, spec = optree.tree_flatten(tree, **OPTIONS)
+    leaves, spec = optree.tree_flatten(tree, **OPTIONS)  # type: ignore[arg-type]
     tensors, places = [], []
     for place, leaf in enumerate(leaves):
         tensor = _tensor(leaf, numbers)
@@ -84,7 +86,7 @@ def apart(tree: Any, numbers: bool = False) -> tuple[list[Any], Join]:
     return tensors, Join(spec, tuple(places), tuple(leaves))
 
 
-def spread(prefix: Any, spec: Any, name: str) -> list[Any]:
+def spread(prefix: Tree, spec: optree.PyTreeSpec, name: str) -> list[Any]:
     """Returns a prefix tree's leaf for each leaf, such as one axis for a dictionary.
 
     Args:
@@ -99,7 +101,7 @@ def spread(prefix: Any, spec: Any, name: str) -> list[Any]:
         return [prefix] * spec.num_leaves
     tree = spec.unflatten("*" * spec.num_leaves)
     try:
-        return optree.broadcast_prefix(prefix, tree, **OPTIONS)
+        return optree.broadcast_prefix(prefix, tree, **OPTIONS)  # type: ignore[arg-type]
     except ValueError:
         raise InputError(
             f"{name} is {prefix!r}, which does not fit {tree!r}; give an axis, or a tree of axes "
@@ -107,11 +109,11 @@ def spread(prefix: Any, spec: Any, name: str) -> list[Any]:
         ) from None
 
 
-def _form(tree: Any) -> str:
+def _form(tree: Tree) -> str:
     return repr(mapped(lambda _: "*", tree))
 
 
-def floats(tree: Any, what: str) -> tuple[list[Any], Join]:
+def floats(tree: Tree, what: str) -> tuple[list[Any], Join]:
     """`apart`, of a tree by which is differentiated.
 
     Raises:
@@ -127,7 +129,7 @@ def floats(tree: Any, what: str) -> tuple[list[Any], Join]:
     return tensors, join
 
 
-def like(tree: Any, tensors: list[Any], join: Join, what: str) -> list[Any]:
+def like(tree: Tree, tensors: list[Any], join: Join, what: str) -> list[Any]:
     """Returns the leaves of a tree that has the structure, shapes and dtypes of other tensors.
 
     Args:
@@ -139,7 +141,7 @@ def like(tree: Any, tensors: list[Any], join: Join, what: str) -> list[Any]:
     Raises:
         InputError: if structure or shapes differ.
     """
-    leaves, spec = optree.tree_flatten(tree, **OPTIONS)
+    leaves, spec = optree.tree_flatten(tree, **OPTIONS)  # type: ignore[arg-type]
     if spec != join.spec:
         raise InputError(f"{what} have the form {_form(tree)}; give {_form(join(tensors))}")
     found = []
