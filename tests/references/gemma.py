@@ -7,6 +7,8 @@ that each feature changes the result: windows below the length, caps that bite, 
 heads than heads, a head width that is not width / heads, an odd length.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -66,14 +68,9 @@ def randomise(model: torch.nn.Module) -> None:
     model.eval()
 
 
-def one(folder: Path, config: transformers.PretrainedConfig, shards: str) -> None:
-    config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    randomise(model)
-    model.save_pretrained(folder / "model", max_shard_size=shards)
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(3, config.vocab_size, (2, 19), generator=generator)
-    # The final hidden state of transformers' list is normed; a hook sees each block's own.
+@contextmanager
+def recorded_blocks(layers: Iterable[torch.nn.Module]) -> Iterator[dict[str, torch.Tensor]]:
+    """What each block gives inside, by name: transformers' list of hidden states ends normed."""
     found: dict[str, torch.Tensor] = {}
     hooks = [
         layer.register_forward_hook(
@@ -81,12 +78,25 @@ def one(folder: Path, config: transformers.PretrainedConfig, shards: str) -> Non
                 f"block_{i}", out[0] if isinstance(out, tuple) else out
             )
         )
-        for i, layer in enumerate(model.model.layers)
+        for i, layer in enumerate(layers)
     ]
-    with torch.no_grad():
-        out = model(ids, output_hidden_states=True)
+    try:
+        yield found
+    finally:
         for hook in hooks:
             hook.remove()
+
+
+def one(folder: Path, config: transformers.PretrainedConfig, shards: str) -> None:
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model)
+    model.save_pretrained(folder / "model", max_shard_size=shards)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(3, config.vocab_size, (2, 19), generator=generator)
+    with torch.no_grad():
+        with recorded_blocks(model.model.layers) as found:
+            out = model(ids, output_hidden_states=True)
         found |= {
             "token_ids": ids,
             "embedding": out.hidden_states[0],

@@ -74,6 +74,18 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(0.25 * noise)
 
 
+def with_random_lora(model: torch.nn.Module, targets: list[str]) -> torch.nn.Module:
+    """The model under adapters of PEFT at these layers, which change what it gives."""
+    settings = {"target_modules": targets, "lora_alpha": 6}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, **settings)).eval()
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_" in name:
+                weight.copy_(0.25 * torch.randn(weight.shape, generator=generator))
+    return adapted
+
+
 def _base(family: str) -> torch.nn.Module:
     if family == "vit":
         model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))

@@ -1,8 +1,8 @@
 """Qwen 3 of transformers: hidden states, greedy continuations, and adapters of PEFT over it.
 
-`tied` and `untied` are as the cases of `references.gemma`. `tokenizer` is a directory with a small
-tokenizer of Qwen's kind, `texts.json` with texts and their ids, and a chat as its template writes
-it. `adapter` is written by PEFT over `untied`, `adapter.npz` holds the logits of both.
+`tied`, `untied` and `bias` are as the cases of `references.gemma`. `tokenizer` is a directory with
+a small tokenizer of Qwen's kind, `texts.json` with texts and their ids, and a chat as its template
+writes it. `adapter` is written by PEFT over `untied`, `adapter.npz` holds the logits of both.
 """
 
 import json
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from references.gemma import one
+from references.lora import with_random_lora
 from torchvision_cpu import define_torchvision_operators
 
 define_torchvision_operators()
-import peft  # noqa: E402
 import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 
@@ -79,12 +79,7 @@ def write_adapter(folder: Path) -> None:
     ids = torch.randint(3, 160, (2, 9), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         plain = model(ids).logits
-        settings = {"target_modules": ["q_proj", "v_proj", "down_proj"], "lora_alpha": 6}
-        adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, **settings)).eval()
-        generator = torch.Generator().manual_seed(9)
-        for name, weight in adapted.named_parameters():
-            if "lora_" in name:
-                weight.copy_(0.25 * torch.randn(weight.shape, generator=generator))
+        adapted = with_random_lora(model, ["q_proj", "v_proj", "down_proj"])
         logits = adapted(ids).logits
     adapted.save_pretrained(folder / "adapter")
     np.savez(folder / "adapter.npz", inputs=ids, plain=plain, logits=logits)
@@ -92,8 +87,10 @@ def write_adapter(folder: Path) -> None:
 
 def write(folder: Path) -> None:
     transformers.logging.set_verbosity_error()
-    for name in ("tied", "untied"):
-        config = transformers.Qwen3Config(**SIZES, tie_word_embeddings=name == "tied")
+    for name in ("tied", "untied", "bias"):
+        config = transformers.Qwen3Config(
+            **SIZES, tie_word_embeddings=name == "tied", attention_bias=name == "bias"
+        )
         one(folder / name, config, "1GB")
     write_tokenizer(folder / "tokenizer")
     write_adapter(folder)

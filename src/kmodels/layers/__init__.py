@@ -7,6 +7,7 @@ from kmodels.layers.dropout import Dropout, DropPath
 from kmodels.layers.embedding import Embedding
 from kmodels.layers.mlp import MLP, GatedMLP, SwiGLU
 from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm
+from kmodels.layers.position_embedding import PositionEmbedding
 from kmodels.layers.remat import rematerialize
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "LayerScale",
+    "PositionEmbedding",
     "RMSNorm",
     "SwiGLU",
     "rematerialize",

@@ -7,6 +7,7 @@ import numpy as np
 
 from kmodels import ops
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import Tensor
 from kmodels.layers.base import Shape
 from kmodels.layers.dense import Dense, WithKernel
 from kmodels.layers.norm import LayerNorm
@@ -105,12 +106,12 @@ class Attention(WithKernel):
 
     def heads(
         self,
-        query: Any,
-        context: Any = None,
-        positions: Any = None,
-        context_positions: Any = None,
+        query: Tensor,
+        context: Tensor | None = None,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Projected (query, key, value), each (B, length, N, H), turned by their positions.
+        """Returns projected (query, key, value), each (B, length, N, H), turned by their positions.
 
         Raises:
             InputError: for positions without a rotary embedding.
@@ -124,7 +125,7 @@ class Attention(WithKernel):
             q, k = self.query_norm(q), self.key_norm(k)
         return self._turned(q, positions), self._turned(k, context_positions), v
 
-    def _turned(self, x: Any, positions: Any) -> Any:
+    def _turned(self, x: Tensor, positions: Any) -> Any:
         if self.rope_wavelength is None:
             if positions is not None:
                 raise InputError(
@@ -138,22 +139,22 @@ class Attention(WithKernel):
             x, positions, max_wavelength=self.rope_wavelength, scaling=self.rope_scaling
         )
 
-    def _split(self, x: Any) -> Any:
+    def _split(self, x: Tensor) -> Any:
         batch, length = keras.ops.shape(x)[:2]
         shape = (batch, length, self.num_heads, x.shape[2] // self.num_heads)
         return keras.ops.reshape(x, shape)  # (B, T, N, H)
 
     def call(
         self,
-        query: Any,
-        context: Any = None,
-        attention_mask: Any = None,
-        query_mask: Any = None,
-        context_mask: Any = None,
-        mask: Any = None,
+        query: Tensor,
+        context: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        mask: Tensor | None = None,
         training: bool = False,
-        positions: Any = None,
-        context_positions: Any = None,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
     ) -> Any:
         """(B, T, D), (B, S, D) -> (B, T, D)."""
         q, k, v = self.heads(query, context, positions, context_positions)
@@ -175,7 +176,7 @@ class Attention(WithKernel):
         )
         return self.output_dense(keras.ops.reshape(y, keras.ops.shape(query)))
 
-    def probabilities(self, query: Any, context: Any = None) -> Any:
+    def probabilities(self, query: Tensor, context: Tensor | None = None) -> Any:
         """Returns the attention weights (B, N, T, S) in float32, for inspection."""
         q, k, _ = self.heads(query, context)
         q, k = keras.ops.cast(q, "float32"), keras.ops.cast(k, "float32")
@@ -186,7 +187,7 @@ class Attention(WithKernel):
             scores = keras.ops.where(seen, scores, float("-inf"))
         return keras.ops.softmax(scores, axis=-1)
 
-    def compute_mask(self, query: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, query: Tensor, previous_mask: Tensor | None = None) -> Any:
         """Returns the query's mask."""
         return previous_mask
 
@@ -195,7 +196,7 @@ class Attention(WithKernel):
         return query_shape
 
 
-def _visible(attention_mask: Any, mask: Any, padding: Any) -> Any:
+def _visible(attention_mask: Tensor | None, mask: Tensor | None, padding: Tensor | None) -> Any:
     """Returns what each query may see, broadcastable to (B, N, T, S); None for all."""
     allowed = None
     for given in (attention_mask, mask, padding):
@@ -203,8 +204,8 @@ def _visible(attention_mask: Any, mask: Any, padding: Any) -> Any:
             continue
         given = keras.ops.cast(given, "bool")
         if len(given.shape) == 2:  # (B, S)
-            given = given[:, None, None]
+            given = keras.ops.expand_dims(given, (1, 2))  # which LiteRT has, and no slice of it
         elif len(given.shape) == 3:  # (B, T, S)
-            given = given[:, None]
+            given = keras.ops.expand_dims(given, 1)
         allowed = given if allowed is None else keras.ops.logical_and(allowed, given)
     return allowed

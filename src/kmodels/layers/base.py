@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ import keras
 
 from kmodels.core import initializers
 from kmodels.core.precision import check_policy
+from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import layout_family, remat
 from kmodels.layers.shard_granularity import Granularity, add_weight
 
@@ -34,8 +35,8 @@ def direct_calls(training: bool = False) -> Iterator[None]:
     """Layers inside the block run their `call` at once, without what Keras does around it.
 
     That costs more than the arithmetic when one token at a time goes through a model, and ties
-    what torch.compile traces to the names of the layers. For built layers of one policy; what
-    variables are cast to is the caller's to say.
+    what torch.compile traces to the names of the layers. It serves built layers of one policy; the
+    caller says what variables are cast to.
 
     Args:
         training: for layers that are not told by the layer that calls them.
@@ -48,7 +49,7 @@ def direct_calls(training: bool = False) -> Iterator[None]:
         _calls.direct, _calls.training = before
 
 
-def reshape(x: Any, shape: Sequence[int]) -> Any:
+def reshape(x: Tensor, shape: Sequence[int]) -> Any:
     """`keras.ops.reshape`, at once for tensors that can: Keras searches its arguments first."""
     own = getattr(x, "reshape", None)
     return keras.ops.reshape(x, shape) if own is None else own(shape)
@@ -105,7 +106,7 @@ class Layer(keras.layers.Layer):
         super().__init_subclass__(**kwargs)
         cls._takes_training = "training" in inspect.signature(cls.call).parameters
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: Any) -> Any:
         """Keras' call, or inside `direct_calls` the layer's own."""
         if not _calls.direct:
             return super().__call__(*args, **kwargs)
@@ -141,7 +142,7 @@ class Layer(keras.layers.Layer):
             build = layer.build
 
             @functools.wraps(build)
-            def build_changed(*args: Any, **kwargs: Any) -> None:
+            def build_changed(*args: object, **kwargs: object) -> None:
                 build(*args, **kwargs)
                 _changes().restore_layer(layer, changed)
 
@@ -153,7 +154,7 @@ class Layer(keras.layers.Layer):
         self,
         name: str,
         shape: Sequence[int],
-        initializer: Any,
+        initializer: InitializerLike,
         shard_granularity: Granularity | None = None,
         **settings: Any,
     ) -> Any:
@@ -179,6 +180,6 @@ class Layer(keras.layers.Layer):
             seed = int(initializers.next_generator(f"{self.path}/seed").integers(2**31))
         return keras.random.SeedGenerator(seed, name="seed")
 
-    def rematerialized_call(self, fn: Any, *_: Any, **__: Any) -> Any:
+    def rematerialized_call(self, fn: Callable[..., Any], *_: object, **__: object) -> Any:
         """`fn` as it is called where `layers.remat` is on for this layer; Keras asks for it."""
         return remat.wrap(self, fn)

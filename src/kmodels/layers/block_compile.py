@@ -33,7 +33,7 @@ class BlockCompileBackend(Protocol):
 _engine = backend_module("kmodels.layers.block_compile", BlockCompileBackend, optional=True)
 
 
-def choose(model: Any, jit_compile: bool | str, run_eagerly: bool = False) -> bool | str:
+def choose(model: keras.Model, jit_compile: bool | str, run_eagerly: bool = False) -> bool | str:
     """Compiles the blocks of a model, or lets them be; the graphs are made at their first calls.
 
     Args:
@@ -67,12 +67,12 @@ def is_possible() -> bool:
     return _engine is not None
 
 
-def blocks(model: Any) -> list[Any]:
+def blocks(model: keras.Model) -> list[Any]:
     """Returns the layers that are compiled, each on its own."""
     return [layer for layer in keras_internals.sublayers(model) if layer.name.startswith("block_")]
 
 
-def compiled(model: Any) -> bool:
+def compiled(model: keras.Model) -> bool:
     """Returns whether `choose` compiled the blocks of a model."""
     return _engine is not None and any(_engine.is_compiled(block) for block in blocks(model))
 
@@ -80,14 +80,14 @@ def compiled(model: Any) -> bool:
 def declines() -> str | None:
     """Returns why `jit_compile="auto"` compiles no blocks here, or None if it does.
 
-    On the other backends Keras decides about the whole step, and this says so.
+    Keras decides about the whole step on the other backends, and this function says so.
     """
     if _engine is None:
         return "Keras compiles the whole step"
     return _engine.declines()
 
 
-def check(model: Any) -> None:
+def check(model: keras.Model) -> None:
     """Raises `InputError` for what a compiled block would pass over, or compile in pieces."""
     for block in blocks(model):
         for layer in keras_internals.sublayers(block):

@@ -1,7 +1,7 @@
 """Blocks under `torch.compile`: one graph serves all blocks that are alike.
 
 Keras' own choice is to compile the whole step, whose graph breaks at `backward` and wherever a
-metric is read. A block alone has no break. What is traced is the `call` of its layers without what
+metric is read. A block alone has no break. Only the `call` of its layers is traced, without what
 Keras does around it: that reads their names, and each block would then get a graph of its own.
 """
 
@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import keras
 import torch
 
 from kmodels.core.dispatch import generic_now
@@ -47,7 +48,7 @@ def put(blocks: Iterable[Any]) -> None:
     compiler: Any = torch.compile
     # Shapes are static until one changes; then that axis is free in the one graph that follows.
     settings = {"dynamic": None, "recompile_limit": GRAPHS, "isolate_recompiles": True}
-    # What `generic_only` says is a constant in a graph.
+    # The setting of `generic_only` is a constant in a graph.
     step = functools.cache(lambda generic: compiler(_call, **settings))
     for block in waiting:
         block.call = _compiled(block, step)
@@ -60,7 +61,7 @@ def remove(blocks: Iterable[Any]) -> None:
             del block.call
 
 
-def is_compiled(block: Any) -> bool:
+def is_compiled(block: keras.Layer) -> bool:
     """Returns whether `put` has been here."""
     # Weights in parts are gathered by another one that stands there.
     return getattr(vars(block).get("call"), "graph", False)
@@ -74,14 +75,14 @@ def check_compiler() -> None:
         )
 
 
-def _call(block: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _call(block: keras.Layer, args: tuple, kwargs: dict[str, Any]) -> Any:
     return type(block).call(block, *args, **kwargs)
 
 
-def _compiled(block: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(block: keras.Layer, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns what stands for the block's `call`."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         # Keras infers shapes with tensors that have no numbers.
         if any(getattr(value, "is_meta", False) for value in (*args, *kwargs.values())):
             return _call(block, args, kwargs)

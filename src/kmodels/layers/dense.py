@@ -1,7 +1,7 @@
 """The linear layer."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,13 @@ import numpy as np
 from kmodels import ops
 from kmodels.core import initializers, keras_internals, traced
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import (
+    ActivationLike,
+    ConstraintLike,
+    InitializerLike,
+    RegularizerLike,
+    Tensor,
+)
 from kmodels.layers import kernels
 from kmodels.layers import quantized as quantizing
 from kmodels.layers.base import Layer, Shape, arguments
@@ -31,12 +38,12 @@ class WithKernel(Layer):
 
     def __init__(
         self,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
+        kernel_initializer: InitializerLike = "glorot_uniform",
+        bias_initializer: InitializerLike = "zeros",
+        kernel_regularizer: RegularizerLike = None,
+        bias_regularizer: RegularizerLike = None,
+        kernel_constraint: ConstraintLike = None,
+        bias_constraint: ConstraintLike = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -109,18 +116,20 @@ class Dense(WithKernel):
         InputError: for `units` that are no whole number above 0.
     """
 
+    kernel: keras.Variable  # None in a quantized layer
+
     def __init__(
         self,
         units: int,
-        activation: Any = None,
+        activation: ActivationLike = None,
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
+        kernel_initializer: InitializerLike = "glorot_uniform",
+        bias_initializer: InitializerLike = "zeros",
+        kernel_regularizer: RegularizerLike = None,
+        bias_regularizer: RegularizerLike = None,
+        activity_regularizer: RegularizerLike = None,
+        kernel_constraint: ConstraintLike = None,
+        bias_constraint: ConstraintLike = None,
         shard_granularity: Sequence[int | None] = (None, None),
         **kwargs: Any,
     ):
@@ -150,7 +159,7 @@ class Dense(WithKernel):
         return self._adapter
 
     @adapter.setter
-    def adapter(self, adapter: Any) -> None:
+    def adapter(self, adapter: Callable[..., Any]) -> None:
         self._adapter = adapter
         traced.changed()
 
@@ -176,7 +185,7 @@ class Dense(WithKernel):
         if self.use_bias:
             self.bias = self.add_bias((self.units,), self.shard_granularity[1:])
 
-    def call(self, x: Any, training: bool = False) -> Any:
+    def call(self, x: Tensor, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""
         traced.note()
         if self.adapter is not None:
@@ -185,7 +194,7 @@ class Dense(WithKernel):
             y = self.linear(x, self.bias)
         return y if self.activation is keras.activations.linear else self.activation(y)
 
-    def linear(self, x: Any, bias: Any) -> Any:
+    def linear(self, x: Tensor, bias: Tensor | None) -> Any:
         """Returns the layer without its adapter and its activation."""
         if self.quantized is not None:
             return self.quantized.dense(x, bias)
@@ -193,7 +202,7 @@ class Dense(WithKernel):
 
     @property
     def plain(self) -> bool:
-        """Whether the layer is nothing but `x @ kernel + bias`."""
+        """True if the layer is nothing but `x @ kernel + bias`."""
         linear = self.activation is keras.activations.linear
         return linear and self.adapter is None and self.quantized is None
 
@@ -207,8 +216,8 @@ class Dense(WithKernel):
         self,
         rank: int,
         lora_alpha: float | None = None,
-        a_initializer: Any = "he_uniform",
-        b_initializer: Any = "zeros",
+        a_initializer: InitializerLike = "he_uniform",
+        b_initializer: InitializerLike = "zeros",
     ) -> None:
         """Freezes the kernel and puts two trainable matrices beside it, as Keras' Dense does.
 
@@ -257,14 +266,14 @@ class Dense(WithKernel):
             self.quantized = quantizing.make(self, mode, self.input_dim, self.units)
         return self.quantized
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes kernel and bias as Keras' Dense does, and what stands beside them by name."""
         for name, variable in {**kernels.base(self), **kernels.adapter(self)}.items():
             store[name] = variable
         if self.adapter is not None:
             store[kernels.SCALING] = np.float32(self.adapter.settings.scaling)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads what `save_own_variables` wrote.
 
         A layer without an adapter adds that of the file to its kernel; one with an adapter starts

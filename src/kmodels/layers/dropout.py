@@ -8,6 +8,7 @@ import keras
 
 from kmodels import ops
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.layers.base import Layer, Shape
 
 
@@ -68,8 +69,8 @@ class Dropout(_Random):
             )
         super().build(input_shape)
 
-    def call(self, x: Any, training: bool = False) -> Any:
-        """Same shape and dtype."""
+    def call(self, x: Tensor, training: bool = False) -> Any:
+        """Returns the same shape and dtype."""
         rate, seed = self.active(training)
         if seed is None:
             return x
@@ -80,7 +81,7 @@ class Dropout(_Random):
         return x * ops.dropout(keras.ops.ones(drawn, x.dtype), rate, seed)
 
     def active(self, training: bool) -> tuple[float, keras.random.SeedGenerator | None]:
-        """Rate and seed, for an op that drops by itself; (0, None) where nothing is dropped."""
+        """Returns rate and seed for an op that drops by itself; (0, None) if nothing is dropped."""
         if not training or self.seed_generator is None:
             return 0.0, None
         return self.rate, self.seed_generator
@@ -101,7 +102,7 @@ class DropPath(_Random):
         InputError: for a rate out of range.
     """
 
-    def call(self, x: Any, training: bool = False) -> Any:
+    def call(self, x: Tensor, training: bool = False) -> Any:
         """(B, ...) -> same shape; the examples that stay are divided by 1 - rate."""
         if not training or self.seed_generator is None:
             return x

@@ -1,7 +1,7 @@
 """The embedding table of a language model, and its output layer: the same table or another."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import keras
@@ -10,6 +10,7 @@ import numpy as np
 from kmodels import ops
 from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import ConstraintLike, InitializerLike, RegularizerLike, Tensor
 from kmodels.layers import rows as trained
 from kmodels.layers.base import Layer, Shape
 from kmodels.layers.shard_granularity import using
@@ -62,16 +63,16 @@ class Embedding(traced.Noted, Layer):
         self,
         input_dim: int,
         output_dim: int,
-        embeddings_initializer: Any = None,
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
+        embeddings_initializer: InitializerLike = None,
+        embeddings_regularizer: RegularizerLike = None,
+        embeddings_constraint: ConstraintLike = None,
         mask_zero: bool = False,
         soft_cap: float | None = None,
         scaled: bool = True,
         tie_weights: bool = True,
         **kwargs: Any,
     ):
-        # No autocast: under a mixed policy it would cast the whole table to look up a few rows.
+        # Autocast is off: under a mixed policy it would cast the whole table to look up a few rows.
         super().__init__(autocast=False, **kwargs)
         check_whole("input_dim", input_dim)
         check_whole("output_dim", output_dim)
@@ -121,7 +122,7 @@ class Embedding(traced.Noted, Layer):
     def _tables(self) -> tuple[str, ...]:
         return ("embeddings",) if self.tie_weights else ("embeddings", "reverse_embeddings")
 
-    def _table(self, name: str, initializer: Any) -> Any:
+    def _table(self, name: str, initializer: InitializerLike) -> Any:
         return self.add_parameter(
             name,
             (self.input_dim, self.output_dim),
@@ -173,7 +174,7 @@ class Embedding(traced.Noted, Layer):
                 keras_internals.give_shape(logits, (*logits.shape[:-1], input_dim))
         traced.changed()
 
-    def call(self, x: Any, reverse: bool = False) -> Any:
+    def call(self, x: Tensor, reverse: bool = False) -> Any:
         """(B, T) -> (B, T, D), or (B, T, D) -> (B, T, V)."""
         traced.note()
         if reverse:
@@ -187,7 +188,7 @@ class Embedding(traced.Noted, Layer):
             return rows
         return rows * keras.ops.convert_to_tensor(math.sqrt(self.output_dim), rows.dtype)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+    def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Any:
         """(B, T), True where the id is not 0; None without `mask_zero`."""
         if not self.mask_zero:
             return None
@@ -195,15 +196,16 @@ class Embedding(traced.Noted, Layer):
             return previous_mask
         return keras.ops.not_equal(inputs, 0)
 
-    def with_table(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def with_table(self, function: Callable[..., Any], *args: Tensor | None, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)`, which reads the table outside of `call`.
 
-        What lies in parts over several processes is gathered around the `entries` of its layer.
+        A table that lies in parts over several processes is gathered around the `entries` of its
+        layer.
         """
         with using():
             return function(*args, **kwargs)
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Tensor) -> Any:
         """(..., D) -> (..., V), soft-capped; float32, or float64 for float64."""
         table = keras.ops.transpose(keras.ops.cast(self.output_table, hidden.dtype))
         # One row is left to the backend: it walks the table as it lies, which `dense` cannot know.
@@ -215,11 +217,11 @@ class Embedding(traced.Noted, Layer):
             return logits
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes each table as Keras does, and the trained rows by name beside them."""
         trained.save(self, store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads what `save_own_variables` wrote.
 
         A layer without rows takes those of the file into its table; rows start anew where the file
@@ -236,8 +238,8 @@ class Embedding(traced.Noted, Layer):
         """(B, T) -> (B, T, D)."""
         return (*input_shape, self.output_dim)
 
-    def compute_output_spec(self, x: Any, reverse: bool = False) -> keras.KerasTensor:
-        """Shape and dtype of what `call` gives."""
+    def compute_output_spec(self, x: Tensor, reverse: bool = False) -> keras.KerasTensor:
+        """Returns shape and dtype of what `call` gives."""
         if reverse:
             return keras.KerasTensor((*x.shape[:-1], self.input_dim), dtype=wide(x))
         return keras.KerasTensor((*x.shape, self.output_dim), dtype=self.compute_dtype)

@@ -6,13 +6,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.core.types import Tensor
 from kmodels.layers import quantized
 
 ADAPTER = ("lora_a", "lora_b", "lora_magnitude")
 SCALING = "lora_scaling"
 
 
-def merged(kernel: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
+def merged(kernel: Tensor, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
     """Returns the kernel (in, out) with an adapter added in float64, rounded once to its own dtype.
 
     Args:
@@ -29,19 +30,19 @@ def merged(kernel: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -
     return total.astype(kernel.dtype)
 
 
-def base(layer: Any) -> dict[str, Any]:
+def base(layer: keras.Layer) -> dict[str, Any]:
     """Returns the variables of a layer without its adapter, by name in a file of Keras."""
     plain = [v for v in (getattr(layer, "kernel", None), layer.bias) if v is not None]
     beside = [] if layer.quantized is None else layer.quantized.variables
     return {str(i): v for i, v in enumerate(plain)} | {v.name: v for v in beside}
 
 
-def adapter(layer: Any) -> dict[str, Any]:
+def adapter(layer: keras.Layer) -> dict[str, Any]:
     """Returns the variables of a layer's adapter by name; empty without one."""
     return {} if layer.adapter is None else {v.name: v for v in layer.adapter.variables}
 
 
-def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
+def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     """Returns why a layer cannot take what a file holds for it; None where it can.
 
     Args:
@@ -78,7 +79,7 @@ def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
     return None
 
 
-def load(layer: Any, store: Mapping[str, Any]) -> None:
+def load(layer: keras.Layer, store: Mapping[str, Any]) -> None:
     """Fills a layer from a file that fits, see `Dense.load_own_variables`."""
     for name, variable in base(layer).items():
         variable.assign(store[name])

@@ -10,7 +10,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+if TYPE_CHECKING:
+    import keras
 
 P = ParamSpec("P")
 
@@ -32,7 +35,7 @@ def current() -> str | None:
     return _making.get()
 
 
-def family_of(variable: Any) -> str | None:
+def family_of(variable: "keras.Variable") -> str | None:
     """Returns the family of a variable, while it is made too; None where nobody said."""
     return getattr(variable, "layout_family", None) or _making.get()
 

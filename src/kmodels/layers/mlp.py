@@ -6,6 +6,7 @@ import keras
 
 from kmodels import ops
 from kmodels.core.errors import check_whole
+from kmodels.core.types import ActivationLike, Tensor
 from kmodels.layers.base import Shape
 from kmodels.layers.dense import Dense, WithKernel
 from kmodels.layers.dropout import Dropout
@@ -34,7 +35,9 @@ class _Hidden(WithKernel):
 class _WithDropout(_Hidden):
     """The same with biases, and dropout at the hidden width."""
 
-    def __init__(self, hidden_dim: int, dropout: float, use_bias: bool, seed: Any, **kwargs: Any):
+    def __init__(
+        self, hidden_dim: int, dropout: float, use_bias: bool, seed: int | None, **kwargs: Any
+    ):
         super().__init__(hidden_dim, **kwargs)
         self.use_bias = use_bias
         self.seed = seed
@@ -72,7 +75,7 @@ class MLP(_WithDropout):
         dropout: float = 0.0,
         use_bias: bool = True,
         approximate: bool | str = False,
-        activation: Any = None,
+        activation: ActivationLike = None,
         seed: int | None = None,
         **kwargs: Any,
     ):
@@ -87,7 +90,7 @@ class MLP(_WithDropout):
         self.down = self._dense("down", self.hidden_dim, width, self.use_bias)
         self.dropout.build((None, self.hidden_dim))
 
-    def call(self, x: Any, training: bool = False) -> Any:
+    def call(self, x: Tensor, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""
         if self.activation is None and self.up.plain and self.down.plain:
             return self._together(x, training)
@@ -98,7 +101,7 @@ class MLP(_WithDropout):
             x = self.activation(x)
         return self.down(self.dropout(x, training=training))
 
-    def _together(self, x: Any, training: bool) -> Any:
+    def _together(self, x: Tensor, training: bool) -> Any:
         rate, seed = self.dropout.active(training)
         return ops.mlp(
             x,
@@ -135,7 +138,7 @@ class GatedMLP(_Hidden):
         self.up = self._dense("up", width, hidden, use_bias=False)
         self.down = self._dense("down", hidden, width, use_bias=False)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Any:
         """(..., D) -> (..., D)."""
         return self.down(ops.gated_gelu(self.gate(x), self.up(x)))
 
@@ -177,7 +180,7 @@ class SwiGLU(_WithDropout):
         self.down = self._dense("down", hidden, width, self.use_bias)
         self.dropout.build((None, hidden))
 
-    def call(self, x: Any, training: bool = False) -> Any:
+    def call(self, x: Tensor, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""
         x = ops.gated_silu(self.gate(x), self.up(x))
         return self.down(self.dropout(x, training=training))

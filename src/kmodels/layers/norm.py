@@ -6,6 +6,7 @@ import keras
 
 from kmodels import ops
 from kmodels.core.errors import InputError
+from kmodels.core.types import ConstraintLike, InitializerLike, RegularizerLike, Tensor
 from kmodels.layers.base import Layer, Shape
 
 
@@ -20,9 +21,9 @@ class _Scaled(Layer):
 
     def __init__(
         self,
-        scale_initializer: Any,
-        scale_regularizer: Any = None,
-        scale_constraint: Any = None,
+        scale_initializer: InitializerLike,
+        scale_regularizer: RegularizerLike = None,
+        scale_constraint: ConstraintLike = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -75,12 +76,12 @@ class LayerNorm(_Scaled):
         self,
         epsilon: float = 1e-6,
         axis: int = -1,
-        scale_initializer: Any = "ones",
-        bias_initializer: Any = "zeros",
-        scale_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        scale_constraint: Any = None,
-        bias_constraint: Any = None,
+        scale_initializer: InitializerLike = "ones",
+        bias_initializer: InitializerLike = "zeros",
+        scale_regularizer: RegularizerLike = None,
+        bias_regularizer: RegularizerLike = None,
+        scale_constraint: ConstraintLike = None,
+        bias_constraint: ConstraintLike = None,
         **kwargs: Any,
     ):
         super().__init__(scale_initializer, scale_regularizer, scale_constraint, **kwargs)
@@ -102,7 +103,7 @@ class LayerNorm(_Scaled):
             constraint=self.bias_constraint,
         )
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Any:
         """(..., D) -> (..., D)."""
         return ops.layer_norm(x, self.scale, self.bias, epsilon=self.epsilon)
 
@@ -133,9 +134,9 @@ class RMSNorm(_Scaled):
         self,
         epsilon: float = 1e-6,
         axis: int = -1,
-        scale_initializer: Any = None,
-        scale_regularizer: Any = None,
-        scale_constraint: Any = None,
+        scale_initializer: InitializerLike = None,
+        scale_regularizer: RegularizerLike = None,
+        scale_constraint: ConstraintLike = None,
         offset: float = 1.0,
         **kwargs: Any,
     ):
@@ -151,7 +152,7 @@ class RMSNorm(_Scaled):
         check_axis(self.axis, input_shape)
         super().build(input_shape)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Any:
         """(..., D) -> (..., D)."""
         return ops.rms_norm(x, self.scale, epsilon=self.epsilon, offset=self.offset)
 
@@ -175,8 +176,8 @@ class LayerScale(_Scaled):
     def __init__(
         self,
         init: float = 1e-5,
-        scale_regularizer: Any = None,
-        scale_constraint: Any = None,
+        scale_regularizer: RegularizerLike = None,
+        scale_constraint: ConstraintLike = None,
         **kwargs: Any,
     ):
         start = keras.initializers.Constant(init)
@@ -189,7 +190,7 @@ class LayerScale(_Scaled):
         del config["scale_initializer"]  # `init` says it.
         return config
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Any:
         """(..., D) -> (..., D)."""
         return x * self.scale
 

@@ -9,6 +9,7 @@ import numpy as np
 from kmodels import ops
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.layers.shard_granularity import add_weight
 from kmodels.ops.quantized_dense import dequantize
 
@@ -40,8 +41,8 @@ class QuantizedKernel:
         """numbers, scale and, with "int4", zero."""
         return [self.numbers, self.scale, *([] if self.zero is None else [self.zero])]
 
-    def dense(self, x: Any, bias: Any) -> Any:
-        """X @ kernel + bias."""
+    def dense(self, x: Tensor, bias: Tensor | None) -> Any:
+        """Returns x @ kernel + bias."""
         return ops.quantized_dense(x, self.numbers, self.scale, self.zero, bias)
 
     def wide(self) -> Any:
@@ -51,7 +52,7 @@ class QuantizedKernel:
         return dequantize(*arrays, *zero, rows=self.rows, dtype="float32")
 
 
-def check_mode(mode: Any) -> str:
+def check_mode(mode: object) -> str:
     """Returns the mode, or `InputError` with those there are."""
     if mode not in MODES:
         raise InputError(f"quantization mode is {mode!r}; choose {' or '.join(MODES)}")
@@ -71,7 +72,7 @@ def shapes(mode: str, rows: int, units: int) -> dict[str, tuple[tuple[int, int],
     return found
 
 
-def make(layer: Any, mode: str, rows: int, units: int) -> QuantizedKernel:
+def make(layer: keras.Layer, mode: str, rows: int, units: int) -> QuantizedKernel:
     """Returns the variables of a quantized kernel, filled with zeros."""
     with keras_internals.changing(layer):
         made = [
@@ -106,7 +107,7 @@ def fill(quantized: QuantizedKernel, kernel: np.ndarray) -> None:
     quantized.scale.assign(scale)
 
 
-def quantize(model: Any, mode: Any) -> None:
+def quantize(model: keras.Model, mode: object) -> None:
     """Replaces the kernel of every linear layer of a model.
 
     Args:
@@ -122,7 +123,7 @@ def quantize(model: Any, mode: Any) -> None:
             layer.quantize_kernel(mode)
 
 
-def describe(model: Any) -> dict[str, str]:
+def describe(model: keras.Model) -> dict[str, str]:
     """Returns which layers of a model are quantized, and how: path to mode."""
     found = {}
     for layer in keras_internals.sublayers(model):
@@ -132,7 +133,7 @@ def describe(model: Any) -> dict[str, str]:
     return found
 
 
-def restore(model: Any, description: dict[str, str]) -> None:
+def restore(model: keras.Model, description: dict[str, str]) -> None:
     """Makes the layers of `describe` ready to be filled from a file."""
     for layer in keras_internals.sublayers(model):
         if layer.path in description:

@@ -9,7 +9,7 @@ from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 
-# Besides blocks as a whole, the layers of a block that can be computed again.
+# The layers of a block that can be computed again, besides blocks as a whole.
 PARTS = ("attention", "mlp")
 MODES = ("none", "block", *PARTS)
 
@@ -33,7 +33,7 @@ class RematBackend(Protocol):
         ...
 
 
-def rematerialize(model: Any, mode: str) -> None:
+def rematerialize(model: keras.Model, mode: str) -> None:
     """Chooses what the backward pass computes again. Call it before the first step.
 
     Args:
@@ -53,19 +53,19 @@ def rematerialize(model: Any, mode: str) -> None:
             keras_internals.set_rematerialized(layer, mode == layer.name)
 
 
-def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+def wrap(layer: keras.Layer, fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, a layer's call, such that in training its backward pass starts from its inputs."""
     engine = backend_module("kmodels.layers.remat", RematBackend)
     seeds = _seeds(layer)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         context = keras_internals.current_call_context()
         # A layer that does the same in training has no such argument.
         training = kwargs["training"] if "training" in kwargs else context.get_value("training")
         if not training:
             return fn(*args, **kwargs)
 
-        def again(*args: Any, **kwargs: Any) -> Any:
+        def again(*args: object, **kwargs: object) -> Any:
             with keras_internals.call_context(context):
                 return fn(*args, **kwargs)
 
@@ -74,7 +74,7 @@ def wrap(layer: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _seeds(layer: Any) -> list[Any]:
+def _seeds(layer: keras.Layer) -> list[Any]:
     """States of the random streams below a layer, which every call moves on."""
     weights = {id(variable) for variable in layer.weights}
     return [variable for variable in layer.variables if id(variable) not in weights]

@@ -11,7 +11,11 @@ from kmodels.layers.tensor_arguments import tensors_apart
 
 
 def call(
-    layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
+    layer: keras.Layer,
+    fn: Callable[..., Any],
+    seeds: list[Any],
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> Any:
     """`fn(*args, **kwargs)`.
 
@@ -23,7 +27,7 @@ def call(
     with keras_internals.no_autocast(), keras_internals.call_context(None):
         values = [(variable, variable.value) for variable in layer.variables]
 
-    def run(*tensors: Any) -> tuple[Any, list[Any]]:
+    def run(*tensors: jax.Array) -> tuple[Any, list[Any]]:
         again, named = fill(*tensors)
         with keras.StatelessScope(state_mapping=values) as scope:
             output = fn(*again, **named)

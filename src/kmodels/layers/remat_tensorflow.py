@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kmodels.core import keras_internals
@@ -10,7 +11,11 @@ from kmodels.layers.tensor_arguments import tensors_apart
 
 
 def call(
-    layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
+    layer: keras.Layer,
+    fn: Callable[..., Any],
+    seeds: list[Any],
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> Any:
     """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
     if _stateless(layer):
@@ -19,7 +24,7 @@ def call(
     begun = [tf.identity(seed.value) for seed in seeds]
     first = True
 
-    def run(*tensors: Any) -> Any:
+    def run(*tensors: tf.Tensor) -> Any:
         nonlocal first
         again, named = fill(*tensors)
         if first:
@@ -34,7 +39,7 @@ def call(
     return tf.recompute_grad(run)(*tensors)
 
 
-def _stateless(layer: Any) -> bool:
+def _stateless(layer: keras.Layer) -> bool:
     """Returns whether tensors stand for variables, whose gradients TensorFlow would lose."""
     with keras_internals.no_autocast():
         return any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)

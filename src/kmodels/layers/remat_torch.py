@@ -1,16 +1,23 @@
 """Rematerialisation on torch."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.framework_internals import internals_torch
 
+if TYPE_CHECKING:
+    import keras
+
 
 def call(
-    layer: Any, fn: Callable[..., Any], seeds: list[Any], args: tuple, kwargs: dict[str, Any]
+    layer: "keras.Layer",
+    fn: Callable[..., Any],
+    seeds: list[Any],
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> Any:
     """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
     # Transforms of torch.func have no hooks for it: inside them all is kept.
@@ -19,7 +26,7 @@ def call(
     begun = [seed.value.clone() for seed in seeds]
     first = True
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         nonlocal first
         if first:
             first = False
@@ -31,7 +38,7 @@ def call(
         finally:
             _assign(seeds, now)
 
-    # Without a stop when all is there that backward asks for: torch raises an exception to stop,
+    # It does not stop when all is there that backward asks for: torch raises an exception to stop,
     # to which Keras adds arguments on its way, and what was computed again stays in that cycle.
     options = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": False}
     return checkpoint(run, *args, **options, **kwargs)

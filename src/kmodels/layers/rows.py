@@ -1,12 +1,13 @@
 """Rows of an embedding table that are trained while the table itself is frozen."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from kmodels.core import keras_internals
+from kmodels.core.types import Tensor
 from kmodels.layers.shard_granularity import add_weight
 
 ROWS, IDS = "lora_rows", "lora_row_ids"
@@ -30,7 +31,7 @@ class TrainedRows:
         base: the rows of the table before merging, None while they are not merged.
     """
 
-    def __init__(self, layer: Any, ids: Iterable[int]):
+    def __init__(self, layer: keras.Layer, ids: Iterable[int]):
         self.layer = layer
         self.ids = tuple(sorted(ids))
         self.base: np.ndarray | None = None
@@ -44,7 +45,7 @@ class TrainedRows:
                 name=ROWS,
             )
 
-    def _first(self, _: Any, dtype: Any = None) -> Any:
+    def _first(self, _: object, dtype: str | None = None) -> Any:
         table = self.layer.embeddings.value
         return keras.ops.cast(keras.ops.take(table, self.places(), axis=0), dtype)
 
@@ -56,7 +57,7 @@ class TrainedRows:
         """Returns the ids as a tensor, (N,) int32."""
         return keras.ops.convert_to_tensor(self.ids, "int32")
 
-    def over(self, token_ids: Any, found: Any) -> Any:
+    def over(self, token_ids: Tensor, found: Tensor) -> Any:
         """Replaces what was looked up in the table, (..., D), where the ids are of these rows."""
         ids = keras.ops.cast(token_ids, "int32")
         places = self.places()
@@ -66,7 +67,7 @@ class TrainedRows:
         rows = keras.ops.take(keras.ops.cast(self.values, found.dtype), at, axis=0)
         return keras.ops.where(own, rows, found)
 
-    def among(self, hidden: Any, logits: Any) -> Any:
+    def among(self, hidden: Tensor, logits: Tensor) -> Any:
         """Returns the logits of the table, (..., V), with those of these rows in their places."""
         rows = keras.ops.transpose(keras.ops.cast(self.values, hidden.dtype))
         own = keras.ops.cast(keras.ops.matmul(hidden, rows), logits.dtype)
@@ -100,7 +101,7 @@ class TrainedRows:
         self.layer.rows = None
 
 
-def write(layer: Any, ids: Iterable[int], rows: Any) -> None:
+def write(layer: keras.Layer, ids: Iterable[int], rows: Tensor | None) -> None:
     """Replaces some rows of a table, rounded to its dtype."""
     table = layer.embeddings.value
     places = keras.ops.convert_to_tensor([[i] for i in ids], "int32")
@@ -108,14 +109,14 @@ def write(layer: Any, ids: Iterable[int], rows: Any) -> None:
     layer.embeddings.assign(keras.ops.scatter_update(table, places, rows))
 
 
-def _tables(layer: Any) -> dict[str, Any]:
+def _tables(layer: keras.Layer) -> dict[str, Any]:
     """Returns the tables of a layer by their places in a file."""
     if layer.tie_weights:
         return {"0": layer.embeddings}
     return {"0": layer.embeddings, "1": layer.reverse_embeddings}
 
 
-def save(layer: Any, store: Any) -> None:
+def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
     """Writes each table as Keras does, and the rows beside them by name."""
     for place, table in _tables(layer).items():
         store[place] = table
@@ -124,7 +125,7 @@ def save(layer: Any, store: Any) -> None:
         store[IDS] = np.array(layer.rows.ids, "int32")
 
 
-def misfit(layer: Any, store: Mapping[str, Any]) -> str | None:
+def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     """Returns why a layer cannot take what a file holds for it; None where it can.
 
     Args:
@@ -153,7 +154,7 @@ def shown(ids: Iterable[int]) -> str:
     return ", ".join(map(str, ids[:4])) + more
 
 
-def load(layer: Any, store: Mapping[str, Any]) -> None:
+def load(layer: keras.Layer, store: Mapping[str, Any]) -> None:
     """Fills a layer from a file that fits, see `Embedding.load_own_variables`."""
     for place, table in _tables(layer).items():
         table.assign(store[place])

@@ -11,16 +11,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import keras
+
 from kmodels.core import keras_internals
 from kmodels.layers import layout_family
 
-# By dimension: how many equal parts may lie apart; None for as many as the dimension is long.
+# How many equal parts of each dimension may lie apart; None for as many as the dimension is long.
 Granularity = Sequence[int | None]
 
 _making: ContextVar[Granularity | None] = ContextVar("kmodels_shard_granularity", default=None)
 
 
-def add_weight(layer: Any, granularity: Granularity | None, **settings: Any) -> Any:
+def add_weight(layer: keras.Layer, granularity: Granularity | None, **settings: Any) -> Any:
     """`layer.add_weight(**settings)` of a variable that may be cut so.
 
     It gets its place while it is made, before it can carry anything itself.
@@ -39,7 +41,7 @@ def add_weight(layer: Any, granularity: Granularity | None, **settings: Any) -> 
     return variable
 
 
-def _made(layer: Any, settings: dict[str, Any]) -> Any:
+def _made(layer: keras.Layer, settings: dict[str, Any]) -> Any:
     if not keras_internals.draws_later():
         return layer.add_weight(**settings)
     with keras_internals.without_values():
@@ -48,7 +50,7 @@ def _made(layer: Any, settings: dict[str, Any]) -> Any:
     return variable
 
 
-def granularity_of(variable: Any) -> Granularity | None:
+def granularity_of(variable: keras.Variable) -> Granularity | None:
     """Returns how far a variable may be cut, while it is made too; None where nobody said."""
     return getattr(variable, "shard_granularity", None) or _making.get()
 

@@ -1,6 +1,14 @@
 """The model families; each is a folder with the same file names."""
 
 from kmodels.distribution.layout import register
+from kmodels.models.clip import (
+    CLIPPreprocessor,
+    CLIPTextConfig,
+    CLIPTextEncoder,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+)
+from kmodels.models.clip.sharding import LAYOUT as _CLIP
 from kmodels.models.gemma import (
     Gemma3Backbone,
     Gemma3CausalLM,
@@ -38,10 +46,16 @@ from kmodels.models.vit import (
 )
 from kmodels.models.vit.sharding import LAYOUT as _VIT
 
-for _family, _layout in {"gemma": _GEMMA, "qwen3": _QWEN3, "vit": _VIT}.items():
+_LAYOUTS = {"clip": _CLIP, "gemma": _GEMMA, "qwen3": _QWEN3, "vit": _VIT}
+for _family, _layout in _LAYOUTS.items():
     register(_layout, family=_family)
 
 __all__ = [
+    "CLIPPreprocessor",
+    "CLIPTextConfig",
+    "CLIPTextEncoder",
+    "CLIPTextModelWithProjection",
+    "CLIPTokenizer",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DeiTBackbone",

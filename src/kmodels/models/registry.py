@@ -15,6 +15,8 @@ FAMILIES = {
     "gemma": "kmodels.models.gemma.family",
     "qwen3": "kmodels.models.qwen3.family",
     "vit": "kmodels.models.vit.family",
+    # Behind it: whoever names no family takes a directory with both towers for the images'.
+    "clip": "kmodels.models.clip.family",
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.precision import check_policy
+from kmodels.core.types import DTypeLike
 from kmodels.lora import changes
 from kmodels.models import registry
 from kmodels.models.registry import Family
@@ -26,7 +27,11 @@ log = logging.getLogger("kmodels")
 
 
 def load(
-    cls: type, preset: str | Path, dtype: Any = None, load_weights: bool = True, **overrides: Any
+    cls: type,
+    preset: str | Path,
+    dtype: DTypeLike = None,
+    load_weights: bool = True,
+    **overrides: Any,
 ) -> Any:
     """Makes the model that a name or a file describes; see `from_preset`.
 
@@ -51,7 +56,8 @@ def load(
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
     skip = [prefix for prefix in skip if prefix not in owner.own_parts]
     fills = load_weights and bool(checkpoint.tensors)
-    # What a file fills is not drawn first: that costs time, and a second copy of the model.
+    # Variables that a file fills are not drawn first: that costs time, and a second copy of the
+    # model.
     empty = fills or deferred.active()
     with keras_internals.without_values() if empty else nullcontext([]) as body:
         backbone = owner(**config.to_dict(), dtype=dtype, **(settings if cls is owner else {}))
@@ -117,7 +123,7 @@ def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
     return family.fit_preprocessor(checkpoint.preprocessor or {}, config)
 
 
-def _split(cls: type, owner: Any, overrides: dict[str, Any]) -> tuple[dict, dict]:
+def _split(cls: type, owner: type, overrides: dict[str, Any]) -> tuple[dict, dict]:
     """Overrides of the config, and arguments of the class itself."""
     fields = owner.config_class.__dataclass_fields__
     known = {"name"}

@@ -1,15 +1,16 @@
 """Directories of models, in our own format and in that of transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from kmodels import lora
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_directory, local_path
+from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
 from kmodels.distribution import processes
 from kmodels.distribution.rank_zero import write_on_rank_zero
@@ -21,6 +22,7 @@ from kmodels.weights import (
     read_safetensors,
     write_safetensors,
 )
+from kmodels.weights.tensors import LazyArray
 
 TRANSFORMERS_FILES = (
     "config.json",
@@ -32,7 +34,7 @@ TRANSFORMERS_FILES = (
 )
 
 
-def check_parts(model: Any, partial: bool, kind: str) -> None:
+def check_parts(model: keras.Model, partial: bool, kind: str) -> None:
     """Stops before a part of a checkpoint is written as if it were the whole.
 
     Args:
@@ -51,14 +53,14 @@ def check_parts(model: Any, partial: bool, kind: str) -> None:
         )
 
 
-def _describe(model: Any) -> dict[str, Any]:
+def _describe(model: keras.Model) -> dict[str, Any]:
     from kmodels import __version__
 
     backbone = getattr(model, "backbone", model)
     preprocessor = getattr(model, "preprocessor", None)
     changed = changes.describe(backbone)
     if lora.is_merged(backbone):
-        # What LoRA froze is a model of its own now, which others may train.
+        # The weights that LoRA froze are a model of their own now, which others may train.
         changed.pop("frozen", None)
     return {
         "kmodels": {"version": __version__, "format": native.FORMAT},
@@ -73,7 +75,7 @@ def _describe(model: Any) -> dict[str, Any]:
     }
 
 
-def _settings(preprocessor: Any) -> dict[str, Any] | None:
+def _settings(preprocessor: keras.Layer | None) -> dict[str, Any] | None:
     """Returns what config.json says of a preprocessor; a tokenizer is a file of its own."""
     if preprocessor is None:
         return None
@@ -81,24 +83,26 @@ def _settings(preprocessor: Any) -> dict[str, Any] | None:
     return settings | ({"tokenizer": native.TOKENIZER[0]} if "tokenizer" in settings else {})
 
 
-def save(model: Any, directory: str | Path) -> Path:
+def save(model: keras.Model, directory: str | Path) -> Path:
     """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     more = None if tokenizer is None else tokenizer.save
     with staged(directory) as (folder, finish):
 
-        def write_by(tensors: Any, write: Callable[[Any], Path]) -> Path:
+        def write_by(tensors: Mapping[str, LazyArray], write: Callable[[Any], Path]) -> Path:
             return write_on_rank_zero(tensors, lambda held: finish(write(held)))
 
         return native.save(model, folder, _describe(model), more, write_by)
 
 
-def export_to_transformers(model: Any, directory: str | Path, text_only: bool = False) -> Path:
+def export_to_transformers(
+    model: keras.Model, directory: str | Path, text_only: bool = False
+) -> Path:
     """Writes a directory that transformers loads with equal logits.
 
     Args:
         model: a backbone or task.
-        directory: to make or replace.
+        directory: to make or replace, local or an address.
         text_only: writes the text part of a checkpoint whose other parts were left out.
 
     Raises:
@@ -115,33 +119,38 @@ def export_to_transformers(model: Any, directory: str | Path, text_only: bool = 
             "here, and export from that directory in a process of its own"
         )
     check_parts(model, text_only, "a directory of transformers")
-    directory = local_path(directory)
     family = registry.family(getattr(model, "backbone", model).family)
     form, pictures, table, zeros = family.transformers_form(model)
-    native.refuse_to_replace(directory, TRANSFORMERS_FILES)
     tensors = engine.export(model, table)
     zeros = {name: zero for name, zero in zeros.items() if name not in tensors}
     dtypes = {str(tensor.dtype) for tensor in tensors.values()}
     form = {**form, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32"}
-    with atomic_directory(directory) as folder:
-        (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
-        if pictures:
-            text = json.dumps(pictures, indent=2) + "\n"
-            (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
-        if generation := getattr(model, "generation_config", None):
-            text = json.dumps(generation, indent=2) + "\n"
-            (folder / "generation_config.json").write_text(text, encoding="utf-8")
-        if (
-            tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None)
-        ) is not None:
-            tokenizer.save(folder)
-        file = folder / "model.safetensors"
-        write_safetensors(file, {**tensors, **zeros}, {"format": "pt"})
-        _compare(model, tensors, zeros, read_safetensors(file))
-    return directory
+    with staged(directory) as (target, finish):
+        native.refuse_to_replace(target, TRANSFORMERS_FILES)
+        with atomic_directory(target) as folder:
+            (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
+            if pictures:
+                text = json.dumps(pictures, indent=2) + "\n"
+                (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+            if generation := getattr(model, "generation_config", None):
+                text = json.dumps(generation, indent=2) + "\n"
+                (folder / "generation_config.json").write_text(text, encoding="utf-8")
+            if (
+                tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None)
+            ) is not None:
+                tokenizer.save(folder)
+            file = folder / "model.safetensors"
+            write_safetensors(file, {**tensors, **zeros}, {"format": "pt"})
+            _compare(model, tensors, zeros, read_safetensors(file))
+        return finish(target)
 
 
-def _compare(model: Any, tensors: Any, zeros: Any, written: Any) -> None:
+def _compare(
+    model: keras.Model,
+    tensors: Mapping[str, LazyArray],
+    zeros: Mapping[str, LazyArray],
+    written: Mapping[str, LazyArray],
+) -> None:
     parameters = sum(int(np.prod(x.shape)) for x in engine.variables(model).values())
     padding = sum(tensor.read().size for tensor in zeros.values())
     # A format may ask for rows of zeros within a tensor, so there may be more, never fewer.
@@ -153,7 +162,7 @@ def _compare(model: Any, tensors: Any, zeros: Any, written: Any) -> None:
         )
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _equal(left: LazyArray, right: LazyArray | None) -> bool:
     if right is None or left.shape != right.shape or left.dtype != right.dtype:
         return False
     return left.read().tobytes() == right.read().tobytes()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import keras
 import numpy as np
@@ -33,8 +34,8 @@ SETTINGS = {
 GENERATION = {"do_sample": True, "top_k": 64, "top_p": 0.95, "eos_token_id": [1, 9]}
 
 
-@pytest.fixture
-def directory(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
     """A directory as transformers writes it, with everything that may lie in one."""
     tokenizer = train_tokenizer(demo.texts(), 500)
     model = GemmaCausalLM.from_preset(
@@ -42,13 +43,19 @@ def directory(tmp_path):
         vocabulary_size=500,
         preprocessor=GemmaCausalLMPreprocessor(tokenizer, sequence_length=12),
     )
-    folder = model.export_to_transformers(tmp_path / "theirs")
+    folder = model.export_to_transformers(tmp_path_factory.mktemp("written") / "theirs")
     (folder / "tokenizer_config.json").write_text(json.dumps(SETTINGS))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 8}))
     return folder
+
+
+@pytest.fixture
+def directory(written, tmp_path):
+    """A copy of it, for a test to change."""
+    return shutil.copytree(written, tmp_path / "theirs")
 
 
 @pytest.fixture

@@ -89,22 +89,21 @@ def test_golden_logits(models, name):
 
 
 def test_packed_texts_are_as_if_alone(models):
-    model, alone = models["gemma3_debug"], _inputs(17)
-    cut = 6
+    model, alone, length, cut = models["gemma3_debug"], _inputs(18), 18, 9
     packed = {
         **alone,
-        "segment_ids": np.repeat([[0] * cut + [1] * (17 - cut)], 2, 0).astype("int32"),
-        "positions": np.repeat([[*range(cut), *range(17 - cut)]], 2, 0).astype("int32"),
+        "segment_ids": np.repeat([[0] * cut + [1] * (length - cut)], 2, 0).astype("int32"),
+        "positions": np.repeat([[*range(cut), *range(length - cut)]], 2, 0).astype("int32"),
     }
     together = to_numpy(model(packed))
-    for part in (slice(0, cut), slice(cut, 17)):
+    for part in (slice(0, cut), slice(cut, length)):
         one = to_numpy(model({name: value[:, part] for name, value in alone.items()}))
         np.testing.assert_allclose(together[:, part], one, atol=tolerance("logits"), rtol=0)
 
 
 def test_what_stands_behind_a_token_does_not_matter(models):
     for model in models.values():
-        inputs, changed = _inputs(17), _inputs(17)
+        inputs, changed = _inputs(), _inputs()
         changed["token_ids"][:, 11:] = 5
         one, other = (to_numpy(model(x))[:, :11] for x in (inputs, changed))
         np.testing.assert_allclose(one, other, atol=tolerance("logits"), rtol=0)

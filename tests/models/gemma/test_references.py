@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import read_npz, to_numpy
+from arrays import assert_same_tensors, read_npz, to_numpy
 from decoder_case import DecoderCase
 from kmodels.core.errors import InputError
 from kmodels.models import Gemma3CausalLM, GemmaBackbone, GemmaCausalLM
@@ -57,10 +57,7 @@ def test_greedy_tokens_with_cache_and_without(case):
 
 def test_export_is_what_was_read(case, tmp_path):
     case.model.export_to_transformers(tmp_path / "out")
-    written, read = read_safetensors(tmp_path / "out"), read_safetensors(case.path)
-    assert set(written) == set(read)
-    for name, tensor in read.items():
-        np.testing.assert_array_equal(written[name].read(), tensor.read())
+    assert_same_tensors(tmp_path / "out", case.path)
     again = GemmaCausalLM.from_preset(tmp_path / "out", load_weights=False)
     assert again.backbone.config == case.model.backbone.config
 

@@ -1,12 +1,13 @@
 """Qwen 3 against transformers: what `models/common` makes of a family that is not Gemma."""
 
 import json
+import shutil
 
 import keras
 import numpy as np
 import pytest
 
-from arrays import read_npz, to_numpy
+from arrays import assert_same_tensors, read_npz, to_numpy
 from decoder_case import DecoderCase
 from kmodels.core.errors import InputError
 from kmodels.models import Qwen3Backbone, Qwen3CausalLM, Qwen3Config
@@ -15,7 +16,7 @@ from kmodels.models.qwen3.weights import gguf as weights_gguf
 from kmodels.weights import engine, read_safetensors
 from tolerances import tolerance
 
-CASES = ("tied", "untied")
+CASES = ("tied", "untied", "bias")
 SIZES = {
     "vocabulary_size": 24, "num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2,
     "head_dim": 6, "hidden_dim": 16, "intermediate_dim": 20,
@@ -58,10 +59,7 @@ def test_greedy_tokens(case):
 
 def test_export_is_what_was_read(case, tmp_path):
     case.model.export_to_transformers(tmp_path / "out")
-    written, read = read_safetensors(tmp_path / "out"), read_safetensors(case.path)
-    assert set(written) == set(read)
-    for name, tensor in read.items():
-        np.testing.assert_array_equal(written[name].read(), tensor.read())
+    assert_same_tensors(tmp_path / "out", case.path)
     again = Qwen3CausalLM.from_preset(tmp_path / "out", load_weights=False)
     assert again.backbone.config == case.model.backbone.config
     case.model.backbone.export_to_transformers(tmp_path / "bare")
@@ -97,11 +95,12 @@ def test_adapters_of_peft_both_ways(references, tmp_path):
         np.testing.assert_array_equal(written[name].read(), tensor.read())
 
 
+@pytest.mark.parametrize("bias", [{}, {"attention_bias": True}])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_fit_trains_what_is_there(tied):
+def test_a_fit_trains_what_is_there(tied, bias):
     keras.utils.set_random_seed(0)
     ids = np.random.default_rng(0).integers(0, 24, (4, 7))
-    model = Qwen3CausalLM(Qwen3Backbone(**SIZES, tie_word_embeddings=tied))
+    model = Qwen3CausalLM(Qwen3Backbone(**SIZES, tie_word_embeddings=tied, **bias))
     before = {v.path: to_numpy(v).copy() for v in model.trainable_variables}
     model.compile(optimizer=keras.optimizers.Adam(1e-2))
     losses = model.fit(ids[:, :-1], ids[:, 1:], epochs=8, verbose=0).history["loss"]
@@ -152,10 +151,50 @@ def _parameters(c):
 
 
 @pytest.mark.parametrize(
+    ("name", "said", "message"),
+    [
+        (
+            "bias",
+            False,
+            r"12 tensors without a variable: \S*self_attn\.\w_proj\.bias",
+        ),
+        ("tied", True, r"12 variables without a tensor: block_0/attention/query/bias"),
+    ],
+)
+def test_biases_are_in_the_config_and_in_the_file_or_in_neither(
+    references, tmp_path, name, said, message
+):
+    source = references / "qwen3" / name / "model"
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    text = json.loads((source / "config.json").read_text())
+    assert text["attention_bias"] is not said
+    (tmp_path / "config.json").write_text(json.dumps({**text, "attention_bias": said}))
+    with pytest.raises(InputError, match=message) as raised:
+        Qwen3Backbone.from_preset(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_adapters_beside_biases_keep_what_they_learned(case, tmp_path):
+    ids = case.expected["token_ids"].astype("int32")
+    model = Qwen3CausalLM.from_preset(case.path)
+    model.backbone.enable_lora(rank=2, targets=["query", "output"])
+    model.compile(optimizer=keras.optimizers.Adam(1e-2))
+    model.fit(ids[:, :-1], ids[:, 1:], epochs=2, verbose=0)
+    learned = to_numpy(model(ids))
+    assert np.abs(learned - to_numpy(case.model(ids))).max() > 1e-2
+    model.save_adapter(tmp_path / "adapter")
+    again = Qwen3CausalLM.from_preset(case.path)
+    again.load_adapter(tmp_path / "adapter")
+    limit = tolerance("logits")
+    np.testing.assert_allclose(to_numpy(again(ids)), learned, rtol=0, atol=limit)
+    model.merge_lora()
+    np.testing.assert_allclose(to_numpy(model(ids)), learned, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"hidden_act": "relu"}, "no counterpart for an activation 'relu'"),
-        ({"attention_bias": True}, "no counterpart for attention_bias"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
         ({"use_sliding_window": True, "sliding_window": 4}, "windows in some layers alone"),
     ],
@@ -190,11 +229,30 @@ def test_positional_arguments_are_in_keras_hubs_order():
 @pytest.mark.needs("gguf")
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_gguf_file_is_read(tied, tmp_path):
+    backbone = Qwen3Backbone(**SIZES, tie_word_embeddings=tied, rope_max_wavelength=1e6)
+    _write_gguf(tmp_path / "model.gguf", backbone)
+    again = Qwen3Backbone.from_preset(tmp_path / "model.gguf")
+    assert again.config == backbone.config
+    for left, right in zip(backbone.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(left), to_numpy(right))
+
+
+@pytest.mark.needs("gguf")
+def test_a_gguf_file_with_biases_is_refused(tmp_path):
+    biases = {"blk.0.attn_q.bias": np.zeros(24, "float32")}
+    _write_gguf(tmp_path / "model.gguf", Qwen3Backbone(**SIZES), biases)
+    message = r"has biases \(blk.0.attn_q.bias, ...\), and a GGUF file of Qwen 3 has none; give"
+    with pytest.raises(InputError, match=message):
+        Qwen3Backbone.from_preset(tmp_path / "model.gguf")
+    with pytest.raises(InputError, match="no place for 8 variables: block_0/attention/query/bias"):
+        _write_gguf(tmp_path / "other.gguf", Qwen3Backbone(**SIZES, attention_bias=True))
+
+
+def _write_gguf(path, backbone, more=None):
     import gguf
 
-    backbone = Qwen3Backbone(**SIZES, tie_word_embeddings=tied, rope_max_wavelength=1e6)
     config = backbone.config
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen3")
+    writer = gguf.GGUFWriter(path, "qwen3")
     writer.add_block_count(config.num_layers)
     writer.add_embedding_length(config.hidden_dim)
     writer.add_feed_forward_length(config.intermediate_dim)
@@ -205,11 +263,9 @@ def test_a_gguf_file_is_read(tied, tmp_path):
     writer.add_rope_freq_base(config.rope_max_wavelength)
     for name, tensor in engine.export(backbone, weights_gguf.rules(config.to_dict())).items():
         writer.add_tensor(name, np.ascontiguousarray(tensor.read()))
+    for name, array in (more or {}).items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    again = Qwen3Backbone.from_preset(tmp_path / "model.gguf")
-    assert again.config == config
-    for left, right in zip(backbone.weights, again.weights, strict=True):
-        np.testing.assert_array_equal(to_numpy(left), to_numpy(right))

@@ -11,7 +11,8 @@ from kmodels.models import ViTBackbone, ViTConfig, ViTImageClassifier
 from kmodels.models.vit.weights import augreg, huggingface
 from kmodels.models.vit.weights import timm as weights_timm
 from kmodels.weights import LazyArray, export, load, read_safetensors, write_safetensors
-from kmodels.weights.engine import values, variables
+from kmodels.weights.engine import variables
+from kmodels.weights.gather import values
 from tolerances import tolerance
 
 SIZES = {

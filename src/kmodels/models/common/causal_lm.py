@@ -1,12 +1,14 @@
 """A decoder with its output layer: text generation, and training without logits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import LossLike, MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
@@ -70,11 +72,13 @@ class CausalLM(
     def before_use(self) -> None:
         """Compiles with the defaults where nobody did; Keras asks it before it trains."""
         if not self.compiled and self._compiles_itself:
-            # On an accelerator torch.compile takes the blocks only for who asks for it.
+            # On an accelerator torch.compile takes the blocks only if the user asks for it.
             self.compile(jit_compile="auto" if compiling.declines() else False)
 
-    def use_sampler(self, sampler: Any, jit_compile: bool | str = "auto") -> None:
-        """As in `Generates`; "generation_config" draws as the checkpoint's file of that name says.
+    def use_sampler(
+        self, sampler: str | Mapping[str, Any] | Sampler, jit_compile: bool | str = "auto"
+    ) -> None:
+        """See `Generates.use_sampler`; "generation_config" draws as the checkpoint's file says.
 
         Args:
             sampler: also "generation_config".
@@ -89,24 +93,24 @@ class CausalLM(
 
     def compile(
         self,
-        optimizer: Any = "auto",
-        loss: Any = "auto",
-        loss_weights: Any = None,
-        metrics: Any = None,
-        weighted_metrics: Any = "auto",
+        optimizer: OptimizerLike = "auto",
+        loss: LossLike = "auto",
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = None,
+        weighted_metrics: MetricsLike = "auto",
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
         *,
-        sampler: Any = "greedy",
+        sampler: str | Mapping[str, Any] | Sampler = "greedy",
     ) -> None:
         """Keras' `compile`, with a loss that never holds logits where it can.
 
-        That is the case for `SparseCategoricalCrossentropy(from_logits=True)`, the default, and for
+        This is so for `SparseCategoricalCrossentropy(from_logits=True)`, the default, and for
         `SparseCategoricalAccuracy` as weighted metric; `fit` and `evaluate` then stop at the hidden
-        states, and calling the model and `predict` still give logits. With other losses or metrics
-        they work on the logits.
+        states, and calling the model and `predict` still give logits. Other losses and metrics work
+        on the logits.
 
         Args:
             optimizer: Adam with rate 2e-5 by default.
@@ -145,36 +149,36 @@ class CausalLM(
             auto_scale_loss=auto_scale_loss,
         )
 
-    def train_step(self, *args: Any) -> Any:
+    def train_step(self, *args: object) -> Any:
         """Runs one step of `fit`."""
         with self.head.inside_step():
             return super().train_step(*args)
 
-    def test_step(self, *args: Any) -> Any:
+    def test_step(self, *args: object) -> Any:
         """Runs one step of `evaluate`."""
         with self.head.inside_step():
             return super().test_step(*args)
 
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns logits, or inside a step of `fit` or `evaluate` the hidden states."""
         hidden = self.backbone(inputs, training=training)
         return hidden if self.head.active else self.backbone.token_embedding(hidden, reverse=True)
 
-    def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
+    def clone_graph(self, inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]) -> Any:
         """Returns backbone and head as one graph, so that the table stays one in all clones.
 
-        As a layer and as part of a model it would become two.
+        It would become two, as a layer and as part of a model.
         """
         hidden = keras_internals.through_graph(self.backbone, inputs, clone, call)
         return call(clone(self.backbone.token_embedding), hidden, reverse=True)
 
     def score(
         self,
-        token_ids: Any,
-        padding_mask: Any = None,
+        token_ids: Tree,
+        padding_mask: Tree = None,
         scoring_mode: str = "logits",
-        layer_intercept_fn: Any = None,
-        target_ids: Any = None,
+        layer_intercept_fn: Callable[[Any, int], Any] | None = None,
+        target_ids: Tree = None,
     ) -> Any:
         """Returns logits, or the loss of each token.
 
@@ -207,10 +211,10 @@ class CausalLM(
 
     def compute_loss(
         self,
-        x: Any = None,
+        x: Tree = None,
         y: Any = None,
         y_pred: Any = None,
-        sample_weight: Any = None,
+        sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
         """Returns the loss of hidden states; of logits where `compile` was given another loss.
@@ -228,7 +232,9 @@ class CausalLM(
             loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def compute_metrics(
+        self, x: Tree, y: Any, y_pred: Any, sample_weight: Tensor | None = None
+    ) -> Any:
         """Returns what `compute_loss` counted; the usual where it did not."""
         if not self.head.active:
             return super().compute_metrics(x, y, y_pred, sample_weight)
@@ -238,7 +244,7 @@ class CausalLM(
     def resize_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None
     ) -> Embedding:
-        """As `DecoderBackbone.resize_token_embeddings`; the logits have as many columns.
+        """Resizes the table as the backbone's method does; the logits have as many columns.
 
         Args:
             new_num_tokens: rows of the new table.
@@ -275,7 +281,7 @@ class CausalLM(
         return {"pre_block_layers": [embedding], "sequential_blocks": self.backbone.blocks}
 
 
-def _check_vocabulary(rows: int, preprocessor: Any) -> None:
+def _check_vocabulary(rows: int, preprocessor: CausalLMPreprocessor | None) -> None:
     """Raises where a tokenizer belongs to another model; ids beyond the table have no embedding.
 
     Tokens that were added later may go beyond it: Gemma 3 has one for pictures, of no use here.

@@ -1,9 +1,29 @@
-"""The configuration of decoders: the sizes that every family has, and its blocks."""
+"""The configuration of models: what each can do, and that of decoders with their blocks."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
+
+
+class FrozenConfig:
+    """The base of the frozen dataclass that every family has."""
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Returns a config, or makes the one whose fields `to_dict` gave."""
+        return config if isinstance(config, cls) else cls(**config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values."""
+        return asdict(self)  # type: ignore[call-overload]
+
+
+def check_rates(config: Any, *names: str) -> None:
+    """Raises `InputError` for a field of one of these names that is no rate of dropout."""
+    for name in names:
+        if not 0.0 <= (rate := getattr(config, name)) < 1.0:
+            raise InputError(f"{name} is {rate}; give a rate in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -50,9 +70,16 @@ class BlockConfig:
     activation: str = "silu"
     dropout: float = 0.0
 
+    def has_bias(self, layer: str) -> bool:
+        """Returns whether a linear layer has a bias, by its path in the block."""
+        part, name = layer.split("/")
+        if part != "attention":
+            return False
+        return self.use_output_bias if name == "output" else self.use_bias
+
 
 @dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(FrozenConfig):
     """Sizes of a decoder; a family adds its own fields and says in `block` what they mean.
 
     Args:
@@ -98,8 +125,7 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise InputError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
-        if not 0.0 <= self.dropout < 1.0:
-            raise InputError(f"dropout is {self.dropout}; give a rate in [0, 1)")
+        check_rates(self, "dropout")
 
     @property
     def mlp_dim(self) -> int:
@@ -108,12 +134,12 @@ class DecoderConfig:
 
     @property
     def scales_embeddings(self) -> bool:
-        """Whether embeddings are multiplied by sqrt(hidden_dim)."""
+        """True if embeddings are multiplied by sqrt(hidden_dim)."""
         return False
 
     @property
     def ties_embeddings(self) -> bool:
-        """Whether the embedding table is the output layer too."""
+        """True if the embedding table is the output layer too."""
         return True
 
     @property
@@ -129,12 +155,3 @@ class DecoderConfig:
     def block(self, index: int) -> BlockConfig:
         """Returns what the block with this number, from 0, is made of."""
         raise NotImplementedError
-
-    @classmethod
-    def of(cls, config: Any) -> Self:
-        """Returns a config, or makes the one whose fields `to_dict` gave."""
-        return config if isinstance(config, cls) else cls(**config)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values."""
-        return asdict(self)

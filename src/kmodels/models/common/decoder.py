@@ -1,6 +1,6 @@
 """A decoder, readable from token ids to hidden states."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -8,6 +8,7 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import check_whole
+from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
@@ -35,12 +36,12 @@ class _Steps(NamedTuple):
 
     def run(
         self,
-        token_ids: Any,
-        padding_mask: Any,
-        positions: Any = None,
-        segment_ids: Any = None,
-        training: Any = None,
-        intercept: Any = None,
+        token_ids: Tensor,
+        padding_mask: Tensor,
+        positions: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        training: bool | None = None,
+        intercept: Callable[[Any, int], Any] | None = None,
     ) -> tuple[dict[str, Any], Any]:
         """Returns every named intermediate with padding last, and the order that undoes that."""
         front, back = self.order(padding_mask)
@@ -108,7 +109,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         hidden_dim: int,
         intermediate_dim: int,
         head_dim: int,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         name: str | None = None,
         **variants: Any,
     ):
@@ -164,12 +165,12 @@ class DecoderBackbone(OptionalInputs, Backbone):
         self.dtype_policy = policy
         self._steps = steps
 
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns hidden states (B, T, D), as the graph, and with positions and segments too."""
         out, back = self._steps.run(**as_tensors(self, inputs), training=training)
         return self._steps.move(out["final_norm"], back)
 
-    def intercepted(self, inputs: Any, intercept: Any) -> Any:
+    def intercepted(self, inputs: Tree, intercept: Callable[[Any, int], Any]) -> Any:
         """Returns hidden states (B, T, D), with `intercept(x, i)` between the blocks, or None.
 
         It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D), and
@@ -179,11 +180,11 @@ class DecoderBackbone(OptionalInputs, Backbone):
         out, back = self._steps.run(**inputs, training=False, intercept=intercept)
         return self._steps.move(out["final_norm"], back)
 
-    def intermediates(self, inputs: Any) -> dict[str, Any]:
+    def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Embeddings, the output of every block and of the final norm."""
         return self._steps.all(**as_tensors(self, inputs), training=False)
 
-    def compute_output_spec(self, inputs: Any, *_: Any, **__: Any) -> keras.KerasTensor:
+    def compute_output_spec(self, inputs: Tree, *_: object, **__: object) -> keras.KerasTensor:
         """(B, T, D) in the compute dtype."""
         shape = (*complete(self, inputs)["token_ids"].shape, self.config.hidden_dim)
         return keras.KerasTensor(shape, dtype=self.dtype_policy.compute_dtype)
@@ -229,16 +230,16 @@ class DecoderBackbone(OptionalInputs, Backbone):
         return self.blocks
 
     @property
-    def cache_shape(self) -> tuple[int, int]:
-        """Heads and width of a token's key, and of its value."""
-        return (self.config.num_key_value_heads, self.config.head_dim)
+    def cache_shapes(self) -> list[tuple[int, int]]:
+        """Heads and width of a token's key, and of its value, in each block."""
+        return [(block.block.num_key_value_heads, block.block.head_dim) for block in self.blocks]
 
     @property
     def cache_windows(self) -> list[int | None]:
         """The most tokens that each block sees, the new one included; None for all."""
         return [block.attention.window for block in self.blocks]
 
-    def extend(self, token_ids: Any, positions: Any, caches: list[Any]) -> Any:
+    def extend(self, token_ids: Tensor, positions: Tensor, caches: list[Any]) -> Any:
         """Returns hidden states of new tokens behind those that the caches hold.
 
         Args:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from kmodels.core.errors import InputError
 from kmodels.models.common.config import DecoderConfig
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, Transform, identity, transpose
 from kmodels.weights.gguf import open_gguf, setting
+
+if TYPE_CHECKING:
+    import gguf
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 BLOCK = "blk.{i}"
@@ -68,7 +71,7 @@ class File:
     tensors: Mapping[str, Any]
     value: Callable[..., Any]
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """Returns a setting of the architecture."""
         return self.value(f"{self.architecture}.{name}", default)
 
@@ -191,7 +194,7 @@ def open_file(path: Path, architectures: Collection[str]) -> File:
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
 
-    def value(name: str, default: Any = None) -> Any:
+    def value(name: str, default: object = None) -> Any:
         return setting(reader, name, default)
 
     architecture = value("general.architecture")
@@ -202,7 +205,7 @@ def open_file(path: Path, architectures: Collection[str]) -> File:
     return File(path, architecture, tensors, value)
 
 
-def _lazy(path: Path, tensor: Any) -> LazyArray:
+def _lazy(path: Path, tensor: "gguf.ReaderTensor") -> LazyArray:
     if tensor.tensor_type.name not in KINDS:
         raise InputError(
             f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}; choose a file with "

@@ -9,6 +9,8 @@ import keras
 from kmodels import ops
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.types import MetricsLike, Tensor
+from kmodels.layers.embedding import Embedding
 
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
@@ -27,7 +29,7 @@ class Head:
         self._reduction = REDUCTIONS[0]
         self._metrics: Sequence[Any] = ()
 
-    def choose(self, loss: Any, metrics: Any, weighted_metrics: Any) -> None:
+    def choose(self, loss: Any, metrics: MetricsLike, weighted_metrics: MetricsLike) -> None:
         """Decides from the arguments of `compile` whether logits can be left out."""
         weighted = list(weighted_metrics or ())
         known = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
@@ -45,7 +47,7 @@ class Head:
 
     @contextmanager
     def inside_step(self) -> Iterator[None]:
-        """Hidden states instead of logits inside the block, where that was chosen."""
+        """Gives hidden states instead of logits inside the block, if that was chosen."""
         self._inside += self._chosen
         try:
             yield
@@ -54,10 +56,12 @@ class Head:
 
     @property
     def active(self) -> bool:
-        """Whether the model is inside a step that needs no logits."""
+        """True inside a step that needs no logits."""
         return self._inside > 0
 
-    def loss(self, hidden: Any, embedding: Any, labels: Any, weights: Any) -> Any:
+    def loss(
+        self, hidden: Tensor, embedding: Embedding, labels: Tensor, weights: Tensor | None
+    ) -> Any:
         """Returns the loss as Keras reduces it, a float32 scalar; the metrics count along.
 
         Args:
@@ -95,7 +99,7 @@ class Head:
         return keras_internals.part_of_loss(keras.ops.divide_no_nan(total, count))
 
 
-def by_token(weights: Any, labels: Any) -> Any:
+def by_token(weights: Any, labels: Tensor) -> Any:
     """Returns weights of shape (B, T) from such, or from (B, 1); what is None stays so."""
     given, wanted = (tuple(getattr(each, "shape", ())) for each in (weights, labels))
     if len(wanted) != 2 or not given:
@@ -108,7 +112,7 @@ def by_token(weights: Any, labels: Any) -> Any:
     return weights * keras.ops.ones_like(labels, dtype=weights.dtype) if given[1] == 1 else weights
 
 
-def accuracy(metric: Any) -> Any:
+def accuracy(metric: object) -> Any:
     """Returns the metric that a usual name of it means; what is no such name stays."""
     if metric in ACCURACIES:
         return keras.metrics.SparseCategoricalAccuracy(name=metric)

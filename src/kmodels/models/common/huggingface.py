@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.peft import LAYERS
+from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.readers import read_json
 
@@ -38,8 +41,11 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
     table = [Rule("embed_tokens.weight", "token_embedding/embeddings")]
     for source, target in norms.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale"))
+    block = config.block(0)
     for target, source in LAYERS.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
+        if block.has_bias(target):
+            table.append(Rule(f"{BLOCK}.{source}.bias", f"block_{{i}}/{target}/bias"))
     table.append(Rule("norm.weight", "final_norm/scale"))
     table = [Rule(prefix + rule.source, rule.target, rule.transform) for rule in table]
     if not config.ties_embeddings:
@@ -62,7 +68,9 @@ def fields(text: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def rope(path: Path, scaling: Mapping[str, Any], given: Any, default: float) -> tuple[float, float]:
+def rope(
+    path: Path, scaling: Mapping[str, Any], given: float | None, default: float
+) -> tuple[float, float]:
     """Returns the base of a rotary embedding and what divides the positions.
 
     Args:
@@ -79,6 +87,13 @@ def rope(path: Path, scaling: Mapping[str, Any], given: Any, default: float) -> 
         raise InputError(f"{path}: rope_type is {kind!r}; the model knows default and linear")
     base = float(scaling.get("rope_theta", default if given is None else given))
     return base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0
+
+
+def tokenizer_of(path: Path) -> dict[str, str] | None:
+    """Returns the argument of a preprocessor whose tokenizer lies in a directory, or None."""
+    whole = any((path / name).is_file() for name in TOKENIZERS)
+    parts = all((path / name).is_file() for name in VOCABULARY)
+    return {"tokenizer": str(path)} if whole or parts else None
 
 
 def checkpoint(
@@ -105,13 +120,12 @@ def checkpoint(
             path / GENERATION,
             asked,
         )
-    has_tokenizer = any((path / name).is_file() for name in TOKENIZERS)
     return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
         backbone=backbone,
         task={"generation_config": generation},
-        preprocessor={"tokenizer": str(path)} if has_tokenizer else None,
+        preprocessor=tokenizer_of(path),
         tensors=tensors,
         rules=table,
         left_out=list(left_out),
@@ -154,7 +168,7 @@ class HuggingFaceFormat:
         """
         found = self.fields(path, description)
         config = self.config_class(**found)
-        # Where the output layer is the embedding table, some files hold it twice.
+        # Some files hold the embedding table twice if it is the output layer too.
         dropped = (HEAD,) if config.ties_embeddings else ()
         tensors = tensors_of(path, dropped) if weights else {}
         prefix = "" if "embed_tokens.weight" in tensors else "model."
@@ -170,7 +184,7 @@ def tensors_of(path: Path, dropped: Sequence[str] = ()) -> dict[str, LazyArray]:
     }
 
 
-def form(model: Any) -> dict[str, Any]:
+def form(model: keras.Model) -> dict[str, Any]:
     """Returns what config.json says of every decoder.
 
     Args:
@@ -187,13 +201,13 @@ def form(model: Any) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "rms_norm_eps": config.layer_norm_epsilon,
         "attention_dropout": config.dropout,
-        "attention_bias": False,
+        "attention_bias": config.block(0).use_bias,
         "tie_word_embeddings": config.ties_embeddings,
         **_tokens(model),
     }
 
 
-def _tokens(model: Any) -> dict[str, Any]:
+def _tokens(model: keras.Model) -> dict[str, Any]:
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     if tokenizer is None:
         return {}

@@ -1,13 +1,14 @@
-"""The inputs of a decoder: token ids, and optionally a mask, positions and segments."""
+"""The inputs of a text model: token ids, and optionally a mask; of a decoder more."""
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.core.dispatch import Tensor, backend_module
+from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor, Tree
 
 GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
@@ -16,11 +17,11 @@ NAMES = (*GRAPH, "positions", "segment_ids")
 class OrderBackend(Protocol):
     """Moving the places of each row, where Keras' own operations do not export."""
 
-    def inverse(self, order: Tensor) -> Tensor:
+    def inverse(self, order: Any) -> Any:
         """Returns the inverse of each row of (B, T), a permutation of its places."""
         ...
 
-    def moved(self, x: Tensor, order: Tensor) -> Tensor:
+    def moved(self, x: Any, order: Any) -> Any:
         """Moves x (B, T) or (B, T, D): the places of each row, in the order (B, T)."""
         ...
 
@@ -29,15 +30,26 @@ _native = backend_module("kmodels.models.common.order", OrderBackend, optional=T
 
 
 class OptionalInputs:
-    """Lets a functional model be called with token ids alone, and with more than its graph has."""
+    """Lets a functional model be called with token ids alone, and with more than its graph has.
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    Attributes:
+        takes: names of the inputs that it knows; a task's are those of its backbone.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = NAMES
+
+    def __call__(self, inputs: Tree, *args: object, **kwargs: Any) -> Any:
         """Calls the model with None for each optional input that is not given."""
         inputs = _all_tensors(complete(self, inputs))
         return super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
 
+    def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
+        """Runs the graph, also where Keras calls it with what `fit` or `predict` was given."""
+        inputs = as_tensors(self, inputs)
+        return super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
 
-def complete(model: Any, inputs: Any) -> dict[str, Any]:
+
+def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
     """Returns the inputs as a dictionary, with None for a mask that is not given.
 
     Keras' own warning tells of names that the model does not know; they are left out.
@@ -45,21 +57,22 @@ def complete(model: Any, inputs: Any) -> dict[str, Any]:
     Raises:
         InputError: without token ids.
     """
+    names = _names(model)
     if not isinstance(inputs, dict):
         if isinstance(inputs, list | tuple):
             raise InputError(
                 f"the model got a {type(inputs).__name__} of inputs; give token ids as an array, "
-                f"or a dictionary with some of {', '.join(NAMES)}"
+                f"or a dictionary with some of {', '.join(names)}"
             )
         inputs = {"token_ids": inputs}
     if inputs.get("token_ids") is None:
         raise InputError(
             f"the model got {', '.join(sorted(inputs)) or 'nothing'}; it needs token_ids, and "
-            f"takes {', '.join(NAMES[1:])} too"
+            f"takes {', '.join(names[1:])} too"
         )
-    if set(inputs) - set(NAMES):
+    if set(inputs) - set(names):
         keras_internals.warn_of_inputs(model, inputs)
-    given = {name: inputs[name] for name in NAMES if inputs.get(name) is not None}
+    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
     return {"padding_mask": None, **given}
 
 
@@ -76,10 +89,14 @@ def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_tensors(model: Any, inputs: Any) -> dict[str, Any]:
+def as_tensors(model: keras.Model, inputs: Tree) -> dict[str, Any]:
     """Returns the inputs by name as int32 tensors (B, T); what is not given is None."""
     inputs = complete(model, inputs)
-    return {name: _tensor(inputs.get(name)) for name in NAMES}
+    return {name: _tensor(inputs.get(name)) for name in _names(model)}
+
+
+def _names(model: keras.Model) -> tuple[str, ...]:
+    return getattr(model, "backbone", model).takes
 
 
 def _tensor(x: Any) -> Any:
@@ -99,10 +116,11 @@ class TokensFirst(keras.Operation):
 
     Call:
         mask (B, T) int, 0 for what is to be as if it were not there -> (front, back), each (B, T)
-        int32: the place that moves to each, and where each place has gone. None gives None twice.
+        int32: the place that moves to each, and where each place has gone. For None it gives None
+            twice.
     """
 
-    def call(self, mask: Any) -> tuple[Any, Any]:
+    def call(self, mask: Tensor | None) -> tuple[Any, Any]:
         """(B, T) -> twice (B, T)."""
         if mask is None:
             return None, None
@@ -123,11 +141,12 @@ class Reordered(keras.Operation):
     """Moves the places of each row.
 
     Call:
-        x (B, T) or (B, T, D), order (B, T) int32 -> y as x, with y[b, t] = x[b, order[b, t]]. None
-        as the order changes nothing, and None as x gives None.
+        x (B, T) or (B, T, D), order (B, S) int32 -> y (B, S) or (B, S, D), with
+        y[b, s] = x[b, order[b, s]]. None as the order changes
+        nothing, and for None as x it gives None.
     """
 
-    def call(self, x: Any, order: Any) -> Any:
+    def call(self, x: Tensor | None, order: Tensor | None) -> Any:
         """(B, T, ...) -> (B, T, ...)."""
         if x is None or order is None:
             return x
@@ -137,6 +156,9 @@ class Reordered(keras.Operation):
             order = keras.ops.expand_dims(order, -1)
         return keras.ops.take_along_axis(x, order, axis=1)
 
-    def compute_output_spec(self, x: Any, order: Any) -> keras.KerasTensor:
-        """Returns the shape and the dtype of x."""
-        return keras.KerasTensor(x.shape, dtype=x.dtype)
+    def compute_output_spec(
+        self, x: keras.KerasTensor, order: keras.KerasTensor
+    ) -> keras.KerasTensor:
+        """Returns the shape and the dtype of y."""
+        length = (x if order is None else order).shape[1]
+        return keras.KerasTensor((x.shape[0], length, *x.shape[2:]), dtype=x.dtype)

@@ -9,8 +9,8 @@ from kmodels.weights import Rule
 Settings = Mapping[str, Any]
 
 
-def nothing(*_: Any) -> list[str]:
-    """For a pair in which neither side lacks anything."""
+def nothing(*_: object) -> list[str]:
+    """Serves a pair in which neither side lacks anything."""
     return []
 
 

@@ -1,14 +1,19 @@
 """A decoder's attention and its block; what they do is in the config alone."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 
 from kmodels import ops
+from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm, SwiGLU
 from kmodels.layers.base import Shape, reshape
 from kmodels.models.common.config import BlockConfig, DecoderConfig
+
+if TYPE_CHECKING:
+    from kmodels.generation.cache import LayerCache
+    from kmodels.generation.dense_cache import DenseCache
 
 
 class _OfBlock(Layer):
@@ -37,7 +42,7 @@ class _OfBlock(Layer):
         block = self.block
         return RMSNorm(block.epsilon, offset=block.norm_offset, name=name, dtype=self.dtype_policy)
 
-    def compute_output_shape(self, input_shape: Shape, *_: Any) -> Shape:
+    def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
         """Returns the input's shape."""
         return input_shape
 
@@ -80,7 +85,7 @@ class DecoderAttention(_OfBlock):
         ):
             layer = Dense(
                 outer,
-                use_bias=block.use_output_bias if name == "output" else block.use_bias,
+                use_bias=block.has_bias(f"attention/{name}"),
                 shard_granularity=granularity,
                 name=name,
                 dtype=self.dtype_policy,
@@ -95,13 +100,13 @@ class DecoderAttention(_OfBlock):
 
     def call(
         self,
-        x: Any,
-        segment_ids: Any = None,
+        x: Tensor,
+        segment_ids: Tensor | None = None,
         positions: Any = None,
-        cache: Any = None,
+        cache: "LayerCache | DenseCache | None" = None,
         training: bool = False,
-        mask: Any = None,
-        x_mask: Any = None,
+        mask: Tensor | None = None,
+        x_mask: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         block, length = self.block, keras.ops.shape(x)[1]
@@ -133,17 +138,17 @@ class DecoderAttention(_OfBlock):
         width = block.num_query_heads * block.head_dim
         return self.output_dense(reshape(y, (-1, length, width)))
 
-    def _window(self, length: Any) -> int | None:
-        """None where the window covers the whole row: a plain causal mask is the cheaper one."""
+    def _window(self, length: int) -> int | None:
+        """Returns None if the window covers the whole row: a plain causal mask is cheaper."""
         if self.window is not None and isinstance(length, int) and length <= self.window:
             return None
         return self.window
 
-    def _heads(self, x: Any, heads: int, length: Any) -> Any:
+    def _heads(self, x: Tensor, heads: int, length: int) -> Any:
         return reshape(x, (-1, length, heads, self.block.head_dim))
 
 
-def _visible(segment_ids: Any, mask: Any) -> Any:
+def _visible(segment_ids: Tensor | None, mask: Tensor | None) -> Any:
     """Returns the mask besides causality, broadcastable to (B, 1, T, T); None for all."""
     allowed = None if mask is None else keras.ops.cast(mask, "bool")[:, None, None]
     if segment_ids is not None:
@@ -195,7 +200,7 @@ class DecoderBlock(_OfBlock):
 
     @property
     def use_sliding_window_attention(self) -> bool:
-        """Whether tokens of this block see a window alone, by keras-hub's name."""
+        """True if tokens of this block see only a window, by keras-hub's name."""
         return self.attention.window is not None
 
     def build(self, input_shape: Shape) -> None:
@@ -208,13 +213,13 @@ class DecoderBlock(_OfBlock):
 
     def call(
         self,
-        x: Any,
-        segment_ids: Any = None,
-        positions: Any = None,
-        cache: Any = None,
+        x: Tensor,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: "LayerCache | DenseCache | None" = None,
         training: bool = False,
-        mask: Any = None,
-        x_mask: Any = None,
+        mask: Tensor | None = None,
+        x_mask: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         y = self.attention(

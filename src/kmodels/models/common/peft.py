@@ -1,7 +1,10 @@
 """Names of a decoder's layers in transformers, under which PEFT keeps adapters."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import keras
 
 LAYERS = {
     "attention/query": "self_attn.q_proj",
@@ -17,7 +20,7 @@ PREFIXES = ("model.", "")
 
 
 def names(
-    model: Any, prefixes: Sequence[str] = PREFIXES, heads: Sequence[str] = ("lm_head",)
+    model: "keras.Model", prefixes: Sequence[str] = PREFIXES, heads: Sequence[str] = ("lm_head",)
 ) -> Sequence[Mapping[str, str]]:
     """Returns the tables of `Backbone.peft_names`, the one that is written first.
 

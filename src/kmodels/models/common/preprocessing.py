@@ -8,6 +8,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
+from kmodels.core.types import Data, DTypeLike
 from kmodels.task import Named
 
 SETTINGS_FILE = "preprocessor.json"
@@ -38,11 +39,11 @@ class Preprocessor(keras.layers.Layer):
 
     family: ClassVar[str] = ""
     presets: ClassVar[Named] = Named()
-    # What tells TensorFlow's autograph that there is nothing to translate: dataset.map would read
+    # This tells TensorFlow's autograph that there is nothing to translate: dataset.map would read
     # the source of all that is called here, and wrap its errors in some of its own.
     autograph_info__: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, name: str | None = None, dtype: Any = None, **kwargs: Any):
+    def __init__(self, name: str | None = None, dtype: DTypeLike = None, **kwargs: Any):
         policy = keras.dtype_policies.get(dtype or "float32")
         if policy.compute_dtype != "float32":
             raise InputError(
@@ -52,8 +53,8 @@ class Preprocessor(keras.layers.Layer):
         super().__init__(name=name, dtype=policy, **kwargs)
         self.built = True
 
-    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
-        """Raw data to inputs of the model; Keras' own call would make tensors of the raw data."""
+    def __call__(self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any) -> Any:
+        """Makes inputs of the model from raw data, of which Keras' own call would make tensors."""
         first = _first(x)
         if isinstance(first, keras.KerasTensor):
             raise InputError(
@@ -122,7 +123,7 @@ class Preprocessor(keras.layers.Layer):
             )
 
 
-def _first(x: Any) -> Any:
+def _first(x: Data) -> Any:
     """Returns the first array, text or tensor of what may be nested."""
     while isinstance(x, dict | list | tuple) and len(x):
         x = next(iter(x.values())) if isinstance(x, dict) else x[0]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from kmodels.core.errors import InputError
 
 
-def call(layer: Any, given: tuple[Any, Any, Any], kwargs: dict[str, Any]) -> Any:
+def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]) -> Any:
     """Calls a preprocessor on symbolic tensors: its NumPy code becomes one step of the graph.
 
     Args:
@@ -51,9 +51,9 @@ def _tensor(x: Any) -> tf.Tensor:
     return tf.convert_to_tensor(x)
 
 
-def _spec(x: Any) -> Any:
+def _spec(x: tf.Tensor | None) -> Any:
     return None if x is None else keras.KerasTensor(tuple(x.shape), x.dtype.name)
 
 
-def _array(x: Any, dtype: str) -> np.ndarray:
+def _array(x: object, dtype: str) -> np.ndarray:
     return np.asarray(x, object if dtype == "string" else dtype)

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Data
 from kmodels.text.texts import as_list, as_text
 
 
-def one_by_one(x: Any, reader: str = "the model") -> tuple[list[Any], bool]:
+def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
     """Returns texts or records one by one, and whether there was more than one to begin with.
 
     Args:
@@ -45,7 +46,7 @@ def one_by_one(x: Any, reader: str = "the model") -> tuple[list[Any], bool]:
     return [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values], True
 
 
-def _bare(value: Any) -> Any:
+def _bare(value: object) -> Any:
     """Returns a record in which data loaders made arrays of the texts, without them."""
     if isinstance(value, np.ndarray):
         return _bare(value.tolist())

@@ -1,27 +1,61 @@
-"""The sizes of a decoder that decide the memory of a step."""
+"""The sizes of decoders and encoders that decide the memory of a step."""
 
-from kmodels.memory.sizes import Sizes
-from kmodels.models.common.config import DecoderConfig
+from typing import Any
+
+from kmodels.memory.sizes import BlockSizes, Sizes
+from kmodels.models.common.config import BlockConfig, DecoderConfig
+from kmodels.models.common.encoder.config import EncoderConfig
 
 
 def sizes(config: DecoderConfig) -> Sizes:
-    """Returns the sizes of a decoder whose blocks differ in their windows alone."""
+    """Returns the sizes of a decoder and of each of its blocks."""
     blocks = [config.block(i) for i in range(config.num_layers)]
-    first = blocks[0]
     return Sizes(
-        layers=config.num_layers,
+        blocks=tuple(map(_of_block, blocks)),
         width=config.hidden_dim,
-        heads=first.num_query_heads,
-        groups=first.num_key_value_heads,
-        head_dim=first.head_dim,
-        mlp_dim=first.mlp_dim,
         vocabulary=config.vocabulary_size,
         gated=True,
-        post_norms=first.use_post_attention_norm or first.use_post_mlp_norm,
-        head_norms=first.use_query_key_norm,
         causal=True,
-        windows=tuple(block.window for block in blocks),
-        soft_cap=first.soft_cap,
-        dropout=first.dropout,
-        attention_dropout=first.dropout,
+    )
+
+
+def _of_block(block: BlockConfig) -> BlockSizes:
+    return BlockSizes(
+        heads=block.num_query_heads,
+        groups=block.num_key_value_heads,
+        head_dim=block.head_dim,
+        mlp_dim=block.mlp_dim,
+        post_norms=block.use_post_attention_norm or block.use_post_mlp_norm,
+        head_norms=block.use_query_key_norm,
+        window=block.window,
+        soft_cap=block.soft_cap,
+        dropout=block.dropout,
+        attention_dropout=block.dropout,
+    )
+
+
+def encoder(config: EncoderConfig, **more: Any) -> Sizes:
+    """Returns the sizes of a model of `EncoderBlock`s.
+
+    Args:
+        config: of the family.
+        **more: what the blocks do not tell: `tokens` where a picture decides them, and
+            `vocabulary` where logits over it are computed.
+    """
+    held = config.encoder_block
+    block = BlockSizes(
+        heads=held.num_heads,
+        groups=held.num_heads,
+        head_dim=config.hidden_dim // held.num_heads,
+        mlp_dim=held.mlp_dim,
+        head_norms=held.use_query_key_norm,
+        dropout=held.dropout,
+        attention_dropout=held.attention_dropout,
+    )
+    return Sizes(
+        blocks=(block,) * config.num_layers,
+        width=config.hidden_dim,
+        gated=held.gated,
+        causal=held.causal,
+        **more,
     )

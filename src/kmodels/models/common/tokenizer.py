@@ -1,6 +1,6 @@
 """Tokenizers as Keras layers, with what keras-hub's of all families have in common."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -9,17 +9,21 @@ import tokenizers
 
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.remote import local_copy
+from kmodels.core.types import DTypeLike
 from kmodels.text import Tokenizer, byte_level
+from kmodels.text import settings as described
 from kmodels.text.texts import as_text
 
+VOCABULARY = ("vocab.json", "merges.txt")
 DTYPES = ("int32", "int64", "string")
 
 
 class LayerTokenizer(Tokenizer, keras.layers.Layer):
     """A `kmodels.text.Tokenizer` that is a Keras layer; the base of each family's own.
 
-    A family's class makes the core of the files that keras-hub's takes, and hands it on. Its own
-    first argument takes a core too, by which `from_file` and `from_config` make it.
+    A family's class makes the core of the files that keras-hub's takes, and hands it on. Its first
+    argument takes a core too, from which `from_file` and `from_config` make it.
 
     Args:
         core: the tokenizer itself.
@@ -52,7 +56,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         self,
         core: tokenizers.Tokenizer,
         sequence_length: int | None = None,
-        dtype: Any = "int32",
+        dtype: DTypeLike = "int32",
         add_bos: bool = False,
         add_eos: bool = False,
         *,
@@ -79,8 +83,8 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         """The dtype of what `tokenize` gives inside tf.data."""
         return self.compute_dtype
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Same as `tokenize`; Keras' own call would make tensors of the texts."""
+    def __call__(self, inputs: Any, *args: object, **kwargs: Any) -> Any:
+        """Does what `tokenize` does; Keras' own call would make tensors of the texts."""
         return self.tokenize(inputs)
 
     def _finish(self, row: list[int]) -> list[Any]:
@@ -163,6 +167,7 @@ class BytePairTokenizer(LayerTokenizer):
         roles: texts of the family's start, end and padding token by these names; each counts where
             the vocabulary has it and no other is given.
         control_tokens: of the family, which are cut out of a text before merges.
+        build_core: makes the core of token to id, pairs and control tokens.
 
     Raises:
         InputError: for files that are missing or no vocabulary.
@@ -170,6 +175,7 @@ class BytePairTokenizer(LayerTokenizer):
 
     roles: ClassVar[Mapping[str, str]] = {}
     control_tokens: ClassVar[tuple[str, ...]] = ()
+    build_core: ClassVar[Callable[..., tokenizers.Tokenizer]] = staticmethod(byte_level.build)
 
     def __init__(
         self,
@@ -178,11 +184,25 @@ class BytePairTokenizer(LayerTokenizer):
         **kwargs: Any,
     ):
         if not isinstance(vocabulary, tokenizers.Tokenizer):
-            vocabulary = byte_level.read(vocabulary, merges, special=self.control_tokens)
+            vocabulary = byte_level.read(vocabulary, merges, self.control_tokens, self.build_core)
         for role, text in self.roles.items():
             if kwargs.get(role) is None and vocabulary.token_to_id(text) is not None:
                 kwargs[role] = text
         super().__init__(vocabulary, **kwargs)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """As `Tokenizer.from_file`; a directory may hold vocab.json and merges.txt as well."""
+        folder = local_copy(path)
+        files = [folder / name for name in VOCABULARY]
+        if not all(file.is_file() for file in files) or (folder / "tokenizer.json").is_file():
+            return super().from_file(folder)
+        settings = described.read(folder)
+        roles = described.names(settings)
+        # As in transformers, which cuts each token with a role out of a text, the padding too.
+        special = (*cls.control_tokens, *roles.values())
+        core = byte_level.read(files[0], files[1], special, cls.build_core)
+        return cls(core, **roles, settings=settings)
 
 
 def _from_config(cls: type[LayerTokenizer], config: dict[str, Any]) -> LayerTokenizer:

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.common.sizes import sizes
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
+from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.gemma.weights import gguf, huggingface
@@ -20,7 +23,7 @@ NAMES = {
 }
 
 
-def _no_counterpart(config: Any) -> list[str]:
+def _no_counterpart(config: GemmaConfig) -> list[str]:
     generation = config.generation
     one_rope = (config.local_rope_wavelength, config.local_rope_scaling_factor) == (
         config.global_rope_wavelength,
@@ -39,7 +42,9 @@ def _no_counterpart(config: Any) -> list[str]:
     return [name for name, there in absent.items() if there]
 
 
-def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
+def transformers_form(
+    model: keras.Model,
+) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
     """Returns a Gemma as transformers writes it.
 
     Args:
@@ -74,7 +79,7 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
     return form, {}, huggingface.rules(config, prefix), {}
 
 
-def _windows(config: Any) -> dict[str, Any]:
+def _windows(config: GemmaConfig) -> dict[str, Any]:
     types = ("full_attention", "sliding_attention")
     return {
         "query_pre_attn_scalar": _whole(config.query_scale**-2),

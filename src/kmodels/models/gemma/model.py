@@ -74,7 +74,7 @@ class Gemma3Backbone(GemmaBackbone):
         InputError: for a vision encoder.
     """
 
-    def __init__(self, image_size: Any = None, vision_encoder: Any = None, **fields: Any):
+    def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):
         if vision_encoder is not None:
             raise InputError("Gemma3Backbone is text only; leave vision_encoder out")
         keras_hub = ("use_query_key_norm", "global_rope_wavelength", "gate_dim_reduction")

@@ -10,7 +10,7 @@ from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
 from kmodels.text import Tokenizer, Turns
 
-# As in the chat template of the instruction-tuned checkpoints.
+# The chat template of the instruction-tuned checkpoints.
 CHATS = {
     "gemma": Turns(
         user="<start_of_turn>user\n{content}<end_of_turn>\n<start_of_turn>model\n",
@@ -73,7 +73,7 @@ class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
     def __init__(
         self,
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
-        image_converter: Any = None,
+        image_converter: object = None,
         sequence_length: int = 1024,
         add_start_token: bool = True,
         add_end_token: bool = True,

@@ -11,6 +11,7 @@ import tokenizers
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
+from kmodels.core.types import DTypeLike
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
 from kmodels.text.tokenizer import TURNS
@@ -56,9 +57,9 @@ class GemmaTokenizer(LayerTokenizer):
 
     def __init__(
         self,
-        proto: Any,
+        proto: str | Path | bytes,
         sequence_length: int | None = None,
-        dtype: Any = "int32",
+        dtype: DTypeLike = "int32",
         add_bos: bool = False,
         add_eos: bool = False,
         *,
@@ -132,7 +133,9 @@ class Gemma3Tokenizer(GemmaTokenizer):
         InputError: for tokens that are to be there and are not.
     """
 
-    def __init__(self, proto: Any, has_vision_tokens: bool | None = None, **kwargs: Any):
+    def __init__(
+        self, proto: str | Path | bytes, has_vision_tokens: bool | None = None, **kwargs: Any
+    ):
         super().__init__(proto, **kwargs)
         self.has_vision_tokens = has_vision_tokens
         wanted = {} if has_vision_tokens is False else PICTURES
@@ -151,7 +154,7 @@ class Gemma3Tokenizer(GemmaTokenizer):
         return {**super().get_config(), "has_vision_tokens": self.has_vision_tokens}
 
 
-def _content(proto: Any) -> tuple[bytes, object]:
+def _content(proto: str | Path | bytes) -> tuple[bytes, object]:
     """Returns the content of a SentencePiece model, and its name in errors."""
     if isinstance(proto, bytes):
         return proto, "proto"

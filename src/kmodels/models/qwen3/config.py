@@ -16,6 +16,8 @@ class Qwen3Config(DecoderConfig):
         rope_scaling_factor: divides the positions.
         tie_word_embeddings: whether the embedding table is the output layer too.
         sliding_window_size: keys that a query sees, its own included; None for all before it.
+        attention_bias: whether all four projections of the attention have biases, as in
+            transformers; the published models have none.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -25,6 +27,7 @@ class Qwen3Config(DecoderConfig):
     rope_scaling_factor: float = 1.0
     tie_word_embeddings: bool = True
     sliding_window_size: int | None = None
+    attention_bias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +39,7 @@ class Qwen3Config(DecoderConfig):
 
     @property
     def ties_embeddings(self) -> bool:
-        """Whether the embedding table is the output layer too."""
+        """True if the embedding table is the output layer too."""
         return self.tie_word_embeddings
 
     def block(self, index: int) -> BlockConfig:
@@ -52,6 +55,8 @@ class Qwen3Config(DecoderConfig):
             rope_scaling=self.rope_scaling_factor,
             window=self.sliding_window_size,
             use_query_key_norm=True,
+            use_bias=self.attention_bias,
+            use_output_bias=self.attention_bias,
             activation="silu",
             dropout=self.dropout,
         )

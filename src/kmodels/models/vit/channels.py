@@ -36,7 +36,7 @@ def adapt_rules(rules: Sequence[Rule], held: ViTConfig, wanted: ViTConfig) -> Se
 def _adapted(
     transform: Transform, old: tuple[int, int], new: tuple[int, int], method: Method
 ) -> Transform:
-    """From (side, channels) of the file to those of the model."""
+    """Returns the change from (side, channels) of the file to those of the model."""
     (side, channels), (new_side, new_channels) = old, new
 
     def forward(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Image classification with a ViT."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,6 +8,15 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import (
+    ActivationLike,
+    DTypeLike,
+    LossLike,
+    MetricsLike,
+    OptimizerLike,
+    Tensor,
+    Tree,
+)
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers import block_compile as compiling
 from kmodels.layers.layout_family import of_family
@@ -46,8 +55,8 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         head_bias: of the logits; False for CLIP's projection, whose "classes" are the dimensions
             that pictures and texts share.
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
-            under "mixed_bfloat16" it computes in float32. There a logit of 0.1 would otherwise be
-            off by 2e-4, and the head is a ten-thousandth of the work.
+            under "mixed_bfloat16" it computes in float32. A logit of 0.1 would otherwise be off by
+            2e-4 there, and the head is a ten-thousandth of the work.
         compile: compiles with the defaults of `compile`, where the model has a head that they fit.
 
     Call:
@@ -69,11 +78,11 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         preprocessor: ViTImageClassifierPreprocessor | None = None,
         pooling: str = "token",
         intermediate_dim: int | None = None,
-        activation: Any = None,
+        activation: ActivationLike = None,
         dropout: float = 0.0,
         pooled_norm: bool = False,
         head_bias: bool = True,
-        head_dtype: Any = None,
+        head_dtype: DTypeLike = None,
         name: str | None = None,
         compile: bool = True,
         **kwargs: Any,
@@ -117,10 +126,10 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
 
         # === Graph ===
         inputs = backbone.inputs[0]
-        # Of a model that reads the first tokens alone, the last block need not make the others.
+        # The last block need not make the other tokens for a model that reads only the first ones.
         tokens = backbone(inputs, keep=KEPT[pooling]) if pooling in KEPT else backbone(inputs)
 
-        def pooled(tokens: Any) -> Any:
+        def pooled(tokens: Tensor) -> Any:
             x = pool(tokens)
             x = x if norm is None else norm(x)
             return x if pre_logits is None else keras.ops.tanh(pre_logits(x))
@@ -160,10 +169,12 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         if compile:
             self.compile_by_default()
 
-    def clone_graph(self, inputs: Any, clone: Any, call: Any) -> Any:
+    def clone_graph(self, inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]) -> Any:
         """Returns the graph with all tokens: the backbone may be cloned without `keep`."""
 
-        def call_whole(layer: Any, *args: Any, keep: int | None = None, **kwargs: Any) -> Any:
+        def call_whole(
+            layer: keras.Layer, *args: object, keep: int | None = None, **kwargs: object
+        ) -> Any:
             return call(layer, *args, **kwargs)
 
         return super().clone_graph(inputs, clone, call_whole)
@@ -177,7 +188,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
             or self._default_loss() is None
         ):
             return
-        # On an accelerator torch.compile takes the blocks only for who asks for it.
+        # On an accelerator torch.compile takes the blocks only if the user asks for it.
         self.compile(jit_compile="auto" if compiling.declines() else False)
 
     @property
@@ -192,11 +203,11 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
 
     def compile(
         self,
-        optimizer: Any = "auto",
-        loss: Any = "auto",
-        loss_weights: Any = None,
-        metrics: Any = "auto",
-        weighted_metrics: Any = None,
+        optimizer: OptimizerLike = "auto",
+        loss: LossLike = "auto",
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = "auto",
+        weighted_metrics: MetricsLike = None,
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
@@ -276,7 +287,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         """Returns a copy for pictures, or patches, of another size; see `ViTBackbone.resized`."""
         return resize_positions.resized(self, image_size, patch_size)
 
-    def head(self, tokens: Any, pre_logits: bool = False) -> Any:
+    def head(self, tokens: Tensor, pre_logits: bool = False) -> Any:
         """Returns what the model makes of the backbone's tokens, without dropout.
 
         Args:

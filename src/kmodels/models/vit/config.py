@@ -1,14 +1,17 @@
 """The configuration of a ViT, validated in one place."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.models.common.config import check_rates
+from kmodels.models.common.encoder.config import EncoderBlockConfig, EncoderConfig, check_heads
 from kmodels.weights.positions import METHODS, Method
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(EncoderConfig):
     """Sizes and variants of a Vision Transformer backbone.
 
     Args:
@@ -90,16 +93,8 @@ class ViTConfig:
                     f"the patch of {self.patch_size} pixels does not divide the image side of "
                     f"{side}; the nearest sides that work are {_nearest(side, self.patch_size)}"
                 )
-        if self.hidden_dim % self.num_heads:
-            heads = [n for n in range(1, self.hidden_dim + 1) if self.hidden_dim % n == 0]
-            near = sorted(sorted(heads, key=lambda n: abs(n - self.num_heads))[:3])
-            raise InputError(
-                f"{self.num_heads} heads do not divide the width of {self.hidden_dim}; "
-                f"the nearest numbers that work are {', '.join(map(str, near))}"
-            )
-        for name in ("dropout_rate", "attention_dropout", "drop_path_rate"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise InputError(f"{name} is {getattr(self, name)}; give a rate in [0, 1)")
+        check_heads(self.num_heads, self.hidden_dim)
+        check_rates(self, "dropout_rate", "attention_dropout", "drop_path_rate")
         if self.num_register_tokens < 0:
             raise InputError(f"num_register_tokens is {self.num_register_tokens}; give 0 or more")
         if self.use_distillation_token and not self.use_class_token:
@@ -144,17 +139,29 @@ class ViTConfig:
         """Rows of the position embedding."""
         return self.grid[0] * self.grid[1] + self.num_special_positions
 
-    @classmethod
-    def of(cls, config: Any) -> Self:
-        """Returns a config, or the one whose fields `to_dict` gave."""
-        return config if isinstance(config, cls) else cls(**config)
+    @property
+    def encoder_block(self) -> EncoderBlockConfig:
+        """The parts and sizes of every block."""
+        return EncoderBlockConfig(
+            num_heads=self.num_heads,
+            mlp_dim=self.mlp_dim,
+            epsilon=self.layer_norm_epsilon,
+            dropout=self.dropout_rate,
+            attention_dropout=self.attention_dropout,
+            use_attention_bias=self.use_mha_bias,
+            use_mlp_bias=self.use_mlp_bias,
+            use_query_key_norm=self.qk_norm,
+            layer_scale=self.layer_scale,
+            approximate_gelu=self.approximate_gelu,
+            gated=self.use_swiglu_ffn,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values."""
-        return {**asdict(self), "image_shape": list(self.image_shape)}
+        return {**super().to_dict(), "image_shape": list(self.image_shape)}
 
 
-def _side(patch: Any) -> Any:
+def _side(patch: int | Sequence[int]) -> Any:
     if not isinstance(patch, tuple | list):
         return patch
     if len(patch) != 2 or patch[0] != patch[1]:

@@ -1,8 +1,10 @@
 """The description of the family that the loaders use."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kmodels.memory.sizes import Sizes
+from kmodels.models.common.sizes import encoder
 from kmodels.models.registry import Family
 from kmodels.models.vit.channels import adapt_rules, adapt_statistics
 from kmodels.models.vit.classifier import ViTImageClassifier
@@ -13,17 +15,18 @@ from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.weights import augreg, clip_siglip, dinov2, huggingface, timm
 from kmodels.models.vit.weights.keras_hub_config import PEERS
+from kmodels.weights.tensors import LazyArray
 
 HEADS = ("logits/", "distillation_logits/")
 
 
-def _defaults(config: Any, task: dict[str, Any]) -> dict[str, Any]:
+def _defaults(config: ViTConfig, task: dict[str, Any]) -> dict[str, Any]:
     """Returns a classifier's default settings: ImageNet's classes, a pooling that exists."""
     pooling = "token" if config.use_class_token else "gap"
     return {"num_classes": 1000, "pooling": pooling, **task}
 
 
-def _fit_preprocessor(settings: dict[str, Any], config: Any) -> dict[str, Any]:
+def _fit_preprocessor(settings: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
     *size, channels = config.image_shape
     changed = {
         name: adapt_statistics(settings[name], channels)
@@ -33,26 +36,14 @@ def _fit_preprocessor(settings: dict[str, Any], config: Any) -> dict[str, Any]:
     return {**settings, **changed, "image_size": tuple(size)}
 
 
-def _fit(tensors: Any, held: Any, wanted: Any) -> Any:
+def _fit(tensors: Mapping[str, LazyArray], held: ViTConfig, wanted: ViTConfig) -> Any:
     return fitting(held, "tokens/position_embedding")(tensors, wanted)
 
 
 def sizes(config: ViTConfig) -> Sizes:
     """Returns what decides the memory of a step."""
     height, width = config.grid
-    return Sizes(
-        layers=config.num_layers,
-        width=config.hidden_dim,
-        heads=config.num_heads,
-        groups=config.num_heads,
-        head_dim=config.hidden_dim // config.num_heads,
-        mlp_dim=config.mlp_dim,
-        tokens=height * width + config.num_prefix_tokens,
-        gated=config.use_swiglu_ffn,
-        head_norms=config.qk_norm,
-        dropout=config.dropout_rate,
-        attention_dropout=config.attention_dropout,
-    )
+    return encoder(config, tokens=height * width + config.num_prefix_tokens)
 
 
 FAMILY = Family(
@@ -61,7 +52,7 @@ FAMILY = Family(
     tasks=(ViTImageClassifier,),
     presets=PRESETS,
     formats=(huggingface, dinov2, clip_siglip, timm, augreg),
-    # What a setting of the task decides, so that a changed one leaves these weights new.
+    # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
         "num_classes": HEADS,
         "head_bias": HEADS,

@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 
 
 def feature_model(
-    backbone: Any,
+    backbone: keras.Model,
     outputs: str | Sequence[str],
     more: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> keras.Model:

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Data
 from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.image_format import check_channels_last
 from kmodels.data.images.resizing import Resizing
@@ -73,8 +74,8 @@ class ViTImageConverter(Preprocessor):
         self.interpolation = interpolation
         self.resizing = Resizing(INTERPOLATION[interpolation], antialias, crop_to_aspect_ratio)
 
-    def call(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Converted pictures; with labels or weights a tuple."""
+    def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
+        """Returns converted pictures; with labels or weights a tuple."""
         found = pictures(x, self.image_size, self.resizing)
         if self.scale is not None:
             found = found * self._by_channel("scale", found.shape[-1])
@@ -82,7 +83,9 @@ class ViTImageConverter(Preprocessor):
             found = found + self._by_channel("offset", found.shape[-1])
         return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
 
-    def compute_output_spec(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    def compute_output_spec(
+        self, x: keras.KerasTensor, y: Data = None, sample_weight: Data = None
+    ) -> Any:
         """Returns shapes and dtypes that `call` gives."""
         spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
         return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
@@ -145,7 +148,7 @@ def output_shape(shape: Sequence[int | None], size: Sequence[int] | None) -> tup
     return tuple(shape) if size is None else (*shape[:-3], *size, shape[-1])
 
 
-def settings_of(converter: Any, image_size: Sequence[int], channels: int) -> dict[str, Any]:
+def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int) -> dict[str, Any]:
     """Returns the settings of an image converter as arguments of a preprocessor.
 
     Args:
@@ -172,7 +175,7 @@ def settings_of(converter: Any, image_size: Sequence[int], channels: int) -> dic
     }
 
 
-def converter_settings(preprocessor: Any) -> dict[str, Any]:
+def converter_settings(preprocessor: keras.Layer) -> dict[str, Any]:
     """Returns a preprocessor's settings as arguments of an image converter."""
     theirs = {ours: name for name, ours in INTERPOLATION.items()}
     return {

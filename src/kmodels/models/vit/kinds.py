@@ -3,12 +3,13 @@
 Every class takes the fields of `ViTConfig` as well, which is what its config and files hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.models.common.encoder.config import GELUS, check_gelu
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import ViTImageConverter
@@ -16,8 +17,6 @@ from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.models.vit.weights.dinov2 import gated_dim
-
-GELUS: dict[str, bool | str] = {"gelu": False, "gelu_approximate": True, "quick_gelu": "sigmoid"}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -40,7 +39,7 @@ class DeiTBackbone(ViTBackbone):
     def __init__(
         self,
         image_shape: tuple[int, int, int] = (224, 224, 3),
-        patch_size: Any = 16,
+        patch_size: int | Sequence[int] = 16,
         num_layers: int = 12,
         num_heads: int = 12,
         hidden_dim: int = 768,
@@ -94,7 +93,7 @@ class DINOV2Backbone(ViTBackbone):
 
     def __init__(
         self,
-        patch_size: Any = 14,
+        patch_size: int | Sequence[int] = 14,
         num_layers: int = 12,
         hidden_dim: int = 768,
         num_heads: int = 12,
@@ -106,7 +105,7 @@ class DINOV2Backbone(ViTBackbone):
         dropout_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         image_shape: tuple[int, int, int] = (224, 224, 3),
-        position_embedding_shape: Any = None,
+        position_embedding_shape: Sequence[int] | None = None,
         antialias_in_interpolation: bool = False,
         apply_layernorm: bool = False,
         **fields: Any,
@@ -187,7 +186,7 @@ class SigLIPVisionEncoder(ViTBackbone):
 
     def __init__(
         self,
-        patch_size: Any = 16,
+        patch_size: int | Sequence[int] = 16,
         hidden_dim: int = 768,
         num_layers: int = 12,
         num_heads: int = 12,
@@ -197,11 +196,7 @@ class SigLIPVisionEncoder(ViTBackbone):
         image_shape: tuple[int, int, int] = (224, 224, 3),
         **fields: Any,
     ):
-        if intermediate_activation not in GELUS:
-            raise InputError(
-                f"intermediate_activation is {intermediate_activation!r}; choose one of "
-                f"{', '.join(GELUS)}"
-            )
+        check_gelu(intermediate_activation)
         given: dict[str, Any] = {
             "patch_size": patch_size,
             "hidden_dim": hidden_dim,
@@ -221,7 +216,7 @@ class SigLIPVisionEncoder(ViTBackbone):
         return name.startswith("siglip")
 
     @staticmethod
-    def last_steps(config: ViTConfig, policy: Any) -> list[Any]:
+    def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
         """Returns the attention pooling."""
         return [Pooling("map", config, name="pooling", dtype=policy)]
 

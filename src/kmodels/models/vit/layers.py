@@ -7,6 +7,7 @@ import keras
 
 from kmodels import ops
 from kmodels.core import traced
+from kmodels.core.types import InitializerLike, Tensor
 from kmodels.data.images.image_format import check_channels_last
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
 from kmodels.layers.dense import WithKernel
@@ -48,7 +49,7 @@ class PatchEmbedding(traced.Noted, WithKernel):
         patch_size: int,
         units: int,
         use_bias: bool = True,
-        kernel_initializer: Any = None,
+        kernel_initializer: InitializerLike = None,
         **kwargs: Any,
     ):
         if kernel_initializer is None:
@@ -70,7 +71,7 @@ class PatchEmbedding(traced.Noted, WithKernel):
         if self.use_bias:
             self.bias = self.add_bias((self.units,))
 
-    def call(self, images: Any) -> Any:
+    def call(self, images: Tensor) -> Any:
         """(B, height, width, C) -> (B, P, D)."""
         return ops.patch_embedding(images, self.kernel, self.bias, patch_size=self.patch_size)
 
@@ -84,8 +85,8 @@ class PatchEmbedding(traced.Noted, WithKernel):
 class Tokens(Layer):
     """Puts class token and registers in front of the patches and adds the positions.
 
-    Order of the result: class token, distillation token, registers, patches. Where the position
-    embedding has no rows for the first two it is added to the patches alone (timm's
+    Order of the result: class token, distillation token, registers, patches. If the position
+    embedding has no rows for the first two, it is added to the patches alone (timm's
     `no_embed_class`); registers never get one.
 
     Args:
@@ -125,7 +126,7 @@ class Tokens(Layer):
             "position_embedding", (1, config.num_positions, width), _normal()
         )
 
-    def call(self, patches: Any) -> Any:
+    def call(self, patches: Tensor) -> Any:
         """(B, P, D) -> (B, prefix + P, D)."""
         config = self.config
         position = self.position_embedding
@@ -191,7 +192,7 @@ class Pooling(Layer):
         )
         self.mlp.build((None, 1, width))
 
-    def call(self, tokens: Any) -> Any:
+    def call(self, tokens: Tensor) -> Any:
         """(B, prefix + P, D) -> (B, D), or (B, 2 D) with "token_gap"."""
         if self.kind == "token":
             return tokens[:, 0]

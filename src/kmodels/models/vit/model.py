@@ -14,17 +14,10 @@ from typing import Any, ClassVar, Self
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.layers import (
-    MLP,
-    Attention,
-    Dropout,
-    DropPath,
-    Layer,
-    LayerNorm,
-    LayerScale,
-    SwiGLU,
-)
+from kmodels.core.types import DTypeLike, Tree
+from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
+from kmodels.models.common.encoder.block import EncoderBlock
 from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import npz, timm
@@ -34,89 +27,10 @@ from kmodels.task import Backbone
 
 
 @keras.saving.register_keras_serializable(package="kmodels", name="ViTBlock")
-class Block(Layer):
-    """One pre-norm transformer block (Dosovitskiy et al. 2021, eq. 2 and 3).
+class Block(EncoderBlock):
+    """`EncoderBlock` of a `ViTConfig`."""
 
-    Args:
-        config: of the backbone.
-        drop_path: share of the examples whose branches are dropped, in training.
-
-    Call:
-        x (B, T, D) -> (B, T, D).
-    """
-
-    def __init__(
-        self, config: ViTConfig | Mapping[str, Any], drop_path: float = 0.0, **kwargs: Any
-    ):
-        super().__init__(**kwargs)
-        policy = self.dtype_policy
-        self.supports_masking = True
-        self.config = config = ViTConfig.of(config)
-        epsilon, rate = config.layer_norm_epsilon, config.dropout_rate
-        self.attention_norm = LayerNorm(epsilon, name="attention_norm", dtype=policy)
-        self.attention = Attention(
-            config.num_heads,
-            dropout=config.attention_dropout,
-            use_bias=config.use_mha_bias,
-            qk_norm=config.qk_norm,
-            epsilon=epsilon,
-            name="attention",
-            dtype=policy,
-        )
-        self.mlp_norm = LayerNorm(epsilon, name="mlp_norm", dtype=policy)
-        form: dict[str, Any] = {}
-        if not config.use_swiglu_ffn:
-            form["approximate"] = config.approximate_gelu
-        self.mlp = (SwiGLU if config.use_swiglu_ffn else MLP)(
-            config.mlp_dim,
-            dropout=rate,
-            use_bias=config.use_mlp_bias,
-            name="mlp",
-            dtype=policy,
-            **form,
-        )
-        self.attention_scale = self.mlp_scale = None
-        if config.layer_scale is not None:
-            self.attention_scale = LayerScale(
-                config.layer_scale, name="attention_scale", dtype=policy
-            )
-            self.mlp_scale = LayerScale(config.layer_scale, name="mlp_scale", dtype=policy)
-        self.dropout = Dropout(rate, name="dropout", dtype=policy)
-        self.drop_path = DropPath(drop_path, name="drop_path", dtype=policy)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this block again, as plain values."""
-        return {**super().get_config(), "drop_path": self.drop_path.rate}
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Builds every part for the width of the tokens."""
-        parts = (self.attention_norm, self.attention, self.attention_scale)
-        parts = (*parts, self.mlp_norm, self.mlp, self.mlp_scale, self.dropout, self.drop_path)
-        for part in parts:
-            if part is not None:
-                part.build(input_shape)
-
-    def call(self, x: Any, training: bool = False, keep: int | None = None) -> Any:
-        """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
-        y = self.attention_norm(x)
-        if keep is None:
-            y = self.attention(y, training=training)
-        else:
-            y = self.attention(y[:, :keep], y, training=training)
-            x = x[:, :keep]
-        x = x + self._branch(y, self.attention_scale, training)
-        y = self.mlp(self.mlp_norm(x), training=training)
-        return x + self._branch(y, self.mlp_scale, training)
-
-    def _branch(self, y: Any, scale: LayerScale | None, training: bool) -> Any:
-        y = self.dropout(y, training=training)
-        if scale is not None:
-            y = scale(y)
-        return self.drop_path(y, training=training)
-
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Returns the input's shape."""
-        return input_shape
+    config_class = ViTConfig
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -156,7 +70,7 @@ class ViTBackbone(Backbone):
     def __init__(
         self,
         image_shape: tuple[int, int, int] = (224, 224, 3),
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         name: str | None = None,
         data_format: str | None = None,
         **sizes: Any,
@@ -216,7 +130,7 @@ class ViTBackbone(Backbone):
         self.dtype_policy = policy
 
     def call(
-        self, inputs: Any, training: Any = None, mask: Any = None, keep: int | None = None
+        self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
     ) -> Any:
         """Images to tokens; nothing that only the tokens after the first `keep` need is computed.
 
@@ -230,7 +144,7 @@ class ViTBackbone(Backbone):
         return x
 
     def compute_output_spec(
-        self, inputs: Any, training: Any = None, mask: Any = None, keep: int | None = None
+        self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
     ) -> Any:
         """Returns what `call` gives, without numbers."""
         found = super().compute_output_spec(self._given(inputs), training=training, mask=mask)
@@ -238,12 +152,12 @@ class ViTBackbone(Backbone):
             return found
         return keras.KerasTensor((found.shape[0], keep, found.shape[2]), found.dtype)
 
-    def intermediates(self, inputs: Any) -> dict[str, Any]:
+    def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Returns every named intermediate of one forward pass, in the order of computation."""
         return super().intermediates(self._given(inputs))
 
     @staticmethod
-    def last_steps(config: ViTConfig, policy: Any) -> list[Any]:
+    def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
         """Returns layers behind the final norm; a ViT has none."""
         return []
 
@@ -306,7 +220,7 @@ class ViTBackbone(Backbone):
         """
         return npz.export_to_npz(self, path)
 
-    def attention_maps(self, images: Any) -> list[Any]:
+    def attention_maps(self, images: Tree) -> list[Any]:
         """Returns what each block attends to.
 
         Returns:

@@ -1,12 +1,13 @@
 """Pictures to what a ViT takes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Data
 from kmodels.data.images.resizing import Resizing
 from kmodels.models.common.preprocessing import Preprocessor
 from kmodels.models.vit.image_converter import (
@@ -56,7 +57,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         antialias: bool = True,
         crop_to_aspect_ratio: bool = False,
         *,
-        image_converter: Any = None,
+        image_converter: ViTImageConverter | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -86,12 +87,12 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     @property
     def antialias(self) -> bool:
-        """Whether what is made smaller is smoothed."""
+        """True if pictures are smoothed when they are made smaller."""
         return self.resizing.antialias
 
     @property
     def crop_to_aspect_ratio(self) -> bool:
-        """Whether the middle part is taken instead of stretching the picture."""
+        """True if the middle part is taken instead of stretching the picture."""
         return self.resizing.crop_to_aspect_ratio
 
     @property
@@ -99,14 +100,16 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         """The same as a layer with keras-hub's arguments."""
         return ViTImageConverter(**converter_settings(self))
 
-    def call(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns pictures to normalised floats."""
         found = pictures(x, self.image_size, self.resizing, channels=len(self.mean))
         mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
         found = (found / np.float32(255.0) - mean) / std
         return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
 
-    def compute_output_spec(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    def compute_output_spec(
+        self, x: keras.KerasTensor, y: Data = None, sample_weight: Data = None
+    ) -> Any:
         """Returns shapes and dtypes that `call` gives."""
         spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
         return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)

@@ -54,7 +54,7 @@ def _size(size: str, patch: int, side: int = 224) -> dict[str, Any]:
 
 
 def _towers() -> dict[str, dict[str, Any]]:
-    """Vision towers and other variants, under the names of their checkpoints."""
+    """Returns vision towers and other variants, under the names of their checkpoints."""
     found: dict[str, dict[str, Any]] = {}
     distilled = {"use_distillation_token": True, "task_pooling": "distilled"}
     hugging = {"position_interpolation": "bicubic"}

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels.models.vit.config import ViTConfig
 from kmodels.weights import LazyArray
 from kmodels.weights.positions import fit_positions
@@ -41,7 +43,7 @@ def fitting(
     return fit
 
 
-def resized(model: Any, image_size: Sequence[int], patch_size: int | None = None) -> Any:
+def resized(model: keras.Model, image_size: Sequence[int], patch_size: int | None = None) -> Any:
     """Returns a copy of a backbone or task for other picture and patch sizes.
 
     It goes by way of a preset, which knows adapters, quantized kernels and the rules for positions

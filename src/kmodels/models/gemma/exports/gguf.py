@@ -2,13 +2,14 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
 from kmodels import lora
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_write, local_path
+from kmodels.core.remote import write_file
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.weights import gguf as weights_gguf
 from kmodels.text import gguf as vocabulary
@@ -16,14 +17,20 @@ from kmodels.text.settings import with_names
 from kmodels.text.tokenizer import TURNS
 from kmodels.weights import LazyArray, export
 
-# How kernels and the embedding table are stored; norms always as F32.
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import gguf
+
+# The types in which kernels and the embedding table are stored; norms are always F32.
 KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
 FILES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0"}
 ARCHITECTURES = {number: name for name, number in weights_gguf.GENERATIONS.items()}
 # Tokens that the published models were trained on; the config of a model does not say.
 CONTEXT = {1: 8192, 2: 8192, 3: 32_768}
 Q8_0_ROW = 32
-# What Gemma's instruction models were trained on; llama.cpp would take that of another family.
+# The template that Gemma's instruction models were trained on; llama.cpp would take that of another
+# family.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' }}"
     "{{ 'model' if message['role'] == 'assistant' else message['role'] }}{{ '\n' }}"
@@ -32,20 +39,19 @@ TEMPLATE = (
 )
 
 
-def export_to_gguf(model: Any, path: str | Path, dtype: str = "float16") -> Path:
+def export_to_gguf(model: keras.Model, path: str | Path, dtype: str = "float16") -> Path:
     """See `GemmaCausalLM.export_to_gguf`.
 
     Args:
         model: a causal model.
-        path: of the file to make or replace.
+        path: of the file to make or replace, local or an address.
         dtype: a key of `KINDS`.
 
     Raises:
         InputError: for another suffix or dtype, without the gguf package, for a model with
             adapters, or with all that llama.cpp's Gemma cannot express.
     """
-    path = local_path(path)
-    if path.suffix != ".gguf":
+    if Path(path).suffix != ".gguf":
         raise InputError(f"{path} is to be a GGUF file; give a name that ends in .gguf")
     if dtype not in KINDS:
         raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
@@ -54,10 +60,10 @@ def export_to_gguf(model: Any, path: str | Path, dtype: str = "float16") -> Path
     if lora.describe(model):
         raise InputError("a GGUF file has no place for LoRA adapters; call merge_lora first")
     tensors = export(model, weights_gguf.rules(model.backbone.config))
-    return atomic_write(path, lambda temporary: _write(temporary, model, tensors, KINDS[dtype]))
+    return write_file(path, lambda temporary: _write(temporary, model, tensors, KINDS[dtype]))
 
 
-def _write(path: Path, model: Any, tensors: dict[str, LazyArray], kind: str) -> None:
+def _write(path: Path, model: keras.Model, tensors: dict[str, LazyArray], kind: str) -> None:
     import gguf
 
     config = model.backbone.config
@@ -83,7 +89,7 @@ def _write(path: Path, model: Any, tensors: dict[str, LazyArray], kind: str) -> 
     _check(path, config)
 
 
-def _kind(gguf: Any, tensor: LazyArray, kind: str) -> Any:
+def _kind(gguf: "ModuleType", tensor: LazyArray, kind: str) -> Any:
     """Vectors stay as they are, and so does what Q8_0 cannot divide, in half precision."""
     if len(tensor.shape) < 2:
         kind = "F32"
@@ -92,7 +98,7 @@ def _kind(gguf: Any, tensor: LazyArray, kind: str) -> Any:
     return gguf.GGMLQuantizationType[kind]
 
 
-def _add_sizes(writer: Any, config: GemmaConfig) -> None:
+def _add_sizes(writer: "gguf.GGUFWriter", config: GemmaConfig) -> None:
     generation = config.generation
     writer.add_context_length(CONTEXT[generation])
     writer.add_embedding_length(config.hidden_dim)
@@ -123,7 +129,7 @@ def _add_sizes(writer: Any, config: GemmaConfig) -> None:
         writer.add_sliding_window_pattern(config.sliding_window_pattern)
 
 
-def _add_vocabulary(writer: Any, model: Any, rows: int) -> None:
+def _add_vocabulary(writer: "gguf.GGUFWriter", model: keras.Model, rows: int) -> None:
     tokenizer = getattr(model.preprocessor, "tokenizer", None)
     if tokenizer is None:
         writer.add_tokenizer_model("none")
@@ -153,7 +159,7 @@ def _add_vocabulary(writer: Any, model: Any, rows: int) -> None:
 def _check(path: Path, config: GemmaConfig) -> None:
     """Raises where the file, read again, describes another model.
 
-    What `weights_gguf` takes for granted where a file is silent, llama.cpp does too.
+    llama.cpp takes for granted what `weights_gguf` does where a file is silent.
     """
     found = GemmaConfig(**weights_gguf.open_checkpoint(path, {}, {}, weights=False).backbone)
     wanted, read = _meaning(config), _meaning(found)

@@ -13,7 +13,7 @@ GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3_text": 3, "gemma3": 3}
 # A causal model, the text part of a multimodal one in transformers 4 and 5, a bare model.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 OTHER_PARTS = ("vision_tower", "multi_modal_projector", "embed_vision")
-# What transformers' configs leave out where it equals their own defaults.
+# Settings that transformers' configs leave out where they equal their own defaults.
 DEFAULTS: dict[int, dict[str, Any]] = {
     1: {
         "vocab_size": 256_000,

@@ -28,7 +28,7 @@ TWO_ROPES = {**ONE_ROPE, "global_rope_wavelength": GEMMA_3["global_rope_waveleng
 
 
 def _strange(given: Settings, task: Settings) -> list[str]:
-    """Also what its own blocks ignore, so that the model here would compute something else."""
+    """Lists also what its own blocks ignore, as the model here would compute something else."""
     epsilon = given["layer_norm_epsilon"]
     size, width = given["head_dim"], given["hidden_dim"] // given["num_query_heads"]
     found = {

@@ -1,9 +1,12 @@
 """Names of Gemma's layers in transformers, under which PEFT keeps adapters."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kmodels.models.common import peft
+
+if TYPE_CHECKING:
+    import keras
 
 # The text models with their head and without it, then the text part of Gemma 3's multimodal ones in
 # transformers 5, 4, and without their head.
@@ -11,6 +14,6 @@ PREFIXES = (*peft.PREFIXES, "model.language_model.", "language_model.model.", "l
 HEADS = ("lm_head", "language_model.lm_head")
 
 
-def names(model: Any) -> Sequence[Mapping[str, str]]:
+def names(model: "keras.Model") -> Sequence[Mapping[str, str]]:
     """See `Backbone.peft_names`."""
     return peft.names(model, PREFIXES, HEADS)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kmodels.core.errors import InputError
 from kmodels.models.common import gguf as decoder
 from kmodels.models.qwen3.config import Qwen3Config
 from kmodels.weights import Rule
@@ -13,6 +14,13 @@ def rules(fields: dict[str, Any]) -> list[Rule]:
 
 
 def _fields(file: decoder.File) -> dict[str, Any]:
+    # llama.cpp's qwen3 reads biases of queries, keys and values, and none of the output; a Qwen 3
+    # has all four or none.
+    if biases := sorted(name for name in file.tensors if name.endswith(".bias")):
+        raise InputError(
+            f"{file.path} has biases ({biases[0]}, ...), and a GGUF file of Qwen 3 has none; give "
+            "the Hugging Face directory that it was converted from"
+        )
     base, scaling = file.rope(1_000_000.0)
     return file.fields(head_dim=128) | {
         "rope_max_wavelength": base,

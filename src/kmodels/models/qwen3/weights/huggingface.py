@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.qwen3.config import Qwen3Config
 from kmodels.weights import Rule
 
-# What transformers' configs leave out where it equals their own defaults.
+# Settings that transformers' configs leave out where they equal their own defaults.
 DEFAULTS: dict[str, Any] = {
     **{"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "head_dim": 128},
     **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32},
@@ -31,7 +33,6 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     windows = text.get("use_sliding_window") and text["sliding_window"]
     wrong = {
         f"an activation {text['hidden_act']!r}": text["hidden_act"] != "silu",
-        "attention_bias": text.get("attention_bias"),
         "windows in some layers alone": windows
         and set(text.get("layer_types") or ()) != {"sliding_attention"},
     }
@@ -44,10 +45,13 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         "rope_scaling_factor": factor,
         "tie_word_embeddings": text["tie_word_embeddings"],
         "sliding_window_size": windows or None,
+        "attention_bias": bool(text.get("attention_bias")),
     }
 
 
-def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
+def transformers_form(
+    model: keras.Model,
+) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
     """Returns config.json, nothing for pictures, the table, and no tensors of zeros.
 
     Args:

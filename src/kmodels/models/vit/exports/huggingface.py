@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
+from kmodels.models.common.encoder.rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import clip_siglip, dinov2, huggingface
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
@@ -12,7 +15,6 @@ from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
 Settings = Mapping[str, Any]
 NONE, LOGITS, PROJECTION = "no head", "logits", "logits without bias"
-GELUS = {False: "gelu", True: "gelu_pytorch_tanh", "sigmoid": "quick_gelu"}
 # Multiples of the width among which DINOv2's MLPs are found.
 RATIOS = range(1, 17)
 
@@ -48,7 +50,9 @@ class Form:
         )
 
 
-def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
+def transformers_form(
+    model: keras.Model,
+) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
     """Returns a ViT as transformers writes it.
 
     Args:
@@ -73,7 +77,7 @@ def transformers_form(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.mlp_dim,
-        "hidden_act": GELUS[config.approximate_gelu],
+        "hidden_act": HIDDEN_ACTS[config.approximate_gelu],
         "layer_norm_eps": config.layer_norm_epsilon,
         "image_size": height if height == width else [height, width],
         "patch_size": config.patch_size,
@@ -149,7 +153,7 @@ def _head(settings: Settings) -> str:
 
 
 def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
-    """config.json of ViT and DeiT."""
+    """Returns config.json of ViT and DeiT."""
 
     def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
         ending = "Model" if _head(settings) == NONE else "ForImageClassification"
@@ -224,7 +228,7 @@ def _dinov2_table(config: ViTConfig, settings: Settings) -> list[Rule]:
 
 
 def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
-    """config.json of a vision tower; one with a classifier becomes a part by `_nested`."""
+    """Returns config.json of a vision tower; one with a classifier becomes a part by `_nested`."""
 
     def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
         endings = {
@@ -342,7 +346,7 @@ def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyAr
     return found
 
 
-def _picture_form(model: Any, config: ViTConfig) -> dict[str, Any]:
+def _picture_form(model: keras.Model, config: ViTConfig) -> dict[str, Any]:
     preprocessor = getattr(model, "preprocessor", None)
     if preprocessor is None:
         return {}

@@ -3,33 +3,33 @@
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_write, local_path
+from kmodels.core.remote import write_file
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import augreg
 from kmodels.weights import export
 
-# Where they are told apart: with a class token the older names, which timm reads as such too.
+# The class token tells the names apart: with one they are the older names, which timm reads too.
 OLDER = ("", "Transformer/posembed_input/pos_embedding", False)
 NEWER = ("params/", "pos_embedding", True)
-# Of no consequence to what a model gives: rates of training, and how positions would be resized.
+# These have no effect on what a model gives: rates of training, and how positions would be resized.
 FREE = ("dropout_rate", "attention_dropout", "drop_path_rate", "position_interpolation")
 
 
-def export_to_npz(model: Any, path: str | Path) -> Path:
+def export_to_npz(model: keras.Model, path: str | Path) -> Path:
     """See `ViTBackbone.export_to_npz`.
 
     Args:
         model: a backbone or classifier.
-        path: of the file to make or replace.
+        path: of the file to make or replace, local or an address.
 
     Raises:
         InputError: for another suffix, or with all that such a file cannot express.
     """
-    path = local_path(path)
-    if path.suffix != ".npz":
+    if Path(path).suffix != ".npz":
         raise InputError(f"{path} is to be an .npz file; give a name that ends in .npz")
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
@@ -49,11 +49,11 @@ def export_to_npz(model: Any, path: str | Path) -> Path:
             np.savez(file, **held)
         _check(temporary, config, settings)
 
-    return atomic_write(path, write)
+    return write_file(path, write)
 
 
 def _floats(array: np.ndarray) -> np.ndarray:
-    """NumPy's files know no bfloat16."""
+    """Widens bfloat16, which NumPy's files do not know."""
     return array if array.dtype == np.float16 else array.astype("float32")
 
 

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_directory, local_path
+from kmodels.core.files import atomic_directory
+from kmodels.core.remote import staged
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import timm
 from kmodels.weights import LazyArray, constant, export, write_safetensors
@@ -15,24 +18,23 @@ FILES = ("config.json", "model.safetensors")
 GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
 POOLINGS = {pooling: name for name, pooling in timm.POOLINGS.items()}
 POOLINGS["distilled"] = "token"
-# What timm's own names decide and no argument in a file can say: a second token, the gated MLP, and
-# the norms' epsilon.
+# timm's own names decide these, which no argument in a file can say: a second token, the gated MLP,
+# and the norms' epsilon.
 PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
 GATED, CLIP = "vit_giant_patch14_dinov2", "vit_base_patch32_clip_224"
 EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
 
 
-def export_to_timm(model: Any, directory: str | Path) -> Path:
+def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
     """See `ViTBackbone.export_to_timm`.
 
     Args:
         model: a backbone or classifier.
-        directory: to make or replace.
+        directory: to make or replace, local or an address.
 
     Raises:
         InputError: lists what timm's ViT cannot express, or files that would be lost.
     """
-    directory = local_path(directory)
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
     described = _describe(config, settings)
@@ -45,13 +47,14 @@ def export_to_timm(model: Any, directory: str | Path) -> Path:
             "std": list(preprocessor.std),
             "interpolation": preprocessor.interpolation,
         }
-    refuse_to_replace(directory, FILES)
-    with atomic_directory(directory) as folder:
-        text = json.dumps(described, indent=2) + "\n"
-        (folder / "config.json").write_text(text, encoding="utf-8")
-        tensors = {**tensors, **_zeros(config, tensors)}
-        write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
-    return directory
+    with staged(directory) as (target, finish):
+        refuse_to_replace(target, FILES)
+        with atomic_directory(target) as folder:
+            text = json.dumps(described, indent=2) + "\n"
+            (folder / "config.json").write_text(text, encoding="utf-8")
+            tensors = {**tensors, **_zeros(config, tensors)}
+            write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+        return finish(target)
 
 
 def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -22,12 +23,11 @@ from kmodels.weights import (
 
 CLIP = ("clip", "clip_vision_model")
 SIGLIP = ("siglip", "siglip_vision_model")
-# With native aspect ratio; its siblings of fixed size call themselves SigLIP.
+# The model with native aspect ratio; its siblings of fixed size call themselves SigLIP.
 SIGLIP2 = ("siglip2", "siglip2_vision_model")
 PREFIX = "vision_model."
 POSITIONS = "embeddings.position_embedding.weight"
-BLOCK = "encoder.layers.{i}"
-# What belongs to the text, and places that older files keep beside what stands there.
+# The text tower, and positions that older files keep beside the position embedding.
 OTHERS = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
 OLD = "embeddings.position_ids"
 PARTS = ("query", "key", "value")
@@ -55,24 +55,17 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
             transpose,
         ),
         Rule("head.attention.in_proj_bias", [f"pooling/attention/{part}/bias" for part in PARTS]),
-        *huggingface_config.dense(
+        *encoder_rules.blocks(),
+        *encoder_rules.dense(
             {
-                f"{BLOCK}.self_attn.q_proj": "block_{i}/attention/query",
-                f"{BLOCK}.self_attn.k_proj": "block_{i}/attention/key",
-                f"{BLOCK}.self_attn.v_proj": "block_{i}/attention/value",
-                f"{BLOCK}.self_attn.out_proj": "block_{i}/attention/output",
-                f"{BLOCK}.mlp.fc1": "block_{i}/mlp/up",
-                f"{BLOCK}.mlp.fc2": "block_{i}/mlp/down",
                 "head.attention.out_proj": "pooling/attention/output",
                 "head.mlp.fc1": "pooling/mlp/up",
                 "head.mlp.fc2": "pooling/mlp/down",
             }
         ),
-        *huggingface_config.norms(
+        *encoder_rules.norms(
             {
                 "pre_layrnorm": "pre_norm",
-                f"{BLOCK}.layer_norm1": "block_{i}/attention_norm",
-                f"{BLOCK}.layer_norm2": "block_{i}/mlp_norm",
                 "post_layernorm": "final_norm",
                 "head.layernorm": "pooling/mlp_norm",
             }
@@ -80,8 +73,8 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
     ]
     head = "visual_projection" if projects else "classifier"
     return [
-        *huggingface_config.prefixed(prefix, table),
-        *huggingface_config.dense({head: "logits"}),
+        *encoder_rules.prefixed(prefix, table),
+        *encoder_rules.dense({head: "logits"}),
     ]
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -40,7 +41,7 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
         Rule(f"{BLOCK}.layer_scale2.lambda1", "block_{i}/mlp_scale/scale"),
         Rule(f"{weights_in}.weight", [f"{path}/kernel" for path in GATED], transpose),
         Rule(f"{weights_in}.bias", [f"{path}/bias" for path in GATED]),
-        *huggingface_config.dense(
+        *encoder_rules.dense(
             {
                 f"{BLOCK}.attention.attention.query": "block_{i}/attention/query",
                 f"{BLOCK}.attention.attention.key": "block_{i}/attention/key",
@@ -51,7 +52,7 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
                 ),
             }
         ),
-        *huggingface_config.norms(
+        *encoder_rules.norms(
             {
                 f"{BLOCK}.norm1": "block_{i}/attention_norm",
                 f"{BLOCK}.norm2": "block_{i}/mlp_norm",
@@ -60,15 +61,15 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
         ),
     ]
     if not config.use_swiglu_ffn:
-        table += huggingface_config.dense({f"{BLOCK}.mlp.fc1": "block_{i}/mlp/up"})
+        table += encoder_rules.dense({f"{BLOCK}.mlp.fc1": "block_{i}/mlp/up"})
     return [
-        *huggingface_config.prefixed(prefix, table),
-        *huggingface_config.dense({"classifier": "logits"}),
+        *encoder_rules.prefixed(prefix, table),
+        *encoder_rules.dense({"classifier": "logits"}),
     ]
 
 
 def gated_dim(width: int, ratio: int) -> int:
-    """Width of the gate: two thirds of an MLP's, rounded up to a multiple of 8."""
+    """Returns the width of the gate: two thirds of an MLP's, rounded up to a multiple of 8."""
     return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 

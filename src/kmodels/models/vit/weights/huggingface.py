@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -13,7 +14,7 @@ from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetenso
 POSITIONS = "embeddings.position_embeddings"
 BLOCK = "encoder.layer.{i}"
 CLASSIFIER = {"classifier": "logits"}
-# Of DeiT with a teacher.
+# The heads of DeiT with a teacher.
 CLASSIFIERS = {"cls_classifier": "logits", "distillation_classifier": "distillation_logits"}
 
 
@@ -33,7 +34,7 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
         Rule(POSITIONS, "tokens/position_embedding"),
         Rule(f"{projection}.weight", "patch_embedding/kernel", patch),
         Rule(f"{projection}.bias", "patch_embedding/bias"),
-        *huggingface_config.dense(
+        *encoder_rules.dense(
             {
                 f"{BLOCK}.attention.attention.query": "block_{i}/attention/query",
                 f"{BLOCK}.attention.attention.key": "block_{i}/attention/key",
@@ -44,7 +45,7 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
                 "pooler.dense": "pre_logits",
             }
         ),
-        *huggingface_config.norms(
+        *encoder_rules.norms(
             {
                 f"{BLOCK}.layernorm_before": "block_{i}/attention_norm",
                 f"{BLOCK}.layernorm_after": "block_{i}/mlp_norm",
@@ -52,8 +53,8 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
             }
         ),
     ]
-    heads = huggingface_config.dense(CLASSIFIERS if distilled else CLASSIFIER)
-    return [*huggingface_config.prefixed(prefix, table), *heads]
+    heads = encoder_rules.dense(CLASSIFIERS if distilled else CLASSIFIER)
+    return [*encoder_rules.prefixed(prefix, table), *heads]
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:

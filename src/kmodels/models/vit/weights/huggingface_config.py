@@ -1,45 +1,17 @@
-"""Shared parts of the Hugging Face formats: JSON files, and rules for PyTorch layers."""
+"""Shared parts of the Hugging Face formats: their JSON files, and biases that they leave out."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
-from kmodels.weights import LazyArray, Rule, constant, transpose
+from kmodels.weights import LazyArray, constant
 from kmodels.weights.readers import read_json
 
-GELUS: dict[str, bool | str] = {
-    "gelu": False,
-    "gelu_new": True,
-    "gelu_pytorch_tanh": True,
-    "quick_gelu": "sigmoid",
-}
 # Pillow's numbers, in which Hugging Face writes them.
 INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-
-
-def dense(pairs: Mapping[str, str]) -> list[Rule]:
-    """Returns weights and biases of linear layers, as PyTorch keeps them."""
-    table = []
-    for source, target in pairs.items():
-        table.append(Rule(f"{source}.weight", f"{target}/kernel", transpose))
-        table.append(Rule(f"{source}.bias", f"{target}/bias"))
-    return table
-
-
-def norms(pairs: Mapping[str, str]) -> list[Rule]:
-    """Returns weights and biases of layer norms."""
-    table = []
-    for source, target in pairs.items():
-        table.append(Rule(f"{source}.weight", f"{target}/scale"))
-        table.append(Rule(f"{source}.bias", f"{target}/bias"))
-    return table
-
-
-def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
-    """Returns the rules with something in front of their names."""
-    return [Rule(prefix + rule.source, rule.target, rule.transform, rule.axis) for rule in table]
 
 
 def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16) -> dict[str, Any]:
@@ -54,16 +26,11 @@ def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16)
         InputError: for an activation or patches that the model has no counterpart for.
     """
     get = description.get
-    activation = get("hidden_act", "gelu")
-    if activation not in GELUS:
-        raise InputError(
-            f"{path}: hidden_act is {activation!r}; the model knows {', '.join(GELUS)}"
-        )
     patches = _pair(get("patch_size", patch))
     if patches[0] != patches[1]:
         raise InputError(f"{path}: patches of {patches} pixels; only square ones are known")
     side = patches[0]
-    # What is left of an image beside its last whole patch, the convolution passes over.
+    # The convolution passes over what is left of an image beside its last whole patch.
     height, width = (pixels // side * side for pixels in _pair(get("image_size", 224)))
     return {
         "image_shape": (height, width, int(get("num_channels", 3))),
@@ -75,7 +42,7 @@ def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16)
         "dropout_rate": get("hidden_dropout_prob", 0.0),
         "attention_dropout": get("attention_probs_dropout_prob", get("attention_dropout", 0.0)),
         "position_interpolation": "bicubic",
-        "approximate_gelu": GELUS[activation],
+        "approximate_gelu": encoder_rules.approximate_gelu(path, get("hidden_act", "gelu")),
     }
 
 

@@ -28,7 +28,7 @@ def _patches(config: ViTConfig, source: str) -> list[Rule]:
 
 
 def vit(config: ViTConfig) -> list[Rule]:
-    """Of `ViTBackbone` and `ViTImageClassifier`, whose blocks count from 1."""
+    """Returns the table of `ViTBackbone` and `ViTImageClassifier`, whose blocks count from 1."""
     block, front = "vit_encoder/transformer_block_{i}", "vit_patching_and_embedding"
     table = [
         Rule(f"{front}/class_token", "tokens/class_token"),
@@ -47,7 +47,7 @@ def vit(config: ViTConfig) -> list[Rule]:
 
 
 def deit(config: ViTConfig) -> list[Rule]:
-    """Of `DeiTBackbone` and `DeiTImageClassifier`, whose blocks count from 1."""
+    """Returns the table of `DeiTBackbone` and `DeiTImageClassifier`, whose blocks count from 1."""
     block, front = "deit_encoder/transformer_block_{i}", "deit_patching_and_embedding"
     table = [
         Rule(f"{front}/class_token", "tokens/class_token"),
@@ -66,7 +66,7 @@ def deit(config: ViTConfig) -> list[Rule]:
 
 
 def dinov2(config: ViTConfig) -> list[Rule]:
-    """Of `DINOV2Backbone`; its SwiGLU keeps the gate in front of what it multiplies."""
+    """Returns that of `DINOV2Backbone`, whose SwiGLU has the gate in front of its factor."""
     block = "encoder/layers_{i}"
     mlp = [
         *_dense(f"{block}/mlp/fc1", "block_{i}/mlp/up"),
@@ -96,7 +96,7 @@ def dinov2(config: ViTConfig) -> list[Rule]:
 
 
 def siglip(config: ViTConfig) -> list[Rule]:
-    """Of `SigLIPVisionEncoder`, whose attention pooling is a part of the backbone there."""
+    """Returns that of `SigLIPVisionEncoder`, whose attention pooling is a part of the backbone."""
     block = "encoder_block_{i}"
     return [
         Rule("embedding/position_embedding/embeddings", POSITIONS, leading_axes(1)),

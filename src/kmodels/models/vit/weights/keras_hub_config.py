@@ -7,11 +7,11 @@ where both have them.
 from collections.abc import Callable
 from typing import Any
 
+from kmodels.models.common.encoder.config import GELUS
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports.huggingface import BIAS, LOGITS, NONE, RATIOS, lacking
-from kmodels.models.vit.kinds import GELUS
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.weights import keras_hub as weights
 from kmodels.models.vit.weights.dinov2 import gated_dim
@@ -102,7 +102,7 @@ def _vit_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
 
 
 def _strange_gap(given: Settings, task: Settings) -> list[str]:
-    # Its mean takes in every token; without a class token that is ours.
+    # Its mean takes in every token, as ours does without a class token.
     mean = task.get("pooling") == "gap" and given.get("use_class_token", True)
     return [
         *_strange(given, task),

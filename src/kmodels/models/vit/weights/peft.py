@@ -6,9 +6,13 @@ whatever PEFT puts around it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kmodels.models.common.encoder.rules import BLOCK, LAYERS
 from kmodels.models.vit.config import ViTConfig
+
+if TYPE_CHECKING:
+    import keras
 
 Names = Mapping[str, str]
 
@@ -24,12 +28,11 @@ def _block(prefix: str, projections: Sequence[str], **mlp: str) -> dict[str, str
 
 # === transformers 5 ===
 PROJECTIONS = [f"attention.{name}_proj" for name in "qkvo"]
-SELF = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")]
 DINO = "encoder.layer.{i}."
 VIT = _block("layers.{i}.", PROJECTIONS, up="fc1", down="fc2") | {"pre_logits": "pooler.dense"}
 DINOV2 = _block(DINO, PROJECTIONS, up="fc1", down="fc2")
 SWIGLU = _block(DINO, PROJECTIONS, gate="gate_proj", up="up_proj", down="down_proj")
-CLIP = _block("encoder.layers.{i}.", SELF, up="fc1", down="fc2")
+CLIP = {f"block_{{i}}/{ours}": f"{BLOCK}.{theirs}" for ours, theirs in LAYERS.items()}
 SIGLIP = CLIP | {
     "pooling/mlp/up": "head.mlp.fc1",
     "pooling/mlp/down": "head.mlp.fc2",
@@ -47,7 +50,7 @@ OLD_DINOV2 = _block(DINO, OLD, up="fc1", down="fc2")
 # It had gate and what the gate multiplies in one layer, which is two here.
 OLD_SWIGLU = _block(DINO, OLD, down="weights_out")
 
-# By kind: what a classifier puts in front of the names, and the tables.
+# For each kind, what a classifier puts in front of the names, and the tables.
 KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
     "vit": ("vit.", (VIT, OLD_VIT)),
     "deit": ("deit.", (VIT, OLD_VIT)),
@@ -69,7 +72,7 @@ def kind_of(config: ViTConfig) -> str:
     return "deit" if config.use_distillation_token else "vit"
 
 
-def names(model: Any) -> Sequence[Names]:
+def names(model: "keras.Model") -> Sequence[Names]:
     """See `Backbone.peft_names`."""
     backbone, settings = getattr(model, "backbone", model), getattr(model, "settings", {})
     config = backbone.config
@@ -80,7 +83,7 @@ def names(model: Any) -> Sequence[Names]:
     # A classifier's names come first for a classifier, a plain model's for all others.
     prefixes = (prefix, "") if heads else ("", prefix)
     return [
-        # What a plain model has behind its blocks, a classifier does not call.
+        # A classifier does not call what a plain model has behind its blocks.
         {ours: start + x for ours, x in table.items() if start != prefix or "{i}" in ours} | heads
         for start in prefixes
         for table in tables

@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, bool | str] = {"gelu": False, "gelu_tanh": True, "quick_g
 TANH_NAMES = re.compile(
     r"vit_(base_patch32|large_patch16_siglip(_gap)?_512|so400m_patch16|giantopt)"
 )
-# Of the gated MLPs that timm has, the one whose gate comes first and goes through SiLU.
+# The one of timm's gated MLPs whose gate comes first and goes through SiLU.
 SWIGLU_NAMES = re.compile(r"vit_giant_patch14_(reg4_)?dinov2")
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -38,7 +38,8 @@ CLIP: Statistics = (
     (0.26862954, 0.26130258, 0.27577711),
 )
 # timm's names, alone or with the tag behind a dot, for which it has one mean and deviation each.
-# Of the others, such as vit_base_patch16_224 without its tag, several were trained.
+# The other names, such as vit_base_patch16_224 without its tag, each stand for several trained
+# models.
 BY_NAME: dict[re.Pattern[str], Statistics] = {
     re.compile(r"deit3?_\w+?(_distilled)?_patch\d+_\d+(\..*)?"): IMAGENET,
     re.compile(r"vit_[a-z]+_patch14_(reg4_)?dinov2(\..*)?"): IMAGENET,
@@ -289,7 +290,7 @@ def _mlp_dim(tensors: Mapping[str, LazyArray], width: int) -> int:
 
 
 def heads(path: Path, name: str, width: int) -> int:
-    """Attention heads of a timm architecture of this width, where the file does not say."""
+    """Returns the heads of a timm architecture of this width, where the file does not say."""
     for start, number in HEADS_BY_NAME.items():
         if name.startswith(start):
             return number

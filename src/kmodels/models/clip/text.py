@@ -1,0 +1,75 @@
+"""Text to what a CLIP text tower takes, and back."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tokenizers
+
+from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.models.common.tokenizer import BytePairTokenizer
+from kmodels.text import Tokenizer
+from kmodels.text.byte_level import END, START, build_words, read, words_decoder
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class CLIPTokenizer(BytePairTokenizer):
+    """`BytePairTokenizer` of words in small letters, between <|startoftext|> and <|endoftext|>.
+
+    Args:
+        vocabulary: as of `BytePairTokenizer`.
+        merges: see there.
+        pad_with_end_token: fills rows with the end token, and not with the token of id 0; what a
+            checkpoint's own files say counts before it, and there the end token is the default.
+        **kwargs: of `LayerTokenizer`.
+    """
+
+    roles = {"start": START, "end": END}  # noqa: RUF012
+    control_tokens = (START, END)
+    build_core = staticmethod(build_words)
+    unknown_token = END
+
+    def __init__(
+        self,
+        vocabulary: tokenizers.Tokenizer | Mapping[str, int] | str | Path,
+        merges: Sequence[str] | str | Path | None = None,
+        pad_with_end_token: bool = False,
+        **kwargs: Any,
+    ):
+        pad = END
+        if not isinstance(vocabulary, tokenizers.Tokenizer):
+            vocabulary = read(vocabulary, merges, self.control_tokens, self.build_core)
+            pad = END if pad_with_end_token else vocabulary.id_to_token(0)
+        vocabulary.decoder = words_decoder()
+        # Ids that config.json names as the end of a text are about pooling; nothing is generated.
+        super().__init__(vocabulary, **{"pad": pad, **kwargs, "stop": ()})
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class CLIPPreprocessor(TextPreprocessor):
+    """`TextPreprocessor` of CLIP, by default for rows of 77 tokens.
+
+    Args:
+        tokenizer: as of `TextPreprocessor`.
+        sequence_length: see there.
+        add_start_token: see there.
+        add_end_token: see there.
+        to_lower: taken as keras-hub takes it; the tokenizer makes small letters in any case.
+        **kwargs: see there.
+    """
+
+    family = "clip"
+    tokenizer_class = CLIPTokenizer
+    reader = "CLIP's text tower"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        sequence_length: int = 77,
+        add_start_token: bool = True,
+        add_end_token: bool = True,
+        to_lower: bool = True,
+        **kwargs: Any,
+    ):
+        super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)

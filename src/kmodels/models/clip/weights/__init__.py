@@ -1,0 +1,1 @@
+"""Other programs' files as the weights of CLIP's text tower."""

@@ -1,0 +1,1 @@
+"""Encoders: their block, their configuration, and text encoders made of both."""

@@ -1,0 +1,75 @@
+"""Encoders in Hugging Face's files: rules for PyTorch's layers, and names of CLIP and SigLIP."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kmodels.core.errors import InputError
+from kmodels.weights import Rule, transpose
+
+# `hidden_act` of a config.json, and what `ops.gelu` calls it; of two names the last is written.
+GELUS: dict[str, bool | str] = {
+    "gelu": False,
+    "gelu_new": True,
+    "gelu_pytorch_tanh": True,
+    "quick_gelu": "sigmoid",
+}
+HIDDEN_ACTS = {form: name for name, form in GELUS.items()}
+# What both towers of CLIP and SigLIP call the parts of a block.
+BLOCK = "encoder.layers.{i}"
+LAYERS = {
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/output": "self_attn.out_proj",
+    "mlp/up": "mlp.fc1",
+    "mlp/down": "mlp.fc2",
+}
+NORMS = {"attention_norm": "layer_norm1", "mlp_norm": "layer_norm2"}
+
+
+def dense(pairs: Mapping[str, str]) -> list[Rule]:
+    """Returns weights and biases of linear layers, as PyTorch keeps them."""
+    table = []
+    for source, target in pairs.items():
+        table.append(Rule(f"{source}.weight", f"{target}/kernel", transpose))
+        table.append(Rule(f"{source}.bias", f"{target}/bias"))
+    return table
+
+
+def norms(pairs: Mapping[str, str]) -> list[Rule]:
+    """Returns weights and biases of layer norms."""
+    table = []
+    for source, target in pairs.items():
+        table.append(Rule(f"{source}.weight", f"{target}/scale"))
+        table.append(Rule(f"{source}.bias", f"{target}/bias"))
+    return table
+
+
+def blocks() -> list[Rule]:
+    """Returns the blocks of a tower of CLIP or SigLIP."""
+    return [
+        *dense({f"{BLOCK}.{x}": f"block_{{i}}/{ours}" for ours, x in LAYERS.items()}),
+        *norms({f"{BLOCK}.{x}": f"block_{{i}}/{ours}" for ours, x in NORMS.items()}),
+    ]
+
+
+def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
+    """Returns the rules with something in front of their names."""
+    return [Rule(prefix + rule.source, rule.target, rule.transform, rule.axis) for rule in table]
+
+
+def approximate_gelu(path: Path, activation: str) -> bool | str:
+    """Returns the form of GELU that a `hidden_act` names, as `ops.gelu` calls it.
+
+    Args:
+        path: of the directory, for errors.
+        activation: as config.json has it.
+
+    Raises:
+        InputError: for another activation.
+    """
+    if activation not in GELUS:
+        raise InputError(
+            f"{path}: hidden_act is {activation!r}; the model knows {', '.join(GELUS)}"
+        )
+    return GELUS[activation]

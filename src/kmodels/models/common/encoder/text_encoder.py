@@ -1,0 +1,142 @@
+"""A text encoder, readable from token ids to hidden states."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import keras
+
+from kmodels.core.types import DTypeLike, Tensor, Tree
+from kmodels.distribution import layout as layouts
+from kmodels.layers import Embedding, LayerNorm, PositionEmbedding
+from kmodels.layers.layout_family import of_family
+from kmodels.models.common.encoder.block import EncoderBlock
+from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
+from kmodels.task import Backbone
+
+
+class TextEncoderBackbone(OptionalInputs, Backbone):
+    """Embeddings with learned positions, blocks and a norm; the base of each family's own.
+
+    A family's class names its config and its block, and says in `pool` what stands for a text. The
+    arguments are keras-hub's, in its order.
+
+    Args:
+        vocabulary_size: rows of the embedding table.
+        embedding_dim: width of that table, which is `hidden_dim`.
+        hidden_dim: width of the hidden states.
+        num_layers: blocks.
+        num_heads: attention heads.
+        intermediate_dim: width of the MLP.
+        intermediate_activation: like the two that follow, a field of the config and by default
+            what that says.
+        intermediate_output_index: see there.
+        max_sequence_length: see there.
+        dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
+        name: of the model; Keras gives one by default.
+        **variants: the other fields of the config; like all of its fields, each is an attribute of
+            the model too.
+
+    Call:
+        {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D), or
+        with `intermediate_output_index` {"sequence_output", "intermediate_output"}, each
+        (B, T, D). No token sees those where the mask is 0; places are counted with them. Without a
+        mask, or for token ids (B, T) alone, all are seen.
+
+    Raises:
+        InputError: for sizes that do not fit together, names that the config lacks, or rows that
+            are longer than the position embedding.
+    """
+
+    block_class: ClassVar[type[EncoderBlock]]
+    layout: ClassVar[Mapping[str, layouts.Axes]] = {}
+    takes = GRAPH
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        for name in cls.config_class.__dataclass_fields__:
+            setattr(cls, name, _field(name))
+
+    @of_family
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_dim: int,
+        hidden_dim: int,
+        num_layers: int,
+        num_heads: int,
+        intermediate_dim: int,
+        intermediate_activation: str | None = None,
+        intermediate_output_index: int | None = None,
+        max_sequence_length: int | None = None,
+        dtype: DTypeLike = None,
+        name: str | None = None,
+        **variants: Any,
+    ):
+        chosen = {
+            "intermediate_activation": intermediate_activation,
+            "intermediate_output_index": intermediate_output_index,
+            "max_sequence_length": max_sequence_length,
+        }
+        config = self.make_config(
+            vocabulary_size=vocabulary_size,
+            embedding_dim=embedding_dim,
+            hidden_dim=hidden_dim,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            intermediate_dim=intermediate_dim,
+            **{name: value for name, value in chosen.items() if value is not None},
+            **variants,
+        )
+        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+
+        # === Layers ===
+        sizes = (config.vocabulary_size, config.hidden_dim)
+        embedding = Embedding(*sizes, scaled=False, name="token_embedding", dtype=policy)
+        positions = PositionEmbedding(
+            config.max_sequence_length,
+            keras.initializers.RandomNormal(stddev=0.02),
+            name="position_embedding",
+            dtype=policy,
+        )
+        blocks = [
+            self.block_class(config, name=f"block_{i}", dtype=policy)
+            for i in range(config.num_layers)
+        ]
+        final_norm = LayerNorm(config.layer_norm_epsilon, name="final_norm", dtype=policy)
+
+        # === Graph ===
+        inputs = {
+            name: keras.Input((None,), dtype="int32", name=name, optional=name != "token_ids")
+            for name in self.takes
+        }
+        x = embedding(inputs["token_ids"])
+        x = x + positions(x)
+        out = {"tokens": x}
+        for block in blocks:
+            out[block.name] = x = block(x, padding_mask=inputs["padding_mask"])
+        out["final_norm"] = outputs = final_norm(x)
+        if config.intermediate_output_index is not None:
+            intermediate = out[f"block_{config.intermediate_output_index}"]
+            outputs = {"sequence_output": outputs, "intermediate_output": intermediate}
+        super().__init__(
+            config=config, intermediates=out, inputs=inputs, outputs=outputs, name=name
+        )
+
+        # === Config ===
+        self.token_embedding = embedding
+        self.position_embedding = positions
+        self.blocks = blocks
+        self.final_norm = final_norm
+        self.dtype_policy = policy
+
+    def intermediates(self, inputs: Tree) -> dict[str, Any]:
+        """Embeddings with positions, the output of every block and of the final norm."""
+        return super().intermediates(as_tensors(self, inputs))
+
+    def pool(self, hidden: Tensor, token_ids: Tensor) -> Any:
+        """Returns what stands for each text: (B, T, D), (B, T) -> (B, D)."""
+        raise NotImplementedError
+
+
+def _field(name: str) -> property:
+    return property(lambda self: getattr(self.config, name), doc="The field of the config.")

@@ -1,0 +1,234 @@
+"""Text to what a model takes: token ids of one length."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import keras
+import numpy as np
+
+from kmodels import presets
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_write, local_path
+from kmodels.core.types import Data
+from kmodels.models.common.preprocessing import SETTINGS_FILE, Preprocessor
+from kmodels.models.common.records import one_by_one
+from kmodels.models.common.tokenizer import LayerTokenizer
+from kmodels.text import Tokenizer
+from kmodels.weights import native
+from kmodels.weights.readers import read_json
+
+
+class TextPreprocessor(Preprocessor):
+    """Turns texts into token ids and a mask; names and arguments as in keras-hub.
+
+    The base of each family's own, which names its tokenizer.
+
+    Args:
+        tokenizer: a `kmodels.text.Tokenizer`, as the family's own is, what its `to_dict`
+            gives, or a path that `Tokenizer.from_file` reads.
+        sequence_length: tokens of a row; may be set later.
+        add_start_token: puts the start token in front.
+        add_end_token: puts the end token behind, also where a text is cut to fit.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
+
+    Attributes:
+        tokenizer_class: the family's tokenizer.
+        reader: of the texts, in errors.
+        siblings: names of the family's other preprocessors, whose files this one reads.
+
+    Call:
+        x: a text, a list of texts, or a dictionary of "prompts" (one text or a list); strings,
+            bytes, arrays, or tensors of strings, also inside `tf.data.Dataset.map`. Dictionaries
+            that hold "token_ids" go through untouched.
+        y, sample_weight: handed through.
+        sequence_length: in place of the one set.
+
+        It gives {"token_ids", "padding_mask"}, each (B, sequence_length) int32, or
+        (sequence_length,) for a single text; with y or weights a tuple, as Keras' preprocessors.
+
+    Raises:
+        InputError: for what is not text.
+    """
+
+    tokenizer_class: ClassVar[type[LayerTokenizer]]
+    reader: ClassVar[str] = "the model"
+    siblings: ClassVar[tuple[str, ...]] = ()
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        sequence_length: int = 1024,
+        add_start_token: bool = True,
+        add_end_token: bool = True,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.tokenizer = self._tokenizer(tokenizer)
+        self.sequence_length = sequence_length
+        self.add_start_token = add_start_token
+        self.add_end_token = add_end_token
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Keras' own, but that a tokenizer is no part of a model, though it may be a layer."""
+        if name == "tokenizer":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _tokenizer(self, given: object) -> Tokenizer:
+        if isinstance(given, str | Path):
+            return self.tokenizer_class.from_file(given)
+        if isinstance(given, Mapping):
+            if "class_name" in given:
+                return keras.saving.deserialize_keras_object(dict(given))
+            return self.tokenizer_class.from_dict(dict(given))
+        if not isinstance(given, Tokenizer):
+            raise InputError(
+                f"tokenizer is a {type(given).__name__}; give a "
+                f"{self.tokenizer_class.__name__}, or the path of a tokenizer"
+            )
+        return given
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a row."""
+        return self._sequence_length
+
+    @sequence_length.setter
+    def sequence_length(self, value: int) -> None:
+        self._sequence_length = _length(value)
+
+    def call(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns token ids and mask of texts, see the class."""
+        if not (isinstance(x, Mapping) and "token_ids" in x):
+            records, is_batch = one_by_one(x, self.reader)
+            x = self._rows([self._text(record) for record in records], sequence_length)
+            if not is_batch:
+                x = {name: value[0] for name, value in x.items()}
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+
+    def _text(self, record: Mapping[str, str] | str) -> str:
+        if isinstance(record, Mapping):
+            if set(record) != {"prompts"}:
+                raise InputError(
+                    f'{self.reader} got {", ".join(record)}; give texts, or {{"prompts": texts}}'
+                )
+            return record["prompts"]
+        return record
+
+    def _rows(self, texts: list[str], sequence_length: int | None) -> dict[str, np.ndarray]:
+        length = _length(sequence_length or self.sequence_length)
+        start = [self.tokenizer.start_token_id] if self.add_start_token else []
+        end = [self.tokenizer.end_token_id] if self.add_end_token else []
+        room = length - len(start) - len(end)
+        found = self.tokenizer.encode_batch(texts)
+        return self._padded([[*start, *tokens[:room], *end] for tokens in found], length)
+
+    def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
+        """Returns token ids, cut or padded behind to one length, and their mask."""
+        ids = np.full((len(rows), length), self.tokenizer.pad_token_id, "int32")
+        mask = np.zeros_like(ids)
+        for number, row in enumerate(rows):
+            tokens = row[:length]
+            ids[number, : len(tokens)], mask[number, : len(tokens)] = tokens, 1
+        return {"token_ids": ids, "padding_mask": mask}
+
+    def compute_output_spec(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns shapes and dtypes of what `call` gives for symbolic texts."""
+        if not (isinstance(x, Mapping) and "token_ids" in x):
+            x = self._inputs_spec(x, sequence_length)
+        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+
+    def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
+        first = keras.tree.flatten(x)[0]
+        if first.dtype != "string" or len(first.shape) > 1:
+            raise InputError(
+                f"the preprocessor got {first.dtype} with {len(first.shape)} axes in tf.data; give "
+                "strings, single or batched once"
+            )
+        shape = (*first.shape, sequence_length or self.sequence_length)
+        return {name: keras.KerasTensor(shape, "int32") for name in ("token_ids", "padding_mask")}
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "sequence_length": self.sequence_length,
+            "add_start_token": self.add_start_token,
+            "add_end_token": self.add_end_token,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns arguments that make an equal one, as plain values; the tokenizer is in it."""
+        tokenizer = self.tokenizer
+        is_layer = isinstance(tokenizer, keras.layers.Layer)
+        held = keras.saving.serialize_keras_object(tokenizer) if is_layer else tokenizer.to_dict()
+        return {"tokenizer": held, **self._settings()}
+
+    def save_to_preset(self, directory: str | Path) -> None:
+        """Writes the tokenizer's files and the settings, for `from_preset`.
+
+        Args:
+            directory: where to; not that of a model, which is saved with its preprocessor.
+
+        Raises:
+            InputError: for the directory of a model.
+        """
+        folder = local_path(directory)
+        self._check_folder(folder)
+        self.tokenizer.save(folder)
+        held = {"class_name": type(self).__name__, "config": self._settings()}
+        text = json.dumps(held, indent=2) + "\n"
+        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
+
+    def save(self, directory: str | Path) -> None:
+        """Does what `save_to_preset` does."""
+        self.save_to_preset(directory)
+
+    @classmethod
+    def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
+        """Returns the preprocessor of a directory or a file.
+
+        Args:
+            preset: a directory that `save_to_preset` of a model or a preprocessor wrote, or what
+                `Tokenizer.from_file` reads; the settings in it are taken over.
+            **settings: arguments to change.
+
+        Raises:
+            InputError: for files that are missing, damaged, or no tokenizer.
+        """
+        path = presets.locate(preset)
+        own = _json(path / "config.json").get("preprocessor")
+        if isinstance(own, dict) and "tokenizer" in own:
+            native.verify_tokenizer(path, own)
+            return cls(**{**own, "tokenizer": path / own["tokenizer"], **settings})
+        held = _json(path / SETTINGS_FILE)
+        if (kind := held.get("class_name", cls.__name__)) not in (cls.__name__, *cls.siblings):
+            raise InputError(f"{path / SETTINGS_FILE} holds a {kind}, not a {cls.__name__}")
+        # Files written before preprocessors were layers hold the settings alone.
+        settings = {**held.get("config", held), **settings}
+        return cls(cls.tokenizer_class.from_file(path), **settings)
+
+
+def _length(value: object) -> int:
+    if not isinstance(value, int | np.integer) or value < 2:
+        raise InputError(f"sequence_length is {value!r}; give a whole number from 2 on")
+    return int(value)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Returns what a file of settings holds; nothing where it is not there."""
+    return read_json(path) if path.is_file() else {}
