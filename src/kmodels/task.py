@@ -9,6 +9,7 @@ import keras
 from kmodels.core import malloc
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
+from kmodels.core.types import DTypeLike, LossLike, MetricsLike, Tree
 from kmodels.layers import block_compile as compiling
 from kmodels.lora import changes
 from kmodels.lora.methods import Adapters
@@ -23,7 +24,7 @@ malloc.watch()
 class Named:
     """The registered names of a class, read on the class itself: `ViTBackbone.presets`."""
 
-    def __get__(self, instance: Any, owner: type) -> dict[str, dict[str, Any]]:
+    def __get__(self, instance: object, owner: type) -> dict[str, dict[str, Any]]:
         """Returns name to fields of the architecture."""
         from kmodels import presets
 
@@ -51,7 +52,11 @@ class Presets(keras.Model if TYPE_CHECKING else object):
 
     @classmethod
     def from_preset(
-        cls, preset: str | Path, dtype: Any = None, load_weights: bool = True, **overrides: Any
+        cls,
+        preset: str | Path,
+        dtype: DTypeLike = None,
+        load_weights: bool = True,
+        **overrides: Any,
     ) -> Self:
         """Makes the model that a name or a directory describes.
 
@@ -93,7 +98,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         filepath: str | Path,
         format: str = "tf_saved_model",
         verbose: bool | None = None,
-        input_signature: Any = None,
+        input_signature: Tree = None,
         **kwargs: Any,
     ) -> None:
         """Keras' `export`; `kmodels convert` writes more, and compares what it wrote.
@@ -123,7 +128,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         """Writes a directory that Hugging Face transformers loads with equal logits.
 
         Args:
-            directory: to make or replace.
+            directory: to make or replace; local, or an address such as "gs://bucket/model".
             text_only: writes the text part of a checkpoint whose other parts, such as a vision
                 tower, were left out when it was read; without it such a model is refused.
         """
@@ -171,7 +176,7 @@ class Backbone(Presets, Adapters, Predicts, keras.Model):
             )
         return cls.config_class(**fields)
 
-    def intermediates(self, inputs: Any) -> dict[str, Any]:
+    def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Returns every named intermediate of one forward pass, in the order of computation."""
         inspector = self._inspector
         if inspector is None:
@@ -190,7 +195,9 @@ class Backbone(Presets, Adapters, Predicts, keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Returns the model of `get_config`."""
         config = dict(config)
         if isinstance(config.get("dtype"), dict):
@@ -216,14 +223,14 @@ class Task(Presets, Adapters, KerasMethods, Model):
     preprocessor_class: ClassVar[type]
     settings: dict[str, Any]
 
-    def __init__(self, *, backbone: Backbone, preprocessor: Any, **kwargs: Any):
+    def __init__(self, *, backbone: Backbone, preprocessor: Callable[..., Any], **kwargs: Any):
         super().__init__(**kwargs)
-        # That of the head is its own; by this one Keras scales the loss, and others are told.
+        # The head's policy is its own; Keras scales the loss by this one, and tells it to others.
         self.dtype_policy = backbone.dtype_policy
         self.backbone = backbone
         self.preprocessor = preprocessor
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Keras' own, but that a preprocessor is no layer of the graph, though it is a layer."""
         if name == "preprocessor":
             object.__setattr__(self, name, value)
@@ -232,11 +239,11 @@ class Task(Presets, Adapters, KerasMethods, Model):
 
     def compile(
         self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        loss_weights: Any = None,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
+        optimizer: keras.Optimizer = "rmsprop",
+        loss: LossLike = None,
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = None,
+        weighted_metrics: MetricsLike = None,
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
@@ -263,7 +270,8 @@ class Task(Presets, Adapters, KerasMethods, Model):
         """
         if self.gives_logits:
             warn_of_logits(self, loss)
-        # What Keras makes of "auto" holds for one backend alone, and a file may go to another.
+        # The value that Keras makes of "auto" holds for one backend alone, and a file may go to
+        # another.
         given = {"jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss}
         # Around Keras' __setattr__, which would watch it for layers.
         object.__setattr__(self, "_as_given", given)
@@ -283,7 +291,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether nothing comes between the head and the outputs."""
+        """True if nothing comes between the head and the outputs."""
         activation = keras.activations.get(self.settings.get("activation"))
         return activation is keras.activations.linear
 
@@ -309,8 +317,8 @@ class Task(Presets, Adapters, KerasMethods, Model):
     def make_train_function(self, force: bool = False) -> Any:
         """Returns Keras' step, with an optimizer for the variables that are trained now."""
         if self.optimizer is not None and self.built:
-            # In TensorFlow's first step Keras would make the slots while it traces: a condition in
-            # the graph for each of them, and the whole step traced again without.
+            # Keras would make the slots while it traces TensorFlow's first step: a condition in the
+            # graph for each of them, and the whole step traced again without.
             follow_variables(self.optimizer, self.trainable_variables)
         return super().make_train_function(force)
 
@@ -326,7 +334,9 @@ class Task(Presets, Adapters, KerasMethods, Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Returns the task of `get_config`."""
         config = dict(config)
         config["backbone"] = keras.saving.deserialize_keras_object(config["backbone"])

@@ -71,7 +71,7 @@ class _Search:
 
 
 def continue_by_beams(
-    backbone: Any,
+    backbone: keras.Model,
     prompts: Sequence[Sequence[int]],
     *,
     limits: Sequence[int],

@@ -2,14 +2,17 @@
 
 A ring has as many slots as the texts may take; in a layer with a window, no more than the window.
 Prompts of unequal length end at one place: of a row with n tokens in a batch padded to P, the token
-at position p stands at place P - n + p, in slot `place % slots`. So all rows write a new token to
-the same slot, which held the one that leaves the window, and the position of what a slot holds
-follows from the lengths alone.
+at position p stands at place P - n + p, in slot `place % slots`. All rows therefore write a new
+token to the same slot, which held the one that leaves the window, and the position of what a slot
+holds follows from the lengths alone.
 """
 
 from typing import Any, Protocol
 
+import keras
 from keras import ops
+
+from kmodels.core.types import Tensor
 
 
 class Store(Protocol):
@@ -18,11 +21,11 @@ class Store(Protocol):
     Behind them stands a ring of the tokens themselves, where the sampler looks at them.
     """
 
-    def fill(self, ring: int, content: Any) -> None:
+    def fill(self, ring: int, content: Tensor) -> None:
         """Takes the whole of a ring, (B, slots, ...)."""
         ...
 
-    def write(self, ring: int, slot: Any, new: Any) -> Any:
+    def write(self, ring: int, slot: Tensor, new: Tensor) -> Any:
         """Writes (B, 1, ...) to a slot, a scalar tensor; returns the whole."""
         ...
 
@@ -32,10 +35,13 @@ def ring_size(slots: int, window: int | None) -> int:
     return slots if window is None else min(slots, window)
 
 
-def ring_shapes(backbone: Any, batch: int, slots: int) -> list[tuple[int, ...]]:
+def ring_shapes(backbone: keras.Model, batch: int, slots: int) -> list[tuple[int, ...]]:
     """Returns shapes of all keys and values, in the order of `Store`."""
-    sizes = [ring_size(slots, window) for window in backbone.cache_windows]
-    return [(batch, size, *backbone.cache_shape) for size in sizes for _ in range(2)]
+    return [
+        (batch, ring_size(slots, window), *shape)
+        for window, shape in zip(backbone.cache_windows, backbone.cache_shapes, strict=True)
+        for _ in range(2)
+    ]
 
 
 class PromptView:
@@ -46,11 +52,11 @@ class PromptView:
         slots: that the texts may take.
     """
 
-    def __init__(self, lengths: Any, slots: int):
+    def __init__(self, lengths: Tensor, slots: int):
         self.lengths = lengths
         self.slots = slots
 
-    def keep(self, x: Any, size: int) -> Any:
+    def keep(self, x: Tensor, size: int) -> Any:
         """Returns the ring (B, size, ...) of values (B, P, ...); empty slots hold any value."""
         batch, prompt = x.shape[:2]
         behind = ops.mod(prompt - 1 - ops.arange(size, dtype="int32"), size)
@@ -60,9 +66,9 @@ class PromptView:
         return ops.take(ops.reshape(x, (batch * prompt, *x.shape[2:])), rows + position, axis=0)
 
     def extend(
-        self, store: Store, layer: int, key: Any, value: Any, window: int | None
+        self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
     ) -> tuple[Any, Any, dict]:
-        """As `LayerCache.extend`."""
+        """See `LayerCache.extend`."""
         size = ring_size(self.slots, window)
         store.fill(2 * layer, self.keep(key, size))
         store.fill(2 * layer + 1, self.keep(value, size))
@@ -81,7 +87,7 @@ class StepView:
         step: number of the token that comes in, from 0; a scalar tensor.
     """
 
-    def __init__(self, lengths: Any, prompt: int, slots: int, step: Any):
+    def __init__(self, lengths: Tensor, prompt: int, slots: int, step: Tensor):
         self.slots = slots
         self.place = prompt + step
         self.positions = lengths[:, None] + step  # (B, 1)
@@ -95,9 +101,9 @@ class StepView:
         return self._rings[size]
 
     def extend(
-        self, store: Store, layer: int, key: Any, value: Any, window: int | None
+        self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
     ) -> tuple[Any, Any, dict]:
-        """As `LayerCache.extend`."""
+        """See `LayerCache.extend`."""
         slot, filled = self.ring(ring_size(self.slots, window))
         key = store.write(2 * layer, slot, key)
         value = store.write(2 * layer + 1, slot, value)
@@ -112,6 +118,6 @@ class LayerCache:
         self.layer = layer
         self.view = view
 
-    def extend(self, key: Any, value: Any, window: int | None) -> tuple[Any, Any, dict]:
+    def extend(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Any, Any, dict]:
         """Keeps the new keys and values; returns all that queries see, and how."""
         return self.view.extend(self.store, self.layer, key, value, window)

@@ -4,22 +4,25 @@ from typing import Any
 
 from keras import ops
 
+from kmodels.core.types import Tensor
+
 
 class DenseCache:
     """The cache that one block is given: its part of an array, and the new tokens' place.
 
     Args:
-        held: (B, 2, S, K, H), keys and values.
+        held: (B, 2, S, K, H), keys and values; K and H are at least the block's own.
         index: of the first new token.
     """
 
-    def __init__(self, held: Any, index: Any):
+    def __init__(self, held: Tensor, index: Tensor | int):
         self.held = held
         self.index = index
 
-    def extend(self, key: Any, value: Any, window: int | None) -> tuple[Any, Any, dict]:
+    def extend(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Any, Any, dict]:
         """Writes the new keys and values; returns all of them, and which each query sees."""
-        start, new, slots = [0, self.index, 0, 0], key.shape[1], self.held.shape[2]
+        start, slots = [0, self.index, 0, 0], self.held.shape[2]
+        _, new, heads, width = key.shape
         key = ops.slice_update(self.held[:, 0], start, ops.cast(key, self.held.dtype))
         value = ops.slice_update(self.held[:, 1], start, ops.cast(value, self.held.dtype))
         self.held = ops.stack([key, value], axis=1)
@@ -28,4 +31,5 @@ class DenseCache:
         seen = behind >= 0
         if window is not None:
             seen = ops.logical_and(seen, behind < window)
+        key, value = key[:, :, :heads, :width], value[:, :, :heads, :width]
         return key, value, {"mask": ops.expand_dims(ops.expand_dims(seen, 0), 0)}

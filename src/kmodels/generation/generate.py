@@ -7,8 +7,9 @@ import keras
 import numpy as np
 
 from kmodels.core import traced
-from kmodels.core.dispatch import Tensor, backend_module
+from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.generation.sampler import Sampler
 
 # Compiled shapes that a model keeps; on TensorFlow each holds its own cache.
@@ -62,7 +63,7 @@ def bucket(length: int) -> int:
 
 
 def continue_prompts(
-    backbone: Any,
+    backbone: keras.Model,
     prompts: Sequence[Sequence[int]],
     *,
     max_length: int | Sequence[int],
@@ -75,7 +76,8 @@ def continue_prompts(
     """Continues prompts of any lengths in one batch.
 
     Args:
-        backbone: with `extend`, `cache_shape`, `blocks` and `token_embedding.logits`.
+        backbone: with `extend`, `cache_shapes`, `cache_windows`, `blocks` and
+            `token_embedding.logits`.
         prompts: token ids, at least one each.
         max_length: of prompt and continuation together; one for all, or one for each.
         sampler: chooses the tokens.
@@ -105,7 +107,7 @@ def continue_prompts(
             # The next step is under way while the host looks at the tokens of this one.
             following = None
             if step + 1 < steps:
-                following = loop.step(step, tokens, _draws(stream, len(rows)))
+                following = loop.step(step, tokens, _draws(stream, len(rows)))  # type: ignore[arg-type]
             for row, token in enumerate(keras.ops.convert_to_numpy(tokens).tolist()):
                 if row not in open_rows:
                     continue
@@ -129,7 +131,7 @@ def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
 
 
 def opened(
-    backbone: Any,
+    backbone: keras.Model,
     rows: Sequence[Sequence[int]],
     steps: int,
     sampler: Sampler,
@@ -151,7 +153,9 @@ def _draws(stream: np.random.Generator, rows: int) -> np.ndarray:
     return stream.random(rows, "float32")
 
 
-def _loop(backbone: Any, settings: tuple[Any, ...], loops: MutableMapping[Any, Any] | None) -> Loop:
+def _loop(
+    backbone: keras.Model, settings: tuple[Any, ...], loops: MutableMapping[Any, Any] | None
+) -> Loop:
     engine = backend_module("kmodels.generation.loop", LoopBackend)
     if loops is None:
         return engine.Loop(backbone, *settings)

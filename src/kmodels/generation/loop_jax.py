@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from jax import numpy as jnp
 
+from kmodels.core.types import Tensor
 from kmodels.generation import steps
 from kmodels.generation.sampler import Sampler
 
@@ -34,7 +35,7 @@ class Loop:
 
     def __init__(
         self,
-        backbone: Any,
+        backbone: keras.Model,
         sampler: Sampler,
         batch: int,
         prompt: int,
@@ -47,13 +48,21 @@ class Loop:
             mapping = list(zip(self.variables, weights, strict=True))
             return keras.StatelessScope(state_mapping=mapping)
 
-        def first(weights: Any, ids: Any, lengths: Any, draws: Any) -> Any:
+        def first(
+            weights: list[jax.Array], ids: jax.Array, lengths: jax.Array, draws: jax.Array
+        ) -> Any:
             store = Store({})
             with scope(weights):
                 tokens = steps.first_token(backbone, sampler, store, ids, lengths, slots, draws)
             return tokens, store.rings
 
-        def following(weights: Any, rings: Any, tokens: Any, step: Any, *rest: Any) -> Any:
+        def following(
+            weights: list[jax.Array],
+            rings: dict[int, jax.Array],
+            tokens: jax.Array,
+            step: jax.Array,
+            *rest: jax.Array,
+        ) -> Any:
             lengths, draws = rest
             store = Store(rings)
             with scope(weights):
@@ -73,7 +82,7 @@ class Loop:
         tokens, self.rings = self.first(self.weights, token_ids, self.lengths, draws)
         return tokens
 
-    def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:
+    def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:
         """Takes in token `index` of each row; returns the next ones."""
         tokens, self.rings = self.following(
             self.weights, self.rings, tokens, np.int32(index), self.lengths, draws
@@ -81,7 +90,7 @@ class Loop:
         return tokens
 
     def reorder(self, order: np.ndarray) -> None:
-        """Row i goes on from what row `order[i]` holds."""
+        """Has row i go on from what row `order[i]` holds."""
         self.rings = _taken(self.rings, order)
 
     def finish(self) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -32,7 +33,7 @@ class Loop:
 
     def __init__(
         self,
-        backbone: Any,
+        backbone: keras.Model,
         sampler: Sampler,
         batch: int,
         prompt: int,
@@ -50,13 +51,15 @@ class Loop:
         @tf.function(
             input_signature=[tf.TensorSpec((batch, prompt), "int32"), ints, floats], autograph=False
         )
-        def first(ids: Any, lengths: Any, draws: Any) -> Any:
+        def first(ids: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor) -> Any:
             return steps.first_token(backbone, sampler, store, ids, lengths, slots, draws)
 
         @tf.function(
             input_signature=[ints, tf.TensorSpec((), "int32"), ints, floats], autograph=False
         )
-        def following(tokens: Any, step: Any, lengths: Any, draws: Any) -> Any:
+        def following(
+            tokens: tf.Tensor, step: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor
+        ) -> Any:
             return steps.next_token(
                 backbone, sampler, store, tokens, step, lengths, prompt, slots, draws
             )
@@ -74,9 +77,9 @@ class Loop:
         return self.following(tokens, tf.constant(index), self.lengths, tf.constant(draws))
 
     def reorder(self, order: np.ndarray) -> None:
-        """Row i goes on from what row `order[i]` holds."""
+        """Has row i go on from what row `order[i]` holds."""
         for ring in self.rings:
             ring.assign(tf.gather(ring, order))
 
     def finish(self) -> None:
-        """The variables stay for the next prompts of this shape."""
+        """Keeps the variables for the next prompts of this shape."""

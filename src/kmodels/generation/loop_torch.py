@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 
+from kmodels.core.types import Tensor
 from kmodels.generation import steps
 from kmodels.generation.sampler import Sampler
 
@@ -24,7 +26,7 @@ class Store:
         return self.rings[ring].index_copy_(1, slot.reshape(1).long(), new)
 
 
-def lay_out_by_output(backbone: Any) -> None:
+def lay_out_by_output(backbone: keras.Model) -> None:
     """Turns the memory of half precision kernels (in, out) so that an output's numbers are one run.
 
     The kernels keep shape and values. One row by a kernel that lies the other way takes a CPU twice
@@ -48,7 +50,7 @@ class Loop:
 
     def __init__(
         self,
-        backbone: Any,
+        backbone: keras.Model,
         sampler: Sampler,
         batch: int,
         prompt: int,
@@ -97,14 +99,14 @@ class Loop:
                 self._put(draws),
             )
 
-    def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:
+    def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:
         """Takes in token `index` of each row; returns the next ones."""
         with torch.no_grad():
             step = self.count[index]
             return self.following(self.rings, tokens, step, self.lengths, self._put(draws))
 
     def reorder(self, order: np.ndarray) -> None:
-        """Row i goes on from what row `order[i]` holds."""
+        """Has row i go on from what row `order[i]` holds."""
         rows = self._put(order).long()
         with torch.no_grad():
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}

@@ -6,19 +6,20 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.core.types import Tensor
 from kmodels.generation.dense_cache import DenseCache
 from kmodels.generation.sampler import Sampler
 
 
 def call_with_cache(
-    backbone: Any, token_ids: Any, cache: Any, cache_update_index: Any
+    backbone: keras.Model, token_ids: Tensor, cache: Tensor, cache_update_index: Tensor | int
 ) -> tuple[Any, Any, Any]:
     """Returns logits and hidden states of new tokens, and the cache with them.
 
     Args:
         backbone: with `extend`, `blocks` and `token_embedding.logits`.
         token_ids: (B, T) int, the new tokens.
-        cache: (B, layers, 2, S, K, H), see `empty_cache`.
+        cache: (B, layers, 2, S, K, H), see `empty_cache`; a block uses the first of K and H.
         cache_update_index: place of the first new token.
 
     Returns:
@@ -33,14 +34,18 @@ def call_with_cache(
     return backbone.token_embedding.logits(hidden), hidden, cache
 
 
-def empty_cache(backbone: Any, batch: int, slots: int) -> Any:
-    """Returns a cache for so many rows of so many tokens, in the compute dtype."""
-    shape = (batch, len(backbone.blocks), 2, slots, *backbone.cache_shape)
+def empty_cache(backbone: keras.Model, batch: int, slots: int) -> Any:
+    """Returns a cache for so many rows of so many tokens, in the compute dtype.
+
+    It has the heads and the width of the block with the most.
+    """
+    heads, width = (max(sizes) for sizes in zip(*backbone.cache_shapes, strict=True))
+    shape = (batch, len(backbone.blocks), 2, slots, heads, width)
     return keras.ops.zeros(shape, dtype=backbone.dtype_policy.compute_dtype)
 
 
 def continue_by_protocol(
-    model: Any,
+    model: keras.Model,
     prompts: list[list[int]],
     limits: list[int],
     sampler: Sampler,
@@ -64,7 +69,7 @@ def continue_by_protocol(
         ids[row, : len(prompt)], kept[row, : len(prompt)] = prompt, True
     hidden, cache = model._build_cache(keras.ops.convert_to_tensor(ids))
 
-    def following(rows: Any, cache: Any, index: Any) -> tuple[Any, Any, Any]:
+    def following(rows: Tensor, cache: Tensor, index: Tensor | int) -> tuple[Any, Any, Any]:
         new = rows[:, index - 1 : index]
         logits, hidden, cache = model.call_with_cache(new, cache, index - 1)
         return logits[:, 0], hidden[:, 0], cache

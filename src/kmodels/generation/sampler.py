@@ -1,6 +1,6 @@
 """The base of samplers, which choose the next token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ from keras import ops
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor, Tree
 
 # Far below any logit, yet finite: what is left out gets probability 0 without NaN.
 OUT = -1e30
@@ -64,12 +65,12 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is drawn."""
+        """True if nothing is drawn."""
         return self.temperature == 0
 
     @property
     def looks_back(self) -> bool:
-        """Whether the choice depends on the tokens that a row holds."""
+        """True if the choice depends on the tokens that a row holds."""
         return self.repetition_penalty not in (None, 1.0)
 
     def stream(self) -> np.random.Generator:
@@ -85,20 +86,20 @@ class Sampler:
         sequence = np.random.SeedSequence(seed, spawn_key=(number,))
         return np.random.Generator(np.random.Philox(sequence))
 
-    def compute_probabilities(self, logits: Any) -> Any:
-        """Softmax of the logits divided by the temperature, float32."""
+    def compute_probabilities(self, logits: Tensor) -> Any:
+        """Returns the softmax of the logits divided by the temperature, float32."""
         return ops.softmax(ops.cast(logits, "float32") / self.temperature, axis=-1)
 
     def __call__(
         self,
         next: Callable[..., Any],
-        prompt: Any,
-        cache: Any = None,
+        prompt: Tensor,
+        cache: Tree = None,
         index: int = 0,
-        mask: Any = None,
-        stop_token_ids: Any = None,
-        hidden_states: Any = None,
-        model: Any = None,
+        mask: Tensor | None = None,
+        stop_token_ids: Collection[int] | None = None,
+        hidden_states: Tensor | None = None,
+        model: keras.Model | None = None,
     ) -> Any:
         """Fills rows of token ids with keras-hub's protocol, one token after the other.
 
@@ -136,7 +137,7 @@ class Sampler:
         """Returns the sampler of `get_config`."""
         return cls(**config)
 
-    def choose(self, logits: Any, history: Any, draws: Any) -> Any:
+    def choose(self, logits: Tensor, history: Tensor | None, draws: Tensor) -> Any:
         """Returns the next token of each row.
 
         Args:
@@ -169,7 +170,7 @@ class Sampler:
         return ops.cast(ops.argmax(ops.cast(reached > goal, "int32"), axis=-1), "int32")
 
 
-def _penalise(logits: Any, history: Any, penalty: float | None) -> Any:
+def _penalise(logits: Tensor, history: Any, penalty: float | None) -> Any:
     batch, length = ops.shape(history)
     found = ops.take_along_axis(logits, history, axis=1)
     changed = ops.where(found > 0, found / penalty, found * penalty)
@@ -178,7 +179,7 @@ def _penalise(logits: Any, history: Any, penalty: float | None) -> Any:
     return ops.scatter_update(logits, at, ops.reshape(changed, (-1,)))
 
 
-def _nucleus(logits: Any, share: float) -> Any:
+def _nucleus(logits: Tensor, share: float) -> Any:
     """Returns the smallest logit that is kept, (B, 1)."""
     ordered = ops.flip(ops.sort(logits, axis=-1), axis=-1)
     before = ops.cumsum(ops.softmax(ordered, axis=-1), axis=-1) - ops.softmax(ordered, axis=-1)
@@ -194,7 +195,7 @@ class SamplerRows:
         stop: ids that end a row, or None.
     """
 
-    def __init__(self, prompt: Any, mask: Any, stop: Any):
+    def __init__(self, prompt: Tensor, mask: Tensor | None, stop: Collection[int] | None):
         self.ids = np.array(ops.convert_to_numpy(prompt)).astype("int32")
         self.kept = np.zeros(self.ids.shape, "bool")
         if mask is not None:
@@ -208,7 +209,7 @@ class SamplerRows:
             return False
         return bool((np.isin(self.ids, self.stop) & ~self.kept).any(1).all())
 
-    def write(self, at: int, tokens: Any) -> None:
+    def write(self, at: int, tokens: Tensor) -> None:
         """Puts (B,) tokens in one column, but where the mask keeps one."""
         tokens = np.asarray(ops.convert_to_numpy(tokens))
         self.ids[:, at] = np.where(self.kept[:, at], self.ids[:, at], tokens)

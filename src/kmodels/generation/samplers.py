@@ -1,6 +1,6 @@
 """The samplers by keras-hub's names, with its arguments and defaults."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import keras
@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import Tensor, Tree
 from kmodels.generation.sampler import Sampler, SamplerRows
 
 register = keras.saving.register_keras_serializable(package="kmodels")
@@ -141,8 +142,8 @@ class BeamSampler(Sampler):
         """Returns the same object."""
         return self is other
 
-    def choose(self, logits: Any, history: Any, draws: Any) -> Any:
-        """Of each row the log probabilities of its best tokens, and the tokens: twice (B, 2 n)."""
+    def choose(self, logits: Tensor, history: Tensor | None, draws: Tensor) -> Any:
+        """Returns log probabilities of each row's best tokens, and the tokens: twice (B, 2 n)."""
         del history, draws
         likely = ops.log_softmax(ops.cast(logits, "float32") / self.temperature, axis=-1)
         return tuple(ops.top_k(likely, min(2 * self.num_beams, likely.shape[-1]), sorted=True))
@@ -150,15 +151,15 @@ class BeamSampler(Sampler):
     def __call__(
         self,
         next: Callable[..., Any],
-        prompt: Any,
-        cache: Any = None,
+        prompt: Tensor,
+        cache: Tree = None,
         index: int = 0,
-        mask: Any = None,
-        stop_token_ids: Any = None,
-        hidden_states: Any = None,
-        model: Any = None,
+        mask: Tensor | None = None,
+        stop_token_ids: Collection[int] | None = None,
+        hidden_states: Tensor | None = None,
+        model: keras.Model | None = None,
     ) -> Any:
-        """As `Sampler.__call__`, with all beams of a row behind one another."""
+        """Does what `Sampler.__call__` does, with all beams of a row behind one another."""
         rows, beams = SamplerRows(prompt, mask, stop_token_ids), self.num_beams
         batch = len(rows.ids)
         rows.take(np.repeat(np.arange(batch), beams))
@@ -203,7 +204,7 @@ class BeamSampler(Sampler):
 
 @register
 class ContrastiveSampler(Sampler):
-    """Of the k most likely tokens the one that is likely and unlike what came before.
+    """Chooses among the k most likely tokens the one that is likely and unlike what came before.
 
     `generate` runs it with `call_with_cache`, step by step and not compiled.
 
@@ -239,15 +240,15 @@ class ContrastiveSampler(Sampler):
     def __call__(
         self,
         next: Callable[..., Any],
-        prompt: Any,
-        cache: Any = None,
+        prompt: Tensor,
+        cache: Tree = None,
         index: int = 0,
-        mask: Any = None,
-        stop_token_ids: Any = None,
-        hidden_states: Any = None,
-        model: Any = None,
+        mask: Tensor | None = None,
+        stop_token_ids: Collection[int] | None = None,
+        hidden_states: Tensor | None = None,
+        model: keras.Model | None = None,
     ) -> Any:
-        """As `Sampler.__call__`.
+        """See `Sampler.__call__`.
 
         Args:
             next: as there; it is called for the token at `index - 1` first.
@@ -302,13 +303,13 @@ def _likeness(before: np.ndarray, new: np.ndarray) -> np.ndarray:
     return cosines.max(-1, initial=-1.0)
 
 
-def _repeated(tensors: Any, times: int) -> Any:
+def _repeated(tensors: Tree, times: int) -> Any:
     if tensors is None:
         return None
     return keras.tree.map_structure(lambda x: ops.repeat(x, times, axis=0), tensors)
 
 
-def _taken(tensors: Any, order: np.ndarray) -> Any:
+def _taken(tensors: Tree, order: np.ndarray) -> Any:
     if tensors is None:
         return None
     rows = ops.convert_to_tensor(order.astype("int32"))
@@ -330,14 +331,16 @@ def serialize(sampler: Sampler) -> Any:
     return keras.saving.serialize_keras_object(sampler)
 
 
-def deserialize(config: Any, custom_objects: Any = None) -> Sampler:
+def deserialize(
+    config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> Sampler:
     """Returns the sampler of `serialize`, or of a name."""
     if isinstance(config, str):
         return get(config)
     return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
 
 
-def get(identifier: Any) -> Sampler:
+def get(identifier: str | Mapping[str, Any] | Sampler) -> Sampler:
     """Returns the sampler of a name (keras-hub's defaults), of a serialized one, or itself.
 
     Raises:

@@ -6,9 +6,9 @@ from typing import Any
 from kmodels.core.errors import InputError
 from kmodels.generation.sampler import Sampler
 
-# What transformers takes where such a file samples and is silent.
+# The values that transformers takes where such a file samples and is silent.
 DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-# What does nothing, in transformers, at these values.
+# Settings that do nothing in transformers at these values.
 IDLE: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),

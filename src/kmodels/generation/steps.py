@@ -2,20 +2,22 @@
 
 from typing import Any
 
+import keras
 from keras import ops
 
+from kmodels.core.types import Tensor
 from kmodels.generation.cache import LayerCache, PromptView, StepView, Store
 from kmodels.generation.sampler import Sampler
 
 
 def first_token(
-    backbone: Any,
+    backbone: keras.Model,
     sampler: Sampler,
     store: Store,
-    token_ids: Any,
-    lengths: Any,
+    token_ids: Tensor,
+    lengths: Tensor,
     slots: int,
-    draws: Any,
+    draws: Tensor,
 ) -> Any:
     """Runs the prompts through the model in one pass and chooses the token behind each.
 
@@ -44,15 +46,15 @@ def first_token(
 
 
 def next_token(
-    backbone: Any,
+    backbone: keras.Model,
     sampler: Sampler,
     store: Store,
-    tokens: Any,
+    tokens: Tensor,
     step: Any,
-    lengths: Any,
+    lengths: Tensor,
     prompt: int,
     slots: int,
-    draws: Any,
+    draws: Tensor,
 ) -> Any:
     """Runs one new token per row through the model and chooses the one behind it.
 
@@ -81,5 +83,5 @@ def next_token(
     return sampler.choose(backbone.token_embedding.logits(hidden[:, 0]), history, draws)
 
 
-def _caches(backbone: Any, store: Store, view: PromptView | StepView) -> list[LayerCache]:
+def _caches(backbone: keras.Model, store: Store, view: PromptView | StepView) -> list[LayerCache]:
     return [LayerCache(store, layer, view) for layer in range(len(backbone.blocks))]

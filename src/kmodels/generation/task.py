@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import Data, Tensor
 from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.generate import check_prompts, continue_prompts
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
@@ -43,7 +44,9 @@ class Generates:
         return {**super().get_config(), "sampler": serialize(self.generator.sampler)}  # type: ignore[misc]
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Returns the task of `get_config`."""
         config = dict(config)
         sampler = config.pop("sampler", None)
@@ -59,7 +62,7 @@ class Generates:
 
     def generate(
         self,
-        inputs: Any,
+        inputs: Data,
         max_length: int | None = None,
         stop_token_ids: Collection[int] | str | None = "auto",
         strip_prompt: bool = False,
@@ -213,12 +216,12 @@ class Generates:
         )
 
     def call_with_cache(
-        self, token_ids: Any, cache: Any, cache_update_index: Any
+        self, token_ids: Tensor, cache: Tensor, cache_update_index: Tensor | int
     ) -> tuple[Any, Any, Any]:
         """Returns logits and hidden states of new tokens, and the cache, as keras-hub does.
 
-        `generate` has a cache of its own, which takes less memory, and compiles its steps. Where
-        this method is replaced, in a subclass or a model, it calls that instead, not compiled.
+        `generate` has a cache of its own, which takes less memory, and compiles its steps. If a
+        subclass or a model replaces this method, it calls that instead, not compiled.
 
         Args:
             token_ids: (B, T) int, the new tokens.
@@ -230,7 +233,7 @@ class Generates:
         """
         return call_with_cache(self.backbone, token_ids, cache, cache_update_index)
 
-    def _build_cache(self, token_ids: Any) -> tuple[Any, Any]:
+    def _build_cache(self, token_ids: Tensor) -> tuple[Any, Any]:
         """Returns hidden states (B, T, D) of token ids (B, T), and the cache, as keras-hub does."""
         cache = empty_cache(self.backbone, *token_ids.shape)
         _, hidden, cache = self.call_with_cache(token_ids, cache, 0)
@@ -276,14 +279,14 @@ class _Generator:
         self.function: Callable[..., Any] | None = None
 
 
-def _is_data(inputs: Any) -> bool:
+def _is_data(inputs: Data) -> bool:
     """Returns whether these are batches that come one after another, and not one batch."""
     if isinstance(inputs, str | bytes | list | tuple | Mapping) or hasattr(inputs, "dtype"):
         return False
     return hasattr(inputs, "__iter__")
 
 
-def _batches(inputs: Any) -> Any:
+def _batches(inputs: Data) -> Any:
     as_numpy = getattr(inputs, "as_numpy_iterator", None)
     return inputs if as_numpy is None else as_numpy()
 
@@ -294,13 +297,13 @@ def _joined(parts: list[Any]) -> Any:
     return [text for part in parts for text in ([part] if isinstance(part, str) else part)]
 
 
-def _is_raw(inputs: Any) -> bool:
+def _is_raw(inputs: Data) -> bool:
     if isinstance(inputs, Mapping):
         return "token_ids" in inputs
     return "int" in str(getattr(inputs, "dtype", ""))  # of any package's arrays
 
 
-def _numpy(x: Any) -> np.ndarray:
+def _numpy(x: object) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(x))
 
 

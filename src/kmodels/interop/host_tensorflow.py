@@ -18,8 +18,8 @@ _PLACES = ("in user code", "File ", "Exception encountered", "Arguments received
 class HostLayers:
     """Layers one after the other on dictionaries of arrays.
 
-    Inside a TensorFlow function: there keras-cv leaves its results TensorFlow's, where outside it
-    would hand them to Keras' backend and its device.
+    The layers run inside a TensorFlow function, where keras-cv leaves its results to TensorFlow;
+    outside it would hand them to Keras' backend and its device.
 
     Args:
         layers: which take keras-cv's dictionaries.

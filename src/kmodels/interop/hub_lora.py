@@ -1,8 +1,8 @@
 """keras-hub's LoRA files, which name their matrices by the number of a layer.
 
 A layer with heads has kernels of three axes there, and one of the two matrices is shared by all
-heads: (D, N, r) and (r, H). Here that is a product of (D, N * r) and (N * r, N * H), whose second
-matrix holds the shared one N times on its diagonal, and zeros.
+heads: (D, N, r) and (r, H). In kmodels that is a product of (D, N * r) and (N * r, N * H), whose
+second matrix holds the shared one N times on its diagonal, and zeros.
 """
 
 from contextlib import nullcontext
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import keras
 import numpy as np
 
 from kmodels import lora
@@ -27,14 +28,14 @@ Factors = tuple[np.ndarray, np.ndarray]
 PARTS = ("lora_kernel_a", "lora_kernel_b")
 
 
-def read(model: Any, file: Path, peer: KerasHubMapping, hub: Any) -> None:
+def read(model: keras.Model, file: Path, peer: KerasHubMapping, hub: keras.Model) -> None:
     """See `keras_hub.read_lora`."""
     backbone = getattr(model, "backbone", model)
     if lora.describe(model):
         raise InputError("the model has LoRA adapters already; read_lora needs one without")
     rank, stored = _stored(file)
     config = backbone.config
-    # Where a layer computes from its weights while it is built, it needs their values.
+    # A layer that computes from its weights while it is built needs their values.
     with nullcontext() if peer.copies else keras_internals.without_values():
         theirs = getattr(hub.models, peer.backbone)(**peer.arguments(config))
     names = {id(v): name for name, v in hub_weights.variables(peer, theirs).items()}
@@ -82,8 +83,8 @@ def _stored(file: Path) -> tuple[int, dict[int, Factors]]:
     return rank, {number: (a, b) for number, (a, b) in sorted(found.items())}
 
 
-def _plain(origin: str, matrices: Factors, rank: int, rule: Bound, layer: Any) -> Factors:
-    """Two matrices (in, R) and (R, out) with the same product."""
+def _plain(origin: str, matrices: Factors, rank: int, rule: Bound, layer: keras.Layer) -> Factors:
+    """Returns two matrices (in, R) and (R, out) with the same product."""
     a, b = matrices
     ours = (layer.input_dim, layer.units)
     shape = source_shape([ours], rule.transform, rule.axis)
@@ -108,7 +109,9 @@ def _plain(origin: str, matrices: Factors, rank: int, rule: Bound, layer: Any) -
     return columns, wide
 
 
-def _put(file: Path, backbone: Any, layers: dict[str, Any], found: dict[str, Factors]) -> None:
+def _put(
+    file: Path, backbone: keras.Model, layers: dict[str, Any], found: dict[str, Factors]
+) -> None:
     """Gives the layers their adapters, all of one rank, as PEFT's files want it."""
     rank = max(a.shape[1] for a, _ in found.values())
     for path in found:

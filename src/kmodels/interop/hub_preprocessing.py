@@ -3,13 +3,15 @@
 import inspect
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
 from kmodels.text import Tokenizer
 
 TEXT = ("sequence_length", "add_start_token", "add_end_token")
 
 
-def to_ours(preprocessor: Any, config: Any, kind: Any) -> Any:
+def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
     """Returns a preprocessor of kmodels that does what keras-hub's does.
 
     Args:
@@ -34,7 +36,7 @@ def to_ours(preprocessor: Any, config: Any, kind: Any) -> Any:
     return kind(size, (0.0,) * channels, (1.0,) * channels, image_converter=converter)
 
 
-def to_theirs(preprocessor: Any, kind: Any) -> Any:
+def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
     """Returns a preprocessor of keras-hub that does what ours does.
 
     Args:
@@ -58,7 +60,7 @@ def to_theirs(preprocessor: Any, kind: Any) -> Any:
         ) from None
 
 
-def _tokenizer(tokenizer: Tokenizer, kind: Any) -> Any:
+def _tokenizer(tokenizer: Tokenizer, kind: type) -> Any:
     more = {}
     if "has_vision_tokens" in inspect.signature(kind.__init__).parameters:
         more["has_vision_tokens"] = False

@@ -12,12 +12,12 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping
-from kmodels.weights import LazyArray, Rule, engine
+from kmodels.weights import LazyArray, Rule, engine, gather
 
 LORA = ("/lora_kernel_a", "/lora_kernel_b")
 
 
-def variables(peer: KerasHubMapping, model: Any) -> dict[str, Any]:
+def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
     """Returns the weights of a backbone or task of keras-hub by the names in the table.
 
     Args:
@@ -50,7 +50,7 @@ def variables(peer: KerasHubMapping, model: Any) -> dict[str, Any]:
     return {name: variable for name, variable in found.items() if name not in peer.copies}
 
 
-def check_file(file: Path, model: Any) -> None:
+def check_file(file: Path, model: keras.Model) -> None:
     """Raises `InputError` that names what Keras passed over as it filled a model from a file.
 
     Args:
@@ -59,7 +59,7 @@ def check_file(file: Path, model: Any) -> None:
     """
     held: list[str] = []
 
-    def note(name: str, entry: Any) -> None:
+    def note(name: str, entry: "h5py.Dataset") -> None:
         if isinstance(entry, h5py.Dataset):
             held.append(name)
 
@@ -70,17 +70,17 @@ def check_file(file: Path, model: Any) -> None:
         raise InputError(f"{file} holds weights that {type(model).__name__} has not{surplus[0]}")
 
 
-def tensors(peer: KerasHubMapping, model: Any) -> dict[str, LazyArray]:
+def tensors(peer: KerasHubMapping, model: keras.Model) -> dict[str, LazyArray]:
     """Returns the same as an open file would give them."""
     return {name: _lazy(variable) for name, variable in variables(peer, model).items()}
 
 
-def _lazy(variable: Any) -> LazyArray:
+def _lazy(variable: keras.Variable) -> LazyArray:
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    return LazyArray(tuple(variable.shape), dtype, lambda: engine.values(variable))
+    return LazyArray(tuple(variable.shape), dtype, lambda: gather.values(variable))
 
 
-def fill(peer: KerasHubMapping, model: Any, values: Mapping[str, LazyArray]) -> None:
+def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArray]) -> None:
     """Puts values into a model of keras-hub, where every name and shape fits.
 
     Args:
@@ -97,10 +97,12 @@ def fill(peer: KerasHubMapping, model: Any, values: Mapping[str, LazyArray]) -> 
     for variable in backbone.weights:
         name = variable.path.removeprefix(f"{backbone.name}_")
         if (source := peer.copies.get(name)) is not None:
-            engine.put(variable, values[source].read())
+            gather.put(variable, values[source].read())
 
 
-def compare(peer: KerasHubMapping, model: Any, theirs: Any, rules: Sequence[Rule]) -> None:
+def compare(
+    peer: KerasHubMapping, model: keras.Model, theirs: keras.Model, rules: Sequence[Rule]
+) -> None:
     """Raises `InputError` that names every weight that is not the same, bit for bit, on both sides.
 
     Args:

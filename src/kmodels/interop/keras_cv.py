@@ -1,8 +1,8 @@
 """keras-cv's augmentations as a step on the host, between the data and the training step.
 
 keras-cv 0.9 computes on TensorFlow whatever Keras' backend is, so a layer of it cannot be part of a
-step that JAX compiles, and what it does to boxes cannot be compiled by XLA either. As a step on the
-host it works beside each backend, with labels, boxes, masks and keypoints.
+step that JAX compiles, and what it does to boxes cannot be compiled by XLA either. A step on the
+host works beside each backend, with labels, boxes, masks and keypoints.
 """
 
 import threading
@@ -15,6 +15,7 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.types import Data
 from kmodels.data.fit.adapters import Mapped
 from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.image_format import check_channels_last
@@ -22,7 +23,7 @@ from kmodels.interop.packages import need
 
 __all__ = ["Augmentation", "layers"]
 
-# What keras-cv calls the parts of an example beside the pictures.
+# The names in keras-cv of the parts of an example beside the pictures.
 PARTS = ("labels", "bounding_boxes", "segmentation_masks", "keypoints")
 BOXES = ("boxes", "classes")
 # Layers that hand boxes through although what they mark is elsewhere, or not there any more.
@@ -71,7 +72,7 @@ class Augmentation:
             "channels_first".
     """
 
-    def __init__(self, *layers: Any, seed: int = 0):
+    def __init__(self, *layers: keras.Layer, seed: int = 0):
         check_channels_last()
         _module = globals()["layers"]()
         wrong = [layer for layer in layers if not isinstance(layer, keras.layers.Layer)]
@@ -90,7 +91,7 @@ class Augmentation:
         names = [type(part).__name__ for part in parts]
         self._wrong = [name for name in names if name in LEAVE_BOXES]
 
-    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    def __call__(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns a batch after all layers; see the class."""
         given = dict(x) if isinstance(x, Mapping) else {"images": x}
         inputs = {name: _host(value) for name, value in (given | _parts(y)).items()}
@@ -119,7 +120,7 @@ class Augmentation:
         return Mapped(loader, self)
 
 
-def _host(value: Any) -> Any:
+def _host(value: object) -> Any:
     """Returns arrays on the host, boxes too."""
     if isinstance(value, Mapping):
         return {name: _host(part) for name, part in value.items()}
@@ -138,7 +139,7 @@ _COMPILED = (
 )
 
 
-def _parts(y: Any) -> dict[str, Any]:
+def _parts(y: Data) -> dict[str, Any]:
     if y is None:
         return {}
     if not isinstance(y, Mapping):
@@ -152,7 +153,7 @@ def _parts(y: Any) -> dict[str, Any]:
     return dict(y)
 
 
-def _like(y: Any, found: Mapping[str, Any]) -> Any:
+def _like(y: Data, found: Mapping[str, Any]) -> Any:
     if y is None:
         return None
     if not isinstance(y, Mapping):

@@ -6,6 +6,7 @@ weight by weight. Nothing here needs TensorFlow; keras-hub says itself where it 
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import keras
 
 from kmodels import lora, presets
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
+from kmodels.core.remote import local_copy
 from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
 from kmodels.interop.packages import need
 from kmodels.models import registry
@@ -29,7 +30,7 @@ def _hub() -> Any:
     return need("keras_hub", "keras-hub", "hub")
 
 
-def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
+def from_hub(source: keras.Model | str, *, preprocessor: bool = True) -> Any:
     """Returns the model of keras-hub as one of kmodels, in the same dtype.
 
     Args:
@@ -38,8 +39,8 @@ def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
         preprocessor: takes over tokenizer or image converter too; False leaves them.
 
     Returns:
-        A backbone or task of kmodels with equal weights. Of a model with more parts, such as
-        Gemma 3 with a vision encoder or SigLIP with both towers, it is the part that kmodels has.
+        A backbone or task of kmodels with equal weights. A model with more parts, such as Gemma 3
+        with a vision encoder or SigLIP with both towers, gives the part that kmodels has.
 
     Raises:
         InputError: for a model without a counterpart, listing what differs, or without keras-hub.
@@ -71,7 +72,7 @@ def from_hub(source: Any, *, preprocessor: bool = True) -> Any:
     return mine
 
 
-def to_hub(model: Any, *, preprocessor: bool = True, text_only: bool = False) -> Any:
+def to_hub(model: keras.Model, *, preprocessor: bool = True, text_only: bool = False) -> Any:
     """Returns a model of kmodels as keras-hub's, in the same dtype, to be saved by that.
 
     Args:
@@ -120,7 +121,7 @@ def to_hub(model: Any, *, preprocessor: bool = True, text_only: bool = False) ->
     return theirs
 
 
-def compare(model: Any, theirs: Any) -> None:
+def compare(model: keras.Model, theirs: keras.Model) -> None:
     """Compares a model of kmodels with one of keras-hub, weight by weight and bit for bit.
 
     Args:
@@ -134,7 +135,7 @@ def compare(model: Any, theirs: Any) -> None:
     hub_weights.compare(peer, model, theirs, peer.table(getattr(model, "backbone", model).config))
 
 
-def read_lora(model: Any, file: str | Path) -> None:
+def read_lora(model: keras.Model, file: str | Path) -> None:
     """Puts the adapters that keras-hub's `save_lora_weights` wrote into a model of kmodels.
 
     The model gives what keras-hub's gives; `save_adapter` then writes them in PEFT's format. Ranks
@@ -149,10 +150,10 @@ def read_lora(model: Any, file: str | Path) -> None:
     """
     backbone = getattr(model, "backbone", model)
     peer = _mapping_of(backbone, getattr(model, "settings", {}))
-    hub_lora.read(model, local_path(file), peer, _hub())
+    hub_lora.read(model, local_copy(file), peer, _hub())
 
 
-def _mapping_of(backbone: Any, settings: Any) -> KerasHubMapping:
+def _mapping_of(backbone: keras.Model, settings: Mapping[str, Any]) -> KerasHubMapping:
     """Returns the pair with keras-hub that a backbone of ours belongs to."""
     for peer in registry.family(backbone.family).keras_hub:
         if peer.belongs(backbone.config, settings):
@@ -164,7 +165,7 @@ def _mapping_of(backbone: Any, settings: Any) -> KerasHubMapping:
 
 
 def _load(source: str | Path) -> Any:
-    hub, path = _hub(), local_path(source)
+    hub, path = _hub(), local_copy(source)
     if not path.is_dir():
         raise InputError(f"{path} is no directory; give one that keras-hub's save_to_preset wrote")
     described = path / "config.json"
@@ -190,7 +191,7 @@ def _load(source: str | Path) -> Any:
     return model
 
 
-def _peer_of(model: Any) -> tuple[KerasHubMapping, Any]:
+def _peer_of(model: keras.Model) -> tuple[KerasHubMapping, Any]:
     """Returns the pair of a model of keras-hub, and the model or the part of it that is meant."""
     backbone = getattr(model, "backbone", model)
     name = type(backbone).__name__

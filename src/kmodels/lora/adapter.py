@@ -11,6 +11,7 @@ import numpy as np
 from kmodels import ops
 from kmodels.core import initializers, keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.layers import kernels
 from kmodels.layers.shard_granularity import add_weight
 
@@ -63,7 +64,7 @@ class LoraSettings:
 
 
 def kaiming_uniform(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """Uniform in ±1 / sqrt(fan_in): PEFT's choice for the first matrix."""
+    """Draws uniformly in ±1 / sqrt(fan_in): PEFT's choice for the first matrix."""
     limit = 1.0 / math.sqrt(shape[0])
     return (rng.random(tuple(shape), "float32") * 2 - 1) * np.float32(limit)
 
@@ -86,7 +87,7 @@ class Adapter:
         base_kernel: the kernel's values before merging, None while the adapter is not merged.
     """
 
-    def __init__(self, layer: Any, settings: LoraSettings):
+    def __init__(self, layer: keras.Layer, settings: LoraSettings):
         self.layer = layer
         self.settings = settings
         self.base_kernel: np.ndarray | None = None
@@ -141,7 +142,7 @@ class Adapter:
         """lora_a, lora_b and, with DoRA, lora_magnitude."""
         return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
 
-    def __call__(self, x: Any, training: bool) -> Any:
+    def __call__(self, x: Tensor, training: bool) -> Any:
         """Returns what the layer gives for x, (..., in) -> (..., out)."""
         side = x
         if training and self.seed is not None:
@@ -158,7 +159,7 @@ class Adapter:
         return y if bias is None else y + bias
 
     def lengths(self) -> Any:
-        """Length of each output's weights with the adapter, (out,) float32."""
+        """Returns the length of each output's weights with the adapter, (out,) float32."""
         a, b = (keras.ops.cast(v, "float32") for v in (self.a, self.b))
         kernel = self.layer.wide_kernel() + keras.ops.matmul(a, b) * self.settings.scaling
         return keras.ops.sqrt(keras.ops.sum(keras.ops.square(kernel), axis=0))

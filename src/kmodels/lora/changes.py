@@ -8,6 +8,8 @@ carry: the kernels are what they are.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
+
 from kmodels.core import keras_internals
 from kmodels.layers import quantized
 from kmodels.lora.enable import describe as describe_adapters
@@ -18,7 +20,7 @@ from kmodels.lora.vocabulary import restore as restore_rows
 KEYS = ("quantization", "lora", "rows", "frozen")
 
 
-def describe(model: Any, without: Any = None) -> dict[str, Any]:
+def describe(model: keras.Model, without: keras.Layer | None = None) -> dict[str, Any]:
     """Returns what `restore` needs to change a new model likewise; often empty.
 
     Args:
@@ -41,7 +43,9 @@ def describe(model: Any, without: Any = None) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def restore(model: Any, description: Mapping[str, Any], without: Any = None) -> None:
+def restore(
+    model: keras.Model, description: Mapping[str, Any], without: keras.Layer | None = None
+) -> None:
     """Does to a new model what was done to the described one; values come from a file."""
     quantized.restore(model, description.get("quantization", {}))
     restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
@@ -50,11 +54,11 @@ def restore(model: Any, description: Mapping[str, Any], without: Any = None) -> 
         freeze(model, description["frozen"], without)
 
 
-def describe_layer(layer: Any) -> dict[str, Any]:
+def describe_layer(layer: keras.Layer) -> dict[str, Any]:
     """Describes one layer for `restore_layer`, by paths that begin below the layer.
 
     Args:
-        layer: a built layer. That one without parts is frozen stands in Keras' own config.
+        layer: a built layer. Keras' own config says that a layer without parts is frozen.
     """
     found = describe(layer)
     if found == {"frozen": {"layers": {"": False}}} and not keras_internals.children(layer):
@@ -62,7 +66,7 @@ def describe_layer(layer: Any) -> dict[str, Any]:
     return _renamed(found, lambda path: path.removeprefix(layer.path).removeprefix("/"))
 
 
-def restore_layer(layer: Any, description: Mapping[str, Any]) -> None:
+def restore_layer(layer: keras.Layer, description: Mapping[str, Any]) -> None:
     """Does to a new layer what was done to the described one, whatever it is part of."""
     restore(layer, _renamed(description, lambda path: f"{layer.path}/{path}".removesuffix("/")))
 
@@ -82,7 +86,7 @@ def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> di
     return found
 
 
-def frozen(model: Any, without: Any = None) -> dict[str, dict[str, bool]]:
+def frozen(model: keras.Model, without: keras.Layer | None = None) -> dict[str, dict[str, bool]]:
     """Returns the layers and variables that are not as trainable as their parents.
 
     Args:
@@ -99,7 +103,11 @@ def frozen(model: Any, without: Any = None) -> dict[str, dict[str, bool]]:
     return {key: value for key, value in found.items() if value}
 
 
-def freeze(model: Any, description: Mapping[str, Mapping[str, bool]], without: Any = None) -> None:
+def freeze(
+    model: keras.Model,
+    description: Mapping[str, Mapping[str, bool]],
+    without: keras.Layer | None = None,
+) -> None:
     """Makes a model as trainable as `frozen` describes; what is not there is passed over."""
     layers, variables = description.get("layers", {}), description.get("variables", {})
     for layer, path, parent in _walk(model, without):
@@ -109,7 +117,7 @@ def freeze(model: Any, description: Mapping[str, Mapping[str, bool]], without: A
             variable.trainable = variables.get(variable.path, own)
 
 
-def _walk(model: Any, without: Any) -> Iterator[tuple[Any, str, Any]]:
+def _walk(model: keras.Model, without: keras.Layer) -> Iterator[tuple[Any, str, Any]]:
     """Yields a model and all below it with path and owner, each behind its owner."""
     seen = set() if without is None else {id(layer) for layer in keras_internals.sublayers(without)}
     waiting: list[tuple[Any, str, Any]] = [(model, "", None)]

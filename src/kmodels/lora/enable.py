@@ -16,7 +16,7 @@ from kmodels.lora.targets import choose, linear_layers
 from kmodels.weights import gather
 
 
-def adapters(model: Any, merged: bool = False) -> dict[str, Adapter]:
+def adapters(model: keras.Model, merged: bool = False) -> dict[str, Adapter]:
     """Returns the adapters by path of their layer; with `merged` those that were merged."""
     name = "merged" if merged else "adapter"
     found = {path: getattr(layer, name) for path, layer in linear_layers(model).items()}
@@ -24,7 +24,7 @@ def adapters(model: Any, merged: bool = False) -> dict[str, Adapter]:
 
 
 def enable(
-    model: Any,
+    model: keras.Model,
     settings: LoraSettings,
     trainable_token_indices: vocabulary.Ids | None = None,
     modules_to_save: Sequence[str] | None = None,
@@ -49,7 +49,9 @@ def enable(
     begin()
 
 
-def put(model: Any, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bool = True) -> None:
+def put(
+    model: keras.Model, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bool = True
+) -> None:
     """Freezes a model and gives each chosen layer an adapter of its own settings."""
     for variable in model.weights if freeze else ():
         variable.trainable = False
@@ -81,11 +83,11 @@ def warn_of_rank(layers: Mapping[str, Dense], rank: int) -> None:
 
 
 @contextmanager
-def disabled(model: Any) -> Iterator[None]:
-    """Inside the block the model gives what its frozen base gives.
+def disabled(model: keras.Model) -> Iterator[None]:
+    """Has the model give what its frozen base gives, inside the block.
 
-    `fit`, `evaluate`, `predict` and `generate` follow it, in and out of the block. What you compile
-    yourself does not: enter it within the function that is compiled.
+    `fit`, `evaluate`, `predict` and `generate` follow it, in and out of the block. A function that
+    you compile yourself does not: enter the block within it.
 
     Args:
         model: with adapters.
@@ -114,7 +116,7 @@ def disabled(model: Any) -> Iterator[None]:
             held.layer.rows = held
 
 
-def merge(model: Any) -> None:
+def merge(model: keras.Model) -> None:
     """Adds every adapter to its kernel, and trained rows to their table.
 
     The model then has the variables it had without LoRA.
@@ -136,7 +138,7 @@ def merge(model: Any) -> None:
         part.merge()
 
 
-def unmerge(model: Any) -> None:
+def unmerge(model: keras.Model) -> None:
     """Undoes `merge`, bit for bit.
 
     Raises:
@@ -152,17 +154,19 @@ def unmerge(model: Any) -> None:
         part.unmerge()
 
 
-def is_merged(model: Any) -> bool:
+def is_merged(model: keras.Model) -> bool:
     """Returns whether adapters were added to the kernels of a model."""
     return bool(adapters(model, merged=True))
 
 
-def describe(model: Any) -> dict[str, dict[str, Any]]:
+def describe(model: keras.Model) -> dict[str, dict[str, Any]]:
     """Returns the settings of each adapter by path of its layer; empty without LoRA."""
     return {path: adapter.settings.to_dict() for path, adapter in adapters(model).items()}
 
 
-def restore(model: Any, description: Mapping[str, Mapping[str, Any]], freeze: bool = True) -> None:
+def restore(
+    model: keras.Model, description: Mapping[str, Mapping[str, Any]], freeze: bool = True
+) -> None:
     """Gives a new model the adapters of `describe`, to be filled from a file."""
     if description:
         layers = linear_layers(model)
@@ -171,6 +175,6 @@ def restore(model: Any, description: Mapping[str, Mapping[str, Any]], freeze: bo
         put(model, chosen, freeze)
 
 
-def values(variable: Any) -> np.ndarray:
+def values(variable: keras.Variable) -> np.ndarray:
     """Returns a variable's values on the host; what lies in parts is gathered by all processes."""
     return np.asarray(keras.ops.convert_to_numpy(gather.whole(variable)))

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_directory, local_path
-from kmodels.core.remote import local_copy
+from kmodels.core.files import atomic_directory
+from kmodels.core.remote import local_copy, staged
 from kmodels.layers import Dense
 from kmodels.lora import peft, peft_vocabulary, seal
 from kmodels.lora.adapter import LoraSettings
@@ -26,7 +27,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def save_adapter(
-    model: Any,
+    model: keras.Model,
     directory: str | Path,
     write_by: WriteBy = lambda tensors, write: write(tensors),
     save_embedding_layers: bool | str = "auto",
@@ -37,7 +38,7 @@ def save_adapter(
 
     Args:
         model: a backbone or task with adapters.
-        directory: to make or replace.
+        directory: to make or replace, local or an address.
         write_by: calls what writes the tensors that it is given, in one of several processes.
         save_embedding_layers: whether a frozen embedding table is written as well; "auto" where it
             was resized.
@@ -46,7 +47,6 @@ def save_adapter(
         InputError: without adapters, for a layer that has no name in transformers, or where
             something trained is neither an adapter nor a head nor of the embedding table.
     """
-    directory = local_path(directory)
     found = adapters(model)
     if not found:
         hint = "; call unmerge_lora first" if adapters(model, merged=True) else ""
@@ -80,25 +80,27 @@ def save_adapter(
     )
     config |= more
 
-    def write(held: Mapping[str, LazyArray]) -> Path:
-        refuse_to_replace(directory, (CONFIG, WEIGHTS, "README.md"))
-        with atomic_directory(directory) as folder:
-            text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-            (folder / CONFIG).write_text(text, encoding="utf-8")
-            arrays = {name: tensor.read() for name, tensor in held.items()}
-            digest = seal.digest(peft.settings(config, directory), arrays)
-            read = {
-                name: replace(held[name], read=lambda array=array: array)
-                for name, array in arrays.items()
-            }
-            write_safetensors(folder / WEIGHTS, read, {"format": "pt", seal.KEY: digest})
-        return directory
+    with staged(directory) as (target, finish):
 
-    return write_by({peft.PREFIX + name: tensor for name, tensor in tensors.items()}, write)
+        def write(held: Mapping[str, LazyArray]) -> Path:
+            refuse_to_replace(target, (CONFIG, WEIGHTS, "README.md"))
+            with atomic_directory(target) as folder:
+                text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+                (folder / CONFIG).write_text(text, encoding="utf-8")
+                arrays = {name: tensor.read() for name, tensor in held.items()}
+                digest = seal.digest(peft.settings(config, target), arrays)
+                read = {
+                    name: replace(held[name], read=lambda array=array: array)
+                    for name, array in arrays.items()
+                }
+                write_safetensors(folder / WEIGHTS, read, {"format": "pt", seal.KEY: digest})
+            return finish(target)
+
+        return write_by({peft.PREFIX + name: tensor for name, tensor in tensors.items()}, write)
 
 
-def _heads(model: Any) -> dict[str, Dense]:
-    """Linear layers that are trained as a whole beside the adapters."""
+def _heads(model: keras.Model) -> dict[str, Dense]:
+    """Returns the linear layers that are trained as a whole beside the adapters."""
     layers = linear_layers(model)
     heads = {
         path: layer
@@ -117,7 +119,7 @@ def _heads(model: Any) -> dict[str, Dense]:
     return heads
 
 
-def load_adapter(model: Any, directory: str | Path) -> None:
+def load_adapter(model: keras.Model, directory: str | Path) -> None:
     """Puts the adapters of a file into a model; rank, alpha and targets come from the file.
 
     All is read and compared first; the model changes only if everything fits. Adapters that the
@@ -172,7 +174,7 @@ Filled = dict[str, dict[str, np.ndarray]]
 
 
 def _match(
-    model: Any, arrays: Mapping[str, np.ndarray], described: peft.Described
+    model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft.Described
 ) -> tuple[dict[str, tuple[Dense, LoraSettings]], Filled, list[str]]:
     """Returns layers with their settings, arrays by layer and part, and what is wrong."""
     layers = linear_layers(model)

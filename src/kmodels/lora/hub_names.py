@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_write
+from kmodels.core.remote import local_copy, write_file
 from kmodels.layers.rows import IDS, ROWS, shown
 from kmodels.lora import vocabulary
 from kmodels.lora.adapter import LoraSettings
 from kmodels.lora.enable import adapters, put, values
 from kmodels.lora.targets import linear_layers
 
-# What keras-hub's layers of attention and MLP are called here.
+# The names here of keras-hub's layers of attention and MLP.
 NAMES = {
     "query_dense": "query",
     "key_dense": "key",
@@ -45,7 +46,7 @@ def targets(given: Sequence[str] | None) -> tuple[str, ...]:
     return DEFAULT if given is None else tuple(dict.fromkeys(NAMES.get(n, n) for n in given))
 
 
-def save(model: Any, path: str | Path) -> None:
+def save(model: keras.Model, path: str | Path) -> None:
     """See `save_lora_weights`."""
     found = adapters(model)
     if not found:
@@ -72,7 +73,7 @@ def save(model: Any, path: str | Path) -> None:
                 group = file.create_group(f"rows/{name}")
                 group[IDS], group[ROWS] = np.array(ids, "int32"), array
 
-    atomic_write(path, write)
+    write_file(path, write)
 
 
 def _described(settings: LoraSettings) -> dict[str, Any]:
@@ -81,9 +82,9 @@ def _described(settings: LoraSettings) -> dict[str, Any]:
     return found | {"rslora": settings.rslora, "dora": settings.dora}
 
 
-def load(model: Any, path: str | Path) -> None:
+def load(model: keras.Model, path: str | Path) -> None:
     """See `load_lora_weights`."""
-    held, rows = _read(path)
+    held, rows = _read(local_copy(path))
     layers, own = linear_layers(model), adapters(model)
     ends = tuple(sorted({name.rpartition("/")[2] for name in held}))
     settings = {
@@ -122,7 +123,7 @@ def load(model: Any, path: str | Path) -> None:
 Held = dict[str, tuple[Any, Any]]
 
 
-def _other_rows(model: Any, rows: Held, enabled: bool) -> list[str]:
+def _other_rows(model: keras.Model, rows: Held, enabled: bool) -> list[str]:
     """Lists what does not fit between the rows of a file, by path of their table, and a model."""
     tables, here = vocabulary.tables(model), vocabulary.describe(model)
     there = {name: list(ids) for name, (ids, _) in rows.items()}
@@ -143,19 +144,19 @@ def _plain(described: dict[str, Any]) -> dict[str, Any]:
     return {key: getattr(value, "item", lambda v=value: v)() for key, value in described.items()}
 
 
-def _read(path: str | Path) -> tuple[Held, Held]:
+def _read(path: Path) -> tuple[Held, Held]:
     """Returns settings and matrices by layer path, and ids and rows by table path."""
     found: Held = {}
     rows: Held = {}
-    if not Path(path).is_file() or not h5py.is_hdf5(path):
+    if not path.is_file() or not h5py.is_hdf5(path):
         raise InputError(f"{path} is no file of save_lora_weights")
 
-    def note(name: str, group: Any) -> None:
+    def note(name: str, group: "h5py.Group") -> None:
         if isinstance(group, h5py.Group) and PARTS[0] in group:
             arrays = [np.asarray(group[part]) for part in PARTS if part in group]
             found[name] = dict(group.attrs), arrays
 
-    def note_rows(name: str, group: Any) -> None:
+    def note_rows(name: str, group: "h5py.Group") -> None:
         if isinstance(group, h5py.Group) and ROWS in group:
             rows[name] = np.asarray(group[IDS]).tolist(), np.asarray(group[ROWS])
 

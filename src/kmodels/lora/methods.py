@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels import lora
+from kmodels.core.remote import local_copy
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import quantized
 from kmodels.lora import hub_names, stored
@@ -69,7 +70,7 @@ class Adapters:
         `kmodels.interop.keras_hub` reads them.
 
         Args:
-            filepath: ends in .lora.h5.
+            filepath: ends in .lora.h5, local or an address.
 
         Raises:
             InputError: without adapters, or for another ending.
@@ -103,8 +104,10 @@ class Adapters:
         gather.check_whole(self, "quantize")
         quantized.quantize(backbone, mode)
 
-    def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
-        """Keras' `load_weights`; first all kernels and adapters are compared.
+    def load_weights(
+        self, filepath: str | Path, skip_mismatch: bool = False, **kwargs: Any
+    ) -> None:
+        """Keras' `load_weights`, of an address too; first all kernels and adapters are compared.
 
         Adapters in the file of a model without them are added to its kernels, as Keras' own layers
         do; a file without adapters turns those of the model off.
@@ -112,6 +115,7 @@ class Adapters:
         Raises:
             InputError: lists all that does not fit in one line; the model is unchanged then.
         """
+        filepath = local_copy(filepath)
         if not skip_mismatch:
             stored.check(self, filepath)
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)  # type: ignore[misc]
@@ -144,7 +148,7 @@ class Adapters:
         Trained rows of the embedding table, or all of it where it is trained, are in it too.
 
         Args:
-            directory: to make or replace.
+            directory: to make or replace, local or an address such as "gs://bucket/adapter".
             save_embedding_layers: PEFT's: whether a frozen embedding table is written as well;
                 "auto" where `resize_token_embeddings` made it another one than the base has.
 

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
 from kmodels.lora.adapter import LoraSettings
 from kmodels.lora.vocabulary import HEAD, TABLE
@@ -45,7 +47,8 @@ HARMLESS = (
     "peft_version",
     "megatron_core",
     "runtime_config",
-    # Each of these counts only with a setting of its own, which is refused or changes nothing.
+    # Each of these has an effect only with a setting of its own, which is refused or changes
+    # nothing.
     "loftq_config",
     "eva_config",
     "corda_config",
@@ -96,7 +99,7 @@ def _key(patterns: Iterable[str], module: str) -> str:
     return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), "")
 
 
-def _tables(model: Any) -> Sequence[Mapping[str, str]]:
+def _tables(model: keras.Model) -> Sequence[Mapping[str, str]]:
     backbone = getattr(model, "backbone", model)
     find = getattr(backbone, "peft_names", None)
     return () if find is None else find(model)
@@ -109,20 +112,20 @@ def _name(path: str, table: Mapping[str, str]) -> str | None:
     return name and name.replace("{i}", number[0] if number else "")
 
 
-def names(model: Any, paths: Iterable[str]) -> dict[str, str]:
+def names(model: keras.Model, paths: Iterable[str]) -> dict[str, str]:
     """Returns name in transformers of each layer that has one there."""
     table = next(iter(_tables(model)), {})
     found = {path: _name(path, table) for path in paths}
     return {path: name for path, name in found.items() if name is not None}
 
 
-def outside_blocks(model: Any) -> list[str]:
+def outside_blocks(model: keras.Model) -> list[str]:
     """Returns transformers' names of what stands beside the blocks, in this model or not."""
     return [name for table in _tables(model) for name in table.values() if "{i}" not in name]
 
 
-def paths(model: Any, layers: Iterable[str]) -> dict[str, str]:
-    """Path of the layer that each name means, in any of the family's spellings."""
+def paths(model: keras.Model, layers: Iterable[str]) -> dict[str, str]:
+    """Returns the path of the layer that each name means, in any of the family's spellings."""
     found = {}
     for path in layers:
         for name in (_name(path, table) for table in _tables(model)):
@@ -132,7 +135,7 @@ def paths(model: Any, layers: Iterable[str]) -> dict[str, str]:
 
 
 def split(name: str) -> tuple[str, str | None]:
-    """Module and part of a tensor's name; the part is None where it is no part of an adapter."""
+    """Returns module and part of a tensor's name; the part is None if no adapter has it."""
     name = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
     for part in (*PARTS, "weight", "bias"):
         if name.endswith(f".{part}"):
@@ -145,7 +148,7 @@ def config(
     others: Sequence[str],
     heads: Sequence[str],
 ) -> dict[str, Any]:
-    """adapter_config.json.
+    """Returns the content of adapter_config.json.
 
     Args:
         adapters: settings by name of the adapted module.
@@ -262,7 +265,7 @@ def _pattern(described: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]
     return given.items()
 
 
-def _list(value: Any) -> list[str]:
+def _list(value: object) -> list[str]:
     if isinstance(value, list):
         return [name for name in value if isinstance(name, str)]
     return [value] if isinstance(value, str) else []

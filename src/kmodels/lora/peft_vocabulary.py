@@ -1,13 +1,14 @@
 """The embedding table in PEFT's files: some of its rows, or all of it.
 
 Transformers and PEFT see two modules, the table and the head, that share their weights; here they
-are one. What a file says of both has to be the same.
+are one. A file has to say the same of both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
@@ -20,12 +21,12 @@ from kmodels.weights import LazyArray
 ROWS = "token_adapter.trainable_tokens_delta"
 # A frozen table stands by the first name where rows of it are trained, else by the second.
 BASE, WEIGHT = "token_adapter.base_layer.weight", "weight"
-# Where all of the table is trained PEFT may write it twice, and the table as it was.
+# If all of the table is trained, PEFT may write it twice, and the table as it was.
 COPY, BEFORE = "modules_to_save.weight", "original_module.weight"
 PARTS = (ROWS, BASE, COPY, BEFORE, WEIGHT)
 
 
-def lazy(variable: Any, transposed: bool = False) -> LazyArray:
+def lazy(variable: keras.Variable, transposed: bool = False) -> LazyArray:
     """Returns a variable as PEFT writes it, in float32, read when it is written."""
     shape = tuple(variable.shape)
     array = LazyArray(shape, np.dtype("float32"), lambda: np.asarray(values(variable), "float32"))
@@ -33,7 +34,7 @@ def lazy(variable: Any, transposed: bool = False) -> LazyArray:
 
 
 def described(
-    model: Any, save_embedding_layers: bool | str
+    model: keras.Model, save_embedding_layers: bool | str
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
     """Tensors by name, and entries of adapter_config.json, that tell of the table.
 
@@ -90,7 +91,7 @@ class PeftVocabulary:
 
 
 def read(
-    model: Any, arrays: Mapping[str, np.ndarray], described: peft.Described
+    model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft.Described
 ) -> tuple[PeftVocabulary, Sequence[str]]:
     """Returns what a file says of the table, and what is wrong with that.
 

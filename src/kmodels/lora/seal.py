@@ -1,7 +1,7 @@
 """A hash in an adapter's file over all that `load_adapter` takes from its directory.
 
-It stands in the header of the safetensors file, where PEFT does not look. Who writes the file anew
-writes it without the hash, whereas a list of hashes beside it would stay and be wrong.
+It stands in the header of the safetensors file, where PEFT does not look. A program that writes the
+file anew writes it without the hash, whereas a list of hashes beside it would stay and be wrong.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ KEY = "kmodels_sha256"
 
 
 def digest(described: Described, arrays: Mapping[str, np.ndarray]) -> str:
-    """sha256 over the settings and over name, dtype, shape and bytes of each array."""
+    """Returns sha256 over the settings and over name, dtype, shape and bytes of each array."""
     found = hashlib.sha256(json.dumps(described.counted(), sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
         found.update(f"\n{name} {array.dtype} {array.shape}\n".encode())

@@ -1,9 +1,9 @@
 """Checks that a .weights.h5 file, as Keras writes it, fits a model."""
 
 from pathlib import Path
-from typing import Any
 
 import h5py
+import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
@@ -14,7 +14,7 @@ from kmodels.lora.vocabulary import tables
 SHOWN = 4
 
 
-def check(model: Any, path: Any) -> None:
+def check(model: keras.Model, path: str | Path) -> None:
     """Compares the kernels, adapters and shapes of a model with those in a .weights.h5.
 
     Keras would stop in the middle, and list objects over many lines.

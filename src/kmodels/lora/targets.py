@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+
+import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
@@ -11,7 +12,7 @@ from kmodels.layers import Dense
 ALL = "all-linear"
 
 
-def linear_layers(model: Any) -> dict[str, Dense]:
+def linear_layers(model: keras.Model) -> dict[str, Dense]:
     """Returns every linear layer of a model by its path, in the order of computation."""
     return {
         layer.path: layer for layer in keras_internals.sublayers(model) if isinstance(layer, Dense)
@@ -25,7 +26,7 @@ def matches(path: str, target: str) -> bool:
     return re.fullmatch(target, path) is not None
 
 
-def choose(model: Any, targets: str | Sequence[str]) -> dict[str, Dense]:
+def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]:
     """Returns the layers that the targets mean.
 
     Args:

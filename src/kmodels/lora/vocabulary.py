@@ -2,20 +2,22 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.layers import Embedding
 from kmodels.layers.rows import TrainedRows, shown
 
-# As PEFT takes them: ids, or ids by name of the table.
+# The tokens as PEFT takes them: ids, or ids by name of the table.
 Ids: TypeAlias = Iterable[int] | Mapping[str, Iterable[int]]
 # Names of the table in transformers: as embedding and, being the same weights, as output layer.
 TABLE, HEAD = "embed_tokens", "lm_head"
 
 
-def tables(model: Any) -> dict[str, Embedding]:
+def tables(model: keras.Model) -> dict[str, Embedding]:
     """Returns every embedding table of a model by its path."""
     return {
         layer.path: layer
@@ -24,20 +26,20 @@ def tables(model: Any) -> dict[str, Embedding]:
     }
 
 
-def rows(model: Any, merged: bool = False) -> dict[str, TrainedRows]:
-    """Trained rows by path of their table; with `merged` those that were merged."""
+def rows(model: keras.Model, merged: bool = False) -> dict[str, TrainedRows]:
+    """Returns trained rows by path of their table; with `merged` those that were merged."""
     name = "merged_rows" if merged else "rows"
     found = {path: getattr(layer, name) for path, layer in tables(model).items()}
     return {path: held for path, held in found.items() if held is not None}
 
 
-def trained_whole(model: Any) -> list[Embedding]:
+def trained_whole(model: keras.Model) -> list[Embedding]:
     """Returns the tables of which all rows are trained."""
     return [layer for layer in tables(model).values() if layer.embeddings.trainable]
 
 
 def choose(
-    model: Any, token_ids: Ids | None, modules_to_save: Sequence[str] | None
+    model: keras.Model, token_ids: Ids | None, modules_to_save: Sequence[str] | None
 ) -> Callable[[], None]:
     """Returns what is to be done to the table once the model is frozen; see `enable_lora`.
 
@@ -130,12 +132,12 @@ def _of_one_table(by_name: Mapping[str, list[int]], layer: Embedding) -> list[in
     return first[0]
 
 
-def describe(model: Any) -> dict[str, list[int]]:
+def describe(model: keras.Model) -> dict[str, list[int]]:
     """Returns the ids of trained rows by path of their table; empty without."""
     return {path: list(held.ids) for path, held in rows(model).items()}
 
 
-def restore(model: Any, description: Mapping[str, Iterable[int]]) -> None:
+def restore(model: keras.Model, description: Mapping[str, Iterable[int]]) -> None:
     """Gives a new model the rows of `describe`, to be filled from a file."""
     for path, layer in tables(model).items():
         if path in description:

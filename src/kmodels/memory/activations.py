@@ -13,6 +13,7 @@ from kmodels.memory.sizes import (
     HEAD,
     SCRATCH,
     TRAINED,
+    BlockSizes,
     Facts,
     FactsBackend,
     Held,
@@ -24,7 +25,7 @@ from kmodels.overrides.blocks import blocks
 
 # Queries that attention by blocks takes at a time, about.
 BLOCK = 128
-# Which linear layers read the same array.
+# The linear layers that read the same array.
 READERS = {
     "attention_input": ("attention/query", "attention/key", "attention/value"),
     "attention_output": ("attention/output",),
@@ -48,14 +49,14 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
         setup: the step.
 
     Yields:
-        What the blocks keep, then what the head takes, then what comes and goes.
+        The arrays that the blocks keep, then those of the head, then those that come and go.
     """
     trained = {held.name.rpartition("/")[0] for held in weights if held.part == TRAINED}
     step = _Step(sizes, setup)
     mode = setup.remat if step.facts.remat else "none"
     first = 0
     if setup.lora is not None:
-        # Below the first adapter nothing needs a gradient.
+        # Nothing below the first adapter needs a gradient.
         blocks = (i for i in range(sizes.layers) if step.learns(i, trained))
         first = next(blocks, sizes.layers)
     largest: list[Held] = []
@@ -82,7 +83,7 @@ class _Step:
         self.sizes, self.setup, self.facts = sizes, setup, facts(setup.accelerator)
         self.dtype = keras.dtype_policies.get(setup.precision).compute_dtype
         self.tokens = sizes.tokens or setup.sequence_length
-        self.way = _way_of_attention(sizes, self.tokens, self.dtype, self.facts.attention)
+        self.ways = {block: self.way_of_attention(block) for block in set(sizes.blocks)}
         x = keras.ops.zeros((1, 8), self.dtype)
         norm = ops.rms_norm if sizes.gated else ops.layer_norm
         self.norms = self.facts.norm if norm.declines(x, x[0]) else 0
@@ -105,9 +106,9 @@ class _Step:
         shape = (self.setup.batch_size, self.tokens, width)
         return Held(part, name, shape, dtype or self.dtype, ("batch", None, axis))
 
-    def heads(self, name: str, count: int, dtype: str | None = None) -> Held:
-        """Returns a vector per token and head."""
-        shape = (self.setup.batch_size, self.tokens, count, self.sizes.head_dim)
+    def heads(self, name: str, count: int, width: int, dtype: str | None = None) -> Held:
+        """Returns a vector of this width per token and head."""
+        shape = (self.setup.batch_size, self.tokens, count, width)
         return Held(ACTIVATIONS, name, shape, dtype or self.dtype, ("batch", None, "heads", None))
 
     def learns(self, index: int, trained: Collection[str]) -> bool:
@@ -116,7 +117,7 @@ class _Step:
 
     def block(self, index: int, trained: Collection[str]) -> Iterator[Held]:
         """Yields what one block keeps for the backward pass."""
-        sizes, prefix = self.sizes, f"block_{index}"
+        sizes, own, prefix = self.sizes, self.sizes.blocks[index], f"block_{index}"
         width = sizes.width
         reads = {
             array
@@ -126,24 +127,24 @@ class _Step:
         yield from self.norm(f"{prefix}/input", width)
         if "attention_input" in reads:
             yield self.wide(f"{prefix}/attention/input", width)
-        yield from self.attention(f"{prefix}/attention", sizes.window(index))
+        yield from self.attention(f"{prefix}/attention", own)
         if "attention_output" in reads:
-            yield self.heads(f"{prefix}/attention/mixed", sizes.heads)
+            yield self.heads(f"{prefix}/attention/mixed", own.heads, own.head_dim)
         yield from self.norm(f"{prefix}/middle", width)
-        if sizes.post_norms:
+        if own.post_norms:
             yield from self.norm(f"{prefix}/attention_result", width)
             yield from self.norm(f"{prefix}/mlp_result", width)
         if "mlp_input" in reads:
             yield self.wide(f"{prefix}/mlp/input", width)
         for array in ("gate", "up") if sizes.gated else ("up",):
-            yield self.wide(f"{prefix}/mlp/{array}", sizes.mlp_dim, axis="mlp")
+            yield self.wide(f"{prefix}/mlp/{array}", own.mlp_dim, axis="mlp")
         hidden = 0 if self.again else max(self.gelu, "mlp_hidden" in reads)
         for number in range(hidden):
-            yield self.wide(f"{prefix}/mlp/hidden_{number}", sizes.mlp_dim, axis="mlp")
-        if sizes.dropout:
+            yield self.wide(f"{prefix}/mlp/hidden_{number}", own.mlp_dim, axis="mlp")
+        if own.dropout:
             yield self.wide(f"{prefix}/dropout", 2 * width, "bool")
             if not sizes.gated:
-                yield self.wide(f"{prefix}/mlp/dropout", sizes.mlp_dim, "bool", axis="mlp")
+                yield self.wide(f"{prefix}/mlp/dropout", own.mlp_dim, "bool", axis="mlp")
 
     def norm(self, name: str, width: int) -> Iterator[Held]:
         """Yields a norm's input, and what the backend keeps beside."""
@@ -151,37 +152,52 @@ class _Step:
         for number in range(self.norms):
             yield self.wide(f"{name}/norm_{number}", width, "float32")
 
-    def attention(self, name: str, window: int | None) -> Iterator[Held]:
+    def attention(self, name: str, block: BlockSizes) -> Iterator[Held]:
         """Yields queries, keys, values, and the weights where the kernel does not do without."""
-        sizes, batch, tokens = self.sizes, self.setup.batch_size, self.tokens
-        if sizes.head_norms:
-            for role, count in (("query", sizes.heads), ("key", sizes.groups)):
-                yield self.heads(f"{name}/{role}", count)
+        batch, tokens, way = self.setup.batch_size, self.tokens, self.ways[block]
+        heads, groups, width = block.heads, block.groups, block.head_dim
+        if block.head_norms:
+            for role, count in (("query", heads), ("key", groups)):
+                yield self.heads(f"{name}/{role}", count, width)
                 for number in range(self.norms):
-                    yield self.heads(f"{name}/{role}/norm_{number}", count, "float32")
+                    yield self.heads(f"{name}/{role}/norm_{number}", count, width, "float32")
         if self.setup.packed:
             yield self.wide(f"{name}/mask", tokens, "bool")
-        yield self.heads(f"{name}/turned_query", sizes.heads)
-        if self.way == "kernel":
+        yield self.heads(f"{name}/turned_query", heads, width)
+        if way == "kernel":
             # Kernels want as many keys as queries.
             for role in ("keys", "values", "out"):
-                yield self.heads(f"{name}/{role}", sizes.heads)
+                yield self.heads(f"{name}/{role}", heads, width)
             return
-        yield from (self.heads(f"{name}/{role}", sizes.groups) for role in ("keys", "values"))
-        shape, axes = (batch, sizes.heads, tokens, tokens), ("batch", "heads", None, None)
-        if sizes.attention_dropout:
+        for role in ("keys", "values"):
+            yield self.heads(f"{name}/{role}", groups, width)
+        shape, axes = (batch, heads, tokens, tokens), ("batch", "heads", None, None)
+        if block.attention_dropout:
             yield Held(ACTIVATIONS, f"{name}/dropout", shape, "bool", axes)
-        if self.way == "blocks":
-            cut = blocks(tokens, tokens, sizes.causal, window, BLOCK)
+        if way == "blocks":
+            cut = blocks(tokens, tokens, self.sizes.causal, block.window, BLOCK)
             pairs = sum((q.stop - q.start) * (k.stop - k.start) for q, k in cut)
-            kept = (batch, sizes.heads, pairs)
+            kept = (batch, heads, pairs)
             yield Held(ACTIVATIONS, f"{name}/weights", kept, self.dtype, axes[:3])
             return
         yield Held(ACTIVATIONS, f"{name}/weights", shape, "float32", axes)
-        if self.dtype != "float32" or sizes.attention_dropout:
+        if self.dtype != "float32" or block.attention_dropout:
             yield Held(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype, axes)
-        if sizes.soft_cap:
+        if block.soft_cap:
             yield Held(ACTIVATIONS, f"{name}/capped", shape, "float32", axes)
+
+    def way_of_attention(self, block: BlockSizes) -> str:
+        """Tells whether all attention weights are kept ("plain"), those within blocks, or none."""
+        causal, dropout = self.sizes.causal, block.attention_dropout
+        x = keras.ops.zeros((1, self.tokens, 1, block.head_dim), self.dtype)
+        drawn = {"dropout": dropout, "seed": keras.random.SeedGenerator(0)} if dropout else {}
+        options = {"causal": causal, "soft_cap": block.soft_cap, **drawn}
+        if ops.attention.declines(x, x, x, **options) is not None:
+            return "plain"
+        if self.facts.attention is not None:
+            return self.facts.attention
+        engine = backend_module("kmodels.memory.facts", FactsBackend)
+        return "blocks" if engine.by_blocks(x, causal, dropout) else "kernel"
 
     def head(self, weights: Sequence[Held]) -> Iterator[Held]:
         """Yields a tile of logits and the gradient of the hidden states, or all logits."""
@@ -205,11 +221,12 @@ class _Step:
     def moments(self, weights: Sequence[Held]) -> Iterator[Held]:
         """Yields what lives for a moment in the backward pass of a block."""
         sizes, setup = self.sizes, self.setup
-        axis = "mlp" if sizes.mlp_dim > sizes.width else None
-        widest = max(sizes.mlp_dim, sizes.width)
-        shapes = [self.wide("scratch", widest, part=SCRATCH, axis=axis)]
-        if self.way == "plain":
-            shape = (setup.batch_size, sizes.heads, self.tokens, self.tokens)
+        mlp_dim = max((block.mlp_dim for block in sizes.blocks), default=0)
+        axis = "mlp" if mlp_dim > sizes.width else None
+        shapes = [self.wide("scratch", max(mlp_dim, sizes.width), part=SCRATCH, axis=axis)]
+        plain = [block.heads for block in sizes.blocks if self.ways[block] == "plain"]
+        if plain:
+            shape = (setup.batch_size, max(plain), self.tokens, self.tokens)
             axes = ("batch", "heads", None, None)
             shapes.append(Held(SCRATCH, "scratch", shape, "float32", axes))
         largest = max(shapes, key=lambda held: held.bytes)
@@ -220,22 +237,6 @@ class _Step:
             rows = widest.shape[0] * (2 if widest.name.endswith("int4") else 1)
             for dtype in ("float32", self.dtype):
                 yield Held(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
-
-
-def _way_of_attention(sizes: Sizes, tokens: int, dtype: str, accelerated: str | None) -> str:
-    """Tells whether all attention weights are kept ("plain"), those within blocks, or none."""
-    x = keras.ops.zeros((1, tokens, 1, sizes.head_dim), dtype)
-    dropout = {}
-    if sizes.attention_dropout:
-        seed = keras.random.SeedGenerator(0)
-        dropout = {"dropout": sizes.attention_dropout, "seed": seed}
-    options = {"causal": sizes.causal, "soft_cap": sizes.soft_cap, **dropout}
-    if ops.attention.declines(x, x, x, **options) is not None:
-        return "plain"
-    if accelerated is not None:
-        return accelerated
-    engine = backend_module("kmodels.memory.facts", FactsBackend)
-    return "blocks" if engine.by_blocks(x, sizes.causal, sizes.attention_dropout) else "kernel"
 
 
 def _head_declines(dtype: str) -> str | None:

@@ -1,15 +1,14 @@
 """An estimate of a training step's memory, from shapes alone: nothing is allocated.
 
 A model built inside `compat.without_values()` has the paths, shapes and layers of the real one and
-no numbers. What its weights, their gradients and the optimizer's slots weigh is arithmetic then.
-What the blocks keep for the backward pass follows from `Sizes`, which each family derives from its
-config.
+no numbers. The size of its weights, their gradients and the optimizer's slots is then arithmetic.
+The arrays that the blocks keep for the backward pass follow from `Sizes`, which each family derives
+from its config.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -35,6 +34,7 @@ from kmodels.memory.sizes import (
     Held,
     Setup,
     Sizes,
+    width_of,
 )
 
 
@@ -83,7 +83,7 @@ class Estimate:
         return kept + moving + self.overhead
 
 
-def weights(model: Any, setup: Setup) -> Iterator[Held]:
+def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
     """Yields the variables that the model will have: adapters are in, quantized kernels are small.
 
     Args:
@@ -135,7 +135,7 @@ def weights(model: Any, setup: Setup) -> Iterator[Held]:
                 )
 
 
-def _quantized(layer: Any, mode: str) -> Iterator[Held]:
+def _quantized(layer: keras.Layer, mode: str) -> Iterator[Held]:
     for name, (shape, dtype) in quantized.shapes(mode, layer.input_dim, layer.units).items():
         yield Held(
             FROZEN,
@@ -147,7 +147,7 @@ def _quantized(layer: Any, mode: str) -> Iterator[Held]:
         )
 
 
-def held_by(model: Any, sizes: Sizes, setup: Setup) -> list[Held]:
+def held_by(model: keras.Model, sizes: Sizes, setup: Setup) -> list[Held]:
     """Returns all arrays of a training step, whole.
 
     Args:
@@ -174,10 +174,16 @@ def estimate(held: Sequence[Held], setup: Setup) -> Estimate:
 
 
 def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
-    """Of the keys and values that `generate` keeps, `slots` tokens for each row of a batch."""
+    """Returns the bytes of the keys and values that `generate` keeps.
+
+    Args:
+        sizes: of the blocks.
+        setup: the step, whose batch and dtype count.
+        slots: tokens of each row.
+    """
     dtype = keras.dtype_policies.get(setup.precision).compute_dtype
-    shape = (2 * sizes.layers, setup.batch_size, slots, sizes.groups, sizes.head_dim)
-    return Held("cache", "keys and values", shape, dtype).bytes
+    tokens = setup.batch_size * slots
+    return sum(2 * tokens * b.groups * b.head_dim * width_of(dtype) for b in sizes.blocks)
 
 
 def available_bytes() -> int | None:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import jax
 
-from kmodels.core.dispatch import Tensor
+from kmodels.core.types import Tensor
 from kmodels.memory.sizes import Facts
 
-# On a CPU XLA starts what it can as early as it can, unless this flag is given: more is alive at a
-# time, and what shall be computed again is computed first.
+# XLA starts what it can as early as it can on a CPU, unless this flag is given: more is alive at a
+# time, and what is to be computed again is computed first.
 _EAGER = (
     jax.default_backend() == "cpu"
     and "--xla_cpu_enable_concurrency_optimized_scheduler=false"

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from kmodels.core.dispatch import Tensor
+from kmodels.core.types import Tensor
 from kmodels.memory.sizes import Facts
 
-# On a CPU a step that computes again takes as much as one that keeps (docs/measured.md).
+# A step on a CPU that computes again takes as much as one that keeps (docs/measured.md).
 FACTS = Facts(
     norm=1,
     gelu=4,
@@ -21,7 +21,7 @@ ACCELERATOR = replace(FACTS, remat=True, attention="plain")
 
 
 def device_bytes() -> int | None:
-    """None with an accelerator, whose memory TensorFlow does not tell; 0 without one."""
+    """Returns None with an accelerator, whose memory TensorFlow does not tell; 0 without one."""
     return None if tf.config.list_physical_devices("GPU") else 0
 
 

@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from kmodels.core.dispatch import Tensor
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.precision import check_policy
 from kmodels.layers import quantized, remat
@@ -15,15 +14,44 @@ from kmodels.lora import LoraSettings
 
 # Arrays of a weight's size that an optimizer keeps for it.
 SLOTS = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
-# Of what a step holds, in the order in which it is shown.
+# The parts of what a step holds, in the order in which they are shown.
 FROZEN, TRAINED = "frozen weights", "trained weights"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 ACTIVATIONS, HEAD, SCRATCH = "activations", "head", "scratch"
 # Whole weights and gradients that a device holds for a moment where its own are parts of them.
 GATHERED = "gathered"
 PARTS = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, HEAD, GATHERED, SCRATCH)
-# What comes and goes within a step; allocators add to it.
+# The parts that come and go within a step; allocators add to them.
 MOVING = (ACTIVATIONS, HEAD, GATHERED, SCRATCH)
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """The sizes of one block of a transformer.
+
+    Args:
+        heads: of the queries.
+        groups: heads of keys and values.
+        head_dim: width of a head.
+        mlp_dim: width between the dense layers of the MLP.
+        post_norms: norms behind attention and MLP too.
+        head_norms: norms on queries and keys.
+        window: keys that a query sees, None for all.
+        soft_cap: attention scores are squashed.
+        dropout: rate within the block.
+        attention_dropout: rate on the attention weights.
+    """
+
+    heads: int
+    groups: int
+    head_dim: int
+    mlp_dim: int
+    post_norms: bool = False
+    head_norms: bool = False
+    window: int | None = None
+    soft_cap: float | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -31,44 +59,25 @@ class Sizes:
     """The sizes that decide the memory of a transformer's step.
 
     Args:
-        layers: blocks.
+        blocks: sizes of each.
         width: of the hidden states.
-        heads: of the queries.
-        groups: heads of keys and values.
-        head_dim: width of a head.
-        mlp_dim: width between the dense layers of the MLP.
         tokens: of a row, where an image decides them; None where the text does.
         vocabulary: rows of the embedding table; None for a model without.
         gated: the MLP multiplies two branches (Gemma).
-        post_norms: norms behind attention and MLP too.
-        head_norms: norms on queries and keys.
         causal: attention looks back only.
-        windows: by block, keys that a query sees, None for all; () for all in every block.
-        soft_cap: attention scores are squashed.
-        dropout: rate within the blocks.
-        attention_dropout: rate on the attention weights.
     """
 
-    layers: int
+    blocks: tuple[BlockSizes, ...]
     width: int
-    heads: int
-    groups: int
-    head_dim: int
-    mlp_dim: int
     tokens: int | None = None
     vocabulary: int | None = None
     gated: bool = False
-    post_norms: bool = False
-    head_norms: bool = False
     causal: bool = False
-    windows: tuple[int | None, ...] = ()
-    soft_cap: float | None = None
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
 
-    def window(self, index: int) -> int | None:
-        """Keys that a query of a block sees, None for all."""
-        return self.windows[index] if self.windows else None
+    @property
+    def layers(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -206,6 +215,6 @@ class FactsBackend(Protocol):
         """Returns the bytes that the accelerator has left; None if nobody tells, 0 without one."""
         ...
 
-    def by_blocks(self, x: Tensor, causal: bool, dropout: float) -> bool:
+    def by_blocks(self, x: Any, causal: bool, dropout: float) -> bool:
         """Returns whether attention on x (B, T, N, H) keeps its weights, though by blocks."""
         ...

@@ -1,5 +1,7 @@
 """Results of a classification run: metrics, pictures with predictions, confusions."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -23,7 +25,7 @@ def report(
     runner: Runner | None,
     validation: WholeBatches | None,
     test: WholeBatches | None,
-    preprocessor: Any = None,
+    preprocessor: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluates, draws, and writes result.json and the model.
 
@@ -67,7 +69,7 @@ def _evaluate(model: keras.Model, batches: WholeBatches, prefix: str) -> dict[st
     return {prefix + name: float(value) for name, value in logs.items() if name != KEY}
 
 
-def _draw(path: Any, model: keras.Model, data: Any, batches: WholeBatches | None) -> None:
+def _draw(path: Path, model: keras.Model, data: Any, batches: WholeBatches | None) -> None:
     assert batches is not None
     source = batches.loader.maker.source
     logits = model.predict(batches, verbose=0)[: batches.samples]

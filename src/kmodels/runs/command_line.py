@@ -4,12 +4,15 @@ import difflib
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
 
+if TYPE_CHECKING:
+    import typer
 
-def invoke(app: Any, arguments: Sequence[str] | None, name: str) -> Any:
+
+def invoke(app: "typer.Typer", arguments: Sequence[str] | None, name: str) -> Any:
     """Runs a command line and returns what its function returns.
 
     Args:

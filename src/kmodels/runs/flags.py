@@ -14,7 +14,7 @@ from kmodels.core.files import local_path
 from kmodels.runs.command_line import invoke
 
 
-def flag(default: Any, text: str, *, choices: Sequence[Any] = (), small: Any = None) -> Any:
+def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
     """Makes a field of a recipe's settings.
 
     Args:
@@ -53,7 +53,7 @@ def parse(
 ) -> Any:
     """Returns settings from the command line.
 
-    With --resume or --evaluate, flags that are not given are those of the run in --out. --resume
+    Flags that are not given are those of the run in --out after --resume or --evaluate. --resume
     alone goes on with the newest run of the recipe.
 
     Args:
@@ -95,7 +95,7 @@ def _given(
     """Returns the flags that stand on the command line, and nothing of the others."""
     import typer
 
-    def collect(context: typer.Context, **values: Any) -> dict[str, Any]:
+    def collect(context: typer.Context, **values: object) -> dict[str, Any]:
         def stands(name: str) -> bool:
             source = context.get_parameter_source(name)
             return source is not None and source.name == "COMMANDLINE"

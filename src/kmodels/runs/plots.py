@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kmodels.core.files import atomic_write
 from kmodels.distribution import processes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["confusion", "curves", "predictions", "probe"]
 
@@ -48,7 +52,7 @@ def predictions(
     probabilities: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """Held-out pictures with what the model says; wrong answers in red, with the right one.
+    """Draws held-out pictures with what the model says; wrong answers in red, with the right one.
 
     Args:
         path: the file to write.
@@ -150,19 +154,19 @@ def probe(
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
-    # Without pyplot: no global state, no display, safe in a notebook and in a test.
+    # It does without pyplot: no global state, no display, safe in a notebook and in a test.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns)
 
 
-def _line(axes: Any, epochs: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
+def _line(axes: "Axes", epochs: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
     points = [(row["step"], row[key]) for row in epochs if key in row]
     if points:
         axes.plot(*zip(*points, strict=True), color=color, label=label, marker=".", ms=6)
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: "Figure", path: Path) -> None:
     if processes.is_rank_zero():
         atomic_write(path, lambda temporary: figure.savefig(temporary, dpi=120, format="png"))

@@ -1,11 +1,14 @@
 """Evaluation of frozen features by neighbours and a linear probe, on the host."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["compare", "features", "linear", "neighbours"]
 
@@ -15,7 +18,7 @@ STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 CHUNK = 1024
 
 
-def features(model: Any, batches: Any) -> np.ndarray:
+def features(model: "keras.Model", batches: Any) -> np.ndarray:
     """Returns what a model without a head gives for pictures.
 
     Args:
@@ -92,7 +95,7 @@ def neighbours(
         cosines = asked[start : start + CHUNK] @ known.T
         nearest = np.argpartition(-cosines, number - 1, axis=1)[:, :number]
         near = np.take_along_axis(cosines, nearest, axis=1)
-        # Of the differences alone, so that no exponential is too large.
+        # Only differences go in, so that no exponential is too large.
         weights = np.exp((near - near.max(1, keepdims=True)) / temperature)
         rows = np.arange(start, start + len(cosines))[:, None]
         np.add.at(votes, (rows, labels[nearest]), weights)
@@ -110,7 +113,7 @@ def linear(
     held_out: np.ndarray,
     held_labels: np.ndarray,
 ) -> tuple[Any, float]:
-    """Logistic regression on standardised features, as strong as suits the held-out pictures.
+    """Fits logistic regression to standardised features, as strong as suits held-out pictures.
 
     Args:
         known: (n, D) features to learn from.

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
@@ -15,6 +15,9 @@ from kmodels.runs.backend import check_backend
 from kmodels.runs.flags import Common, flag, parse
 from kmodels.runs.run_folder import Folder, joined_processes
 from kmodels.runs.settings_checks import at_least, check_fractions, given, numbers
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = [
     "Common",
@@ -34,7 +37,7 @@ __all__ = [
     "run_options",
 ]
 
-# Where launchers say how many processes they have started.
+# Variables in which launchers say how many processes they have started.
 _STARTED = ("WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES")
 
 
@@ -61,7 +64,7 @@ def prepare(settings: Any) -> None:
     keras.utils.set_random_seed(settings.seed)
 
 
-def parallelize(model: Any) -> Any:
+def parallelize(model: "keras.Model") -> Any:
     """Returns the model to compile, over the devices of --mesh where one was given."""
     from kmodels import distribution
 

@@ -32,7 +32,7 @@ def write(folder: str | Path) -> Path:
     """Writes `folder/report.html`, which needs no other file and no network to be looked at.
 
     Args:
-        folder: of a run of a recipe, finished or not. What it lacks is left out of the page.
+        folder: of a run of a recipe, finished or not. The page leaves out what the folder lacks.
 
     Returns:
         The file, replaced as a whole.
@@ -56,7 +56,7 @@ def write(folder: str | Path) -> Path:
     return atomic_write(folder / NAME, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def number(value: Any) -> str:
+def number(value: object) -> str:
     """Returns a value as people read it: thousands apart, four digits of a fraction."""
     if value is None:
         return "–"

@@ -1,13 +1,15 @@
 """result.json: what a run was and what came of it."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from kmodels.checkpoint.run_state import versions
 from kmodels.checkpoint.state import weights_digest
 from kmodels.core import dispatch
-from kmodels.core.hardware import device_name, peak_memory_mb, versions
+from kmodels.core.hardware import device_name, peak_memory_mb
 from kmodels.runs.runner import Runner
 
 __all__ = ["result"]
@@ -75,5 +77,5 @@ def result(
     return content
 
 
-def _count(variables: Any) -> int:
+def _count(variables: Sequence[keras.Variable]) -> int:
     return sum(math.prod(variable.shape) for variable in variables)

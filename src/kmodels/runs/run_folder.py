@@ -16,7 +16,7 @@ from kmodels.runs import report
 class Folder:
     """The directory of a run, held against a second run by a lock that dies with the process.
 
-    Of a run of several processes, the first one makes and holds it.
+    The first of several processes makes and holds it.
 
     Args:
         recipe: its name.
@@ -64,7 +64,7 @@ class Folder:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether a run was saved in it."""
+        """True if a run was saved in it."""
         return any((self.path / "checkpoints").glob("step_*"))
 
     def write_config(self) -> Path:
@@ -75,7 +75,7 @@ class Folder:
     def write_json(self, name: str, content: dict[str, Any]) -> Path:
         """Writes a file of the run, atomically; numbers that are not finite become null.
 
-        In a run of several processes the first one writes.
+        The first of several processes writes.
         """
         if not self.main:
             return self.path / name

@@ -13,6 +13,7 @@ from kmodels.checkpoint import manager
 from kmodels.checkpoint.callback import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.core.out_of_memory import is_out_of_memory, out_of_memory
+from kmodels.core.types import Logs
 from kmodels.data.fit.feed import DatasetAdapter
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.run import run
@@ -23,7 +24,7 @@ from kmodels.runs.progress import Progress
 from kmodels.training.optim.schedules import WarmupSchedule
 from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
 
-# So many steps without a finite one are no accident: the weights do not give numbers any more.
+# This many steps without a finite one are no accident: the weights do not give numbers any more.
 MOST_SKIPPED = 50
 
 
@@ -156,11 +157,11 @@ class Runner(keras.callbacks.Callback):
             self.progress.stop()
         model.optimizer.finalize_average()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Starts the clock."""
         self._mark = perf_counter()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Tells the loader the epoch."""
         if epoch != self.epoch:
             self.epoch, self.batch = epoch, 0
@@ -169,7 +170,7 @@ class Runner(keras.callbacks.Callback):
         if self._windows:
             self._mark = self._epoch_started
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Keeps the loss on the device; every so often fetches and shows it."""
         if batch < self.batch:  # Done before, and told once more.
             self._mark = perf_counter()
@@ -183,15 +184,15 @@ class Runner(keras.callbacks.Callback):
             self._flush()
         self._stop_at_end()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Evaluates the moving average where there is one."""
         self.trained.optimizer.swap_average()
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         """Trains on with the weights themselves."""
         self.trained.optimizer.swap_average()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Writes the epoch's row."""
         seconds = perf_counter() - self._epoch_started
         shown = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
@@ -226,7 +227,7 @@ class Runner(keras.callbacks.Callback):
 
     @property
     def trained_here(self) -> bool:
-        """Whether this process made a step, so that there is something to measure."""
+        """True if this process made a step, so that there is something to measure."""
         return bool(self._windows)
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 from kmodels.core.errors import InputError
 
 
-def given(**values: Any) -> dict[str, Any]:
+def given(**values: object) -> dict[str, Any]:
     """Returns those that are not None: a flag left out leaves the preset's own value."""
     return {name: value for name, value in values.items() if value is not None}
 

@@ -1,21 +1,30 @@
-"""Byte-level merges (Radford et al. 2019), as GPT-2's and Qwen's tokenizers have them."""
+"""Byte-level merges (Radford et al. 2019), as Qwen's and CLIP's tokenizers have them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 
-# How Qwen 2 and 3 cut a text before merges: transformers' `Qwen2Tokenizer`, llama.cpp's "qwen2".
+# Qwen 2 and 3 cut a text like this before merges: transformers' `Qwen2Tokenizer`, llama.cpp's
+# "qwen2".
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 PATTERNS = {"qwen2": QWEN}
+# How CLIP cuts a text, whose words end with a mark: transformers' `CLIPTokenizer`.
+START, END = "<|startoftext|>", "<|endoftext|>"
+WORDS = (
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+)
+WORD_END = "</w>"
+# What stands for a blank among the letters that stand for bytes.
+BLANK = "\u0120"
 
 
 def build(
@@ -49,13 +58,66 @@ def build(
     return core
 
 
-def read(vocabulary: Any, merges: Any, special: Sequence[str] = ()) -> Tokenizer:
+def build_words(
+    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], special: Sequence[str] = ()
+) -> Tokenizer:
+    """Makes a tokenizer of words in small letters, each of which ends with `WORD_END`, as CLIP's.
+
+    Args:
+        vocabulary: token to id, with `START` and `END`; what it lacks becomes `END`.
+        merges: pairs in the order in which they are merged.
+        special: see `build`.
+
+    Raises:
+        InputError: for a vocabulary without these two.
+    """
+    if missing := [text for text in (START, END) if text not in vocabulary]:
+        raise InputError(f"the vocabulary lacks {' and '.join(missing)}; give that of a CLIP model")
+    core = Tokenizer(
+        models.BPE(
+            vocab=dict(vocabulary),
+            merges=list(merges),
+            end_of_word_suffix=WORD_END,
+            continuing_subword_prefix="",
+            unk_token=END,
+        )
+    )
+    one_blank = normalizers.Replace(Regex(r"\s+"), " ")
+    core.normalizer = normalizers.Sequence([normalizers.NFC(), one_blank, normalizers.Lowercase()])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    core.decoder = words_decoder()
+    core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    ids = [(text, vocabulary[text]) for text in (START, END)]
+    core.post_processor = TemplateProcessing(
+        single=f"{START} $A {END}", pair=f"{START} $A {END} {END} $B {END}", special_tokens=ids
+    )
+    return core
+
+
+def words_decoder() -> decoders.Decoder:
+    """Returns what makes text of tokens that end words with `WORD_END`."""
+    ends = [decoders.Replace(Regex(f"{WORD_END}$"), BLANK), decoders.ByteLevel()]
+    return decoders.Sequence([*ends, decoders.Replace(Regex(" $"), "")])
+
+
+def read(
+    vocabulary: Mapping[str, int] | str | Path,
+    merges: Sequence[str] | str | Path | None,
+    special: Sequence[str] = (),
+    build: Callable[..., Tokenizer] = build,
+) -> Tokenizer:
     """Makes a tokenizer of what keras-hub's classes take.
 
     Args:
         vocabulary: token to id, or the path of a vocab.json.
         merges: pairs of tokens with a blank between them, or the path of a merges.txt.
         special: see `build`.
+        build: makes it of token to id, pairs and special tokens.
 
     Raises:
         InputError: for a file that is missing or damaged, or without merges.

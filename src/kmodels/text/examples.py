@@ -54,8 +54,8 @@ def encode(
 ) -> list[Example]:
     """Returns texts as token ids, none longer than `length`.
 
-    A text that is too long loses its end and keeps the end token, as in keras-hub. Of a prompt with
-    a response the middle of the prompt goes first, down to a quarter of the room, then the end of
+    A text that is too long loses its end and keeps the end token, as in keras-hub. A prompt with a
+    response first loses the middle of the prompt, down to a quarter of the room, then the end of
     the response together with the end token, since nothing ended there.
 
     Args:

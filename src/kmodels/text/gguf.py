@@ -37,7 +37,7 @@ def load(
     """
     reader = open_gguf(path)
 
-    def value(name: str, default: Any = None) -> Any:
+    def value(name: str, default: object = None) -> Any:
         return setting(reader, f"tokenizer.ggml.{name}", default)
 
     kind, texts, cut = value("model"), value("tokens"), value("pre")

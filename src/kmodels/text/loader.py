@@ -16,7 +16,8 @@ class TextLoader(keras.utils.PyDataset):
 
     All batches are full: rows of no weight fill the last one. Weights are multiplied by one number,
     such that Keras' loss of an epoch, a mean over all positions of all rows, is the mean over the
-    tokens to learn. So losses compare whatever the padding, the batch size and the packing are.
+    tokens to learn. Losses therefore compare whatever the padding, the batch size and the packing
+    are.
 
     Args:
         rows: (dictionary of inputs, labels, weights), as a preprocessor gives them.

@@ -39,7 +39,7 @@ def assign(sizes: Sequence[int], length: int) -> list[list[int]]:
         length: tokens of a row.
 
     Returns:
-        For each row the examples in it, rows in the order of their first example.
+        The examples in each row, with rows in the order of their first example.
     """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # what is left of each row that is not full, sorted
@@ -57,7 +57,7 @@ def assign(sizes: Sequence[int], length: int) -> list[list[int]]:
 
 
 def pack(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
-    """Several examples a row, each with the loss it has alone.
+    """Packs several examples into a row, each with the loss it has alone.
 
     Args:
         examples: of at most length + 1 tokens.
@@ -65,8 +65,8 @@ def pack(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
         pad_id: id of the padding token.
 
     Returns:
-        As `pad`, with "segment_ids" (1, 2, ... by example, 0 for padding; attention stays inside a
-        segment) and "positions" (from 0 in each segment) besides.
+        The arrays of `pad`, with "segment_ids" (1, 2, ... by example, 0 for padding; attention
+        stays inside a segment) and "positions" (from 0 in each segment) besides.
     """
     # The last token of an example predicts nothing that counts, so it is no input here.
     rows = assign([len(example.ids) - 1 for example in examples], length)

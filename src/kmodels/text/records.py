@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
@@ -77,7 +77,7 @@ def read_records(
     return records
 
 
-def _numbered(lines: Any, limit: int) -> Iterator[tuple[int, bytes]]:
+def _numbered(lines: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank, each cut at limit + 1 bytes so that memory stays bounded."""
     number = 0
     while line := lines.readline(limit + 1):
@@ -105,7 +105,7 @@ def _parse(line: bytes, limit: int) -> Record:
     return check_record(value)
 
 
-def check_record(value: Any) -> Record:
+def check_record(value: object) -> Record:
     """Returns one record in its usual form.
 
     Args:
@@ -159,7 +159,7 @@ def _text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str 
     return text
 
 
-def _messages(messages: Any) -> list[dict[str, str]]:
+def _messages(messages: object) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise InputError("field 'messages' is no list of messages")
     checked = []

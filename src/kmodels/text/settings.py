@@ -5,7 +5,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2 import nodes
@@ -14,6 +14,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kmodels.core.errors import InputError
 from kmodels.weights.readers import read_json
+
+if TYPE_CHECKING:
+    from jinja2.parser import Parser
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
@@ -83,13 +86,15 @@ def with_names(settings: Mapping[str, Any], roles: Mapping[str, str | None]) -> 
     return found
 
 
-def token_text(token: Any) -> str | None:
+def token_text(token: object) -> str | None:
     """Returns the text of a token, which may be written with its properties."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) else None
 
 
-def choose_template(settings: Mapping[str, Any], wanted: str | None, tools: Any) -> str:
+def choose_template(
+    settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Mapping[str, Any]] | None
+) -> str:
     """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
 
     Raises:
@@ -115,7 +120,7 @@ def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
-    **values: Any,
+    **values: object,
 ) -> str:
     """Returns a chat as the template of its checkpoint writes it.
 
@@ -152,12 +157,12 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Any) -> list[nodes.Node]:
+    def parse(self, parser: "Parser") -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **settings: Any) -> str:
+def _to_json(value: object, ensure_ascii: bool = False, **settings: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **settings)
 
 

@@ -50,7 +50,7 @@ class Turns:
     tokens: tuple[str, ...]
 
 
-# With a context and without; each has {response} last.
+# The templates with a context and without; each has {response} last.
 INSTRUCTIONS = {
     "instruction": (
         "Instruction:\n{instruction}\n\nResponse:\n{response}",
@@ -96,7 +96,7 @@ class Template:
         if "{context}" not in spec:
             self._with_context = spec.replace("{instruction}", "{instruction}\n\n{context}", 1)
 
-    def __call__(self, record: Any, reply: bool = True) -> Written:
+    def __call__(self, record: object, reply: bool = True) -> Written:
         """Returns a record as text.
 
         Args:
@@ -105,7 +105,7 @@ class Template:
                 records need no response then.
 
         Returns:
-            Its parts in order.
+            The parts in order.
 
         Raises:
             InputError: for a record that the template cannot write.
@@ -164,7 +164,7 @@ def _as_messages(record: dict[str, Any]) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "model", "content": reply}]
 
 
-def _with_reply(record: Any) -> Any:
+def _with_reply(record: object) -> Any:
     """Returns the record with some reply as the last, to be cut off again."""
     if not isinstance(record, Mapping):
         return record

@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 from kmodels.data.fit.batches import to_numpy
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Returns one text, from a string, UTF-8 bytes, or an array that holds one of them.
 
     Raises:
@@ -43,7 +43,7 @@ def as_list(x: Any) -> Any:
     return array.tolist()
 
 
-def as_texts(x: Any) -> tuple[list[str], bool]:
+def as_texts(x: object) -> tuple[list[str], bool]:
     """Returns texts one by one, and whether there was more than one to begin with."""
     if isinstance(x, str | bytes):
         return [as_text(x)], False
@@ -64,7 +64,7 @@ def as_ids(ids: Any) -> Any:
     return [as_ids(part) for part in ids] if isinstance(ids, Sequence) else int(ids)
 
 
-def in_graph(x: Any) -> bool:
+def in_graph(x: object) -> bool:
     """Returns whether x is symbolic in a graph of TensorFlow."""
     x = getattr(x, "flat_values", x)
     return type(x).__module__.startswith("tensorflow") and not hasattr(x, "numpy")

@@ -25,7 +25,7 @@ _USUAL = {
 }
 # The last is where a preset of keras-hub has it, whose tokenizer.json is something else.
 FILES = ("assets/tokenizer/vocabulary.spm", "tokenizer.json", "tokenizer.model")
-# What transformers is told of a tokenizer that came without settings.
+# The settings for transformers of a tokenizer that came without any.
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 STOPS = "stop_tokens"
 
@@ -96,7 +96,7 @@ class Tokenizer:
         Args:
             path: a tokenizer.json, a SentencePiece .model or .spm, a .gguf file, a directory that
                 holds tokenizer.json or tokenizer.model, or a preset of keras-hub; local, or an
-                address such as "gs://bucket/model". What lies beside it is read too: the settings
+                address such as "gs://bucket/model". The files beside it are read too: the settings
                 and chat templates, and the ids that config.json and generation_config.json name as
                 the end of a text.
 
@@ -238,7 +238,7 @@ class Tokenizer:
         return self.core.id_to_token(token_id)
 
     def __call__(self, x: Any) -> Any:
-        """Same as `tokenize`."""
+        """Does what `tokenize` does."""
         return self.tokenize(x)
 
     def tokenize(self, x: str | Sequence[str]) -> Any:
@@ -261,10 +261,10 @@ class Tokenizer:
         return rows if is_batch else rows[0]
 
     def _finish(self, ids: list[int]) -> list[Any]:
-        """For subclasses that put more around a text."""
+        """Serves subclasses that put more around a text."""
         return ids
 
-    def _in_graph(self, method: str, x: Any) -> Any:
+    def _in_graph(self, method: str, x: object) -> Any:
         from kmodels.text import tokens_tensorflow
 
         return getattr(tokens_tensorflow, method)(self, x)
@@ -294,7 +294,7 @@ class Tokenizer:
         end = self.end_token_id if self.settings.get("add_eos_token", False) else None
         return [*([] if start is None else [start]), *ids, *([] if end is None else [end])]
 
-    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: object, skip_special_tokens: bool = False) -> str:
         """Returns text as transformers' `decode`, with special tokens unless they are skipped."""
         kept = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
         return self.core.decode(kept, skip_special_tokens=skip_special_tokens)
@@ -360,7 +360,7 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise InputError(f"this is not text: {_line(error)}") from error
 
-    def detokenize(self, ids: Any) -> Any:
+    def detokenize(self, ids: object) -> Any:
         """Returns text without special tokens.
 
         Args:

@@ -1,14 +1,17 @@
 """Tokenizers inside a graph of TensorFlow, such as that of `tf.data.Dataset.map`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from kmodels.core.errors import InputError
 
+if TYPE_CHECKING:
+    import keras
 
-def tokenize(tokenizer: Any, x: Any) -> Any:
+
+def tokenize(tokenizer: "keras.Layer", x: tf.Tensor) -> Any:
     """Returns ids of symbolic texts.
 
     Args:
@@ -48,7 +51,7 @@ def tokenize(tokenizer: Any, x: Any) -> Any:
     return ragged.from_row_lengths(flat, lengths, validate=False)
 
 
-def detokenize(tokenizer: Any, ids: Any) -> Any:
+def detokenize(tokenizer: "keras.Layer", ids: tf.Tensor) -> Any:
     """Returns texts of symbolic ids, which are (T,), (B, T) or ragged (B, None)."""
     if isinstance(ids, tf.RaggedTensor):
         given = [ids.flat_values, ids.row_lengths()]

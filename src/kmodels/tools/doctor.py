@@ -148,7 +148,7 @@ def _ops(engine: DoctorBackend) -> dict[str, dict[str, Any]]:
 
 
 def _measured() -> dict[Any, dict[str, dict[str, float]]]:
-    """By override, case and dtype: the files that measured it in force, and the ratios there."""
+    """Returns by override, case and dtype the files that measured it in force, and the ratios."""
     found: dict[Any, dict[str, dict[str, float]]] = {}
     for path in sorted(RESULTS.glob(f"ops_{backend()}_*.json")):
         for row in json.loads(path.read_text())["rows"]:

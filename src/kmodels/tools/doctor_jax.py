@@ -5,18 +5,19 @@ from typing import Any
 import jax
 
 from kmodels import ops
+from kmodels.core.dispatch import Op
 from kmodels.overrides import attention_jax, dense_jax
 from kmodels.overrides.blocks import blocks
 
 
 def devices() -> list[str]:
-    """Local devices."""
+    """Returns local devices."""
     return [
         f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.local_devices()
     ]
 
 
-def way(op: Any, *given: Any, **more: Any) -> str | None:
+def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     """Returns which of its bodies an override takes here; None if it has only one."""
     if op is ops.attention:
         lengths, causal = (given[0].shape[1], given[1].shape[1]), more.get("causal", False)

@@ -5,16 +5,17 @@ from typing import Any
 import tensorflow as tf
 
 from kmodels import ops
+from kmodels.core.dispatch import Op
 from kmodels.overrides import attention_tensorflow
 from kmodels.overrides.blocks import blocks
 
 
 def devices() -> list[str]:
-    """Logical devices."""
+    """Returns logical devices."""
     return [device.name for device in tf.config.list_logical_devices()]
 
 
-def way(op: Any, *given: Any, **more: Any) -> str | None:
+def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     """Returns which of its bodies an override takes here; None if it has only one."""
     if op is ops.attention:
         lengths, causal = (given[0].shape[1], given[1].shape[1]), more.get("causal", False)

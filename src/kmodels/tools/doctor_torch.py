@@ -5,18 +5,19 @@ from typing import Any
 import torch
 
 from kmodels import ops
+from kmodels.core.dispatch import Op
 from kmodels.overrides.attention_torch import by_products
 from kmodels.overrides.dense_torch import by_onednn
 
 
 def devices() -> list[str]:
-    """GPUs if there are any, and the CPU with its threads."""
+    """Returns GPUs if there are any, and the CPU with its threads."""
     count = torch.cuda.device_count()
     gpus = [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(count)]
     return [*gpus, f"cpu ({torch.get_num_threads()} threads)"]
 
 
-def way(op: Any, *given: Any, **more: Any) -> str | None:
+def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     """Returns which of its bodies an override takes here; None if it has only one."""
     if op is ops.attention:
         rate = more.get("dropout", 0.0)

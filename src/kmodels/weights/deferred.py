@@ -7,11 +7,15 @@ without values; what fills it waits here until the engine calls `fill`.
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 
 _WAITING = "_fill_weights"
 _on = False
+# Whether any model of this process was left to wait.
+used = False
 
 
 def switch(on: bool) -> None:
@@ -25,19 +29,21 @@ def active() -> bool:
     return _on
 
 
-def leave(model: Any, fill: Callable[[], Any]) -> None:
+def leave(model: keras.Model, fill: Callable[[], Any]) -> None:
     """Keeps what fills a model for `fill`."""
+    global used
+    used = True
     vars(model)[_WAITING] = fill
 
 
-def fill(model: Any) -> None:
+def fill(model: keras.Model) -> None:
     """Gives all variables of a model, and of models in it, the values that they wait for."""
     for layer in keras_internals.sublayers(model):
         if (waiting := vars(layer).pop(_WAITING, None)) is not None:
             waiting()
 
 
-def check(model: Any, what: str) -> None:
+def check(model: keras.Model, what: str) -> None:
     """Raises `InputError` where a model waits for its weights.
 
     Args:

@@ -1,13 +1,12 @@
 """Loading and exporting by a table of rules, strict in both directions."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals, malloc
-from kmodels.core.dispatch import backend_module
+from kmodels.core import malloc
 from kmodels.core.errors import InputError
 from kmodels.weights import deferred, gather
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
@@ -17,22 +16,7 @@ from kmodels.weights.transforms import identity, source_shape, split_points
 SHOWN = 8
 
 
-class HostBackend(Protocol):
-    """Host arrays into variables, where a backend has a way without copies."""
-
-    def fill(self, variable: keras.Variable, array: np.ndarray) -> None:
-        """Assigns an array of the variable's shape, as its first value where it has none yet."""
-        ...
-
-    def fill_part(self, variable: keras.Variable, array: np.ndarray) -> None:
-        """Assigns the part that this process holds of a variable that says its `index`."""
-        ...
-
-
-_host = backend_module("kmodels.weights.host", HostBackend, optional=True)
-
-
-def variables(model: Any) -> dict[str, Any]:
+def variables(model: keras.Model) -> dict[str, Any]:
     """Returns the weights of a model by path; states of seeds and metrics are not weights.
 
     A mapping goes through as it is, for models of other packages whose paths are told apart better.
@@ -53,7 +37,7 @@ def variables(model: Any) -> dict[str, Any]:
 
 
 def load(
-    model: Any,
+    model: keras.Model,
     source: Mapping[str, LazyArray],
     rules: Sequence[Rule],
     *,
@@ -82,7 +66,7 @@ def load(
 
 
 def bind(
-    model: Any,
+    model: keras.Model,
     source: Mapping[str, LazyArray],
     rules: Sequence[Rule],
     *,
@@ -155,8 +139,13 @@ def _source_shape(rule: Bound, held: Mapping[str, Any]) -> tuple[int, ...] | str
 
 def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
     index = getattr(targets[0], "index", None)
-    if _host is not None and index is not None and len(targets) == 1 and rule.transform is identity:
-        _host.fill_part(targets[0], source.part(index))  # the rest is another process's
+    if (
+        gather.host is not None
+        and index is not None
+        and len(targets) == 1
+        and rule.transform is identity
+    ):
+        gather.host.fill_part(targets[0], source.part(index))  # the rest is another process's
         return
     shapes = [tuple(variable.shape) for variable in targets]
     parts = [array := source.read()]
@@ -164,23 +153,10 @@ def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
         parts = np.split(array, split_points(shapes, rule.transform, rule.axis), axis=rule.axis)
     for variable, part in zip(targets, parts, strict=True):
         value = np.ascontiguousarray(rule.transform.forward(part)).reshape(variable.shape)
-        put(variable, value)
+        gather.put(variable, value)
 
 
-def put(variable: Any, array: np.ndarray) -> None:
-    """Assigns a host array of the variable's shape, as its first value where it has none yet."""
-    if _host is not None:
-        _host.fill(variable, array)
-        return
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    array = np.asarray(array, dtype=np.dtype(dtype))
-    if keras_internals.has_value(variable):
-        variable.assign(array)
-    else:
-        keras_internals.give_value(variable, keras.ops.convert_to_tensor(array, dtype))
-
-
-def export(model: Any, rules: Sequence[Rule]) -> dict[str, LazyArray]:
+def export(model: keras.Model, rules: Sequence[Rule]) -> dict[str, LazyArray]:
     """Returns the tensors that a file of these rules would hold.
 
     Args:
@@ -208,16 +184,10 @@ def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:
     dtype = np.dtype(keras.backend.standardize_dtype(targets[0].dtype))
 
     def read() -> np.ndarray:
-        parts = [rule.transform.inverse(values(variable)) for variable in targets]
+        parts = [rule.transform.inverse(gather.values(variable)) for variable in targets]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=rule.axis)
 
     return LazyArray(source_shape(shapes, rule.transform, rule.axis), dtype, read)
-
-
-def values(variable: Any) -> np.ndarray:
-    """Returns a variable's values on the host, in its own dtype; all processes gather them."""
-    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    return np.asarray(keras.ops.convert_to_numpy(gather.whole(variable)), dtype=dtype)
 
 
 def paths_as_names(paths: Iterable[str]) -> list[Rule]:

@@ -1,11 +1,14 @@
-"""The whole values of a variable of which each process of a run may hold a part."""
+"""The values of a variable on the host: gathered where processes hold parts of them, and put."""
 
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 
-from kmodels.core.dispatch import Tensor, backend_module
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 from kmodels.weights import deferred
 
 
@@ -21,18 +24,50 @@ class GatherBackend(Protocol):
         ...
 
 
+class HostBackend(Protocol):
+    """Host arrays into variables, where a backend has a way without copies."""
+
+    def fill(self, variable: keras.Variable, array: np.ndarray) -> None:
+        """Assigns an array of the variable's shape, as its first value where it has none yet."""
+        ...
+
+    def fill_part(self, variable: keras.Variable, array: np.ndarray) -> None:
+        """Assigns the part that this process holds of a variable that says its `index`."""
+        ...
+
+
 _gather = backend_module("kmodels.weights.gather", GatherBackend, optional=True)
+host = backend_module("kmodels.weights.host", HostBackend, optional=True)
 
 
-def whole(variable: Any) -> Any:
+def whole(variable: keras.Variable) -> Any:
     """Returns all values of a tensor; of a sharded one, all processes call it together.
 
-    Of one variable after another, so that no more than one is in memory whole.
+    Takes one variable after another, so that no more than one is in memory whole.
     """
     return variable.value if _gather is None else _gather.whole(variable)
 
 
-def check_whole(model: Any, what: str) -> None:
+def values(variable: keras.Variable) -> np.ndarray:
+    """Returns a variable's values on the host, in its own dtype; all processes gather them."""
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return np.asarray(keras.ops.convert_to_numpy(whole(variable)), dtype=dtype)
+
+
+def put(variable: keras.Variable, array: np.ndarray) -> None:
+    """Assigns a host array of the variable's shape, as its first value where it has none yet."""
+    if host is not None:
+        host.fill(variable, array)
+        return
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    array = np.asarray(array, dtype=np.dtype(dtype))
+    if keras_internals.has_value(variable):
+        variable.assign(array)
+    else:
+        keras_internals.give_value(variable, keras.ops.convert_to_tensor(array, dtype))
+
+
+def check_whole(model: keras.Model, what: str) -> None:
     """Raises `InputError` where no process holds all of a model's weights.
 
     Args:
@@ -44,10 +79,10 @@ def check_whole(model: Any, what: str) -> None:
         raise _refusal(what)
 
 
-def check_callable(model: Any, what: str) -> None:
+def check_callable(model: keras.Model, what: str) -> None:
     """Raises `InputError` where layers have their weights only while a whole training step runs.
 
-    Such are those of FSDP2; XLA gathers wherever a layer is called.
+    Those of FSDP2 are such models; XLA gathers wherever a layer is called.
 
     Args:
         model: any.

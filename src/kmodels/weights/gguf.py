@@ -7,9 +7,12 @@ keeps it busy, and growing, for ever. The format is described in ggml's docs/ggu
 import mmap
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
+
+if TYPE_CHECKING:
+    import gguf
 
 # Bytes of a value of each kind; 8 is a text, 9 a list.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -42,7 +45,7 @@ def open_gguf(path: str | Path) -> Any:
         ) from None
 
 
-def setting(reader: Any, name: str, default: Any = None) -> Any:
+def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any:
     """Returns a setting of a file, or `default` where it is not there.
 
     Args:

@@ -1,6 +1,6 @@
 """Host arrays into TensorFlow variables."""
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import keras
 import numpy as np
@@ -9,10 +9,10 @@ import tensorflow as tf
 from kmodels.core import keras_internals
 
 
-def fill(variable: Any, array: np.ndarray) -> None:
+def fill(variable: keras.Variable, array: np.ndarray) -> None:
     """Assigns a tensor that nothing else holds, so that the variable takes it over as it is.
 
-    Not row by row: after that, TensorFlow copies the variable whenever it is read.
+    It does not assign row by row: after that, TensorFlow copies the variable whenever it is read.
     """
     tensor = tf.cast(tf.constant(array), keras.backend.standardize_dtype(variable.dtype))
     if keras_internals.has_value(variable):
@@ -21,6 +21,6 @@ def fill(variable: Any, array: np.ndarray) -> None:
         keras_internals.give_value(variable, tensor)
 
 
-def fill_part(variable: Any, array: np.ndarray) -> NoReturn:
+def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:
     """Is never called: no variable of TensorFlow lies in parts."""
     raise NotImplementedError(variable.path)

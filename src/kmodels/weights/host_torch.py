@@ -1,7 +1,5 @@
 """Host arrays into torch variables."""
 
-from typing import Any
-
 import keras
 import ml_dtypes
 import numpy as np
@@ -10,7 +8,7 @@ import torch
 from kmodels.core import keras_internals
 
 
-def fill(variable: Any, array: np.ndarray) -> None:
+def fill(variable: keras.Variable, array: np.ndarray) -> None:
     """Copies the array into the variable's own memory, cast on the way.
 
     Keras widens a bfloat16 array to float32 on its way: for the table of a large vocabulary that is
@@ -22,7 +20,8 @@ def fill(variable: Any, array: np.ndarray) -> None:
         return
     with torch.no_grad():
         if not keras_internals.has_value(variable):
-            # Not the array's own memory: torch's is aligned for its widest instructions.
+            # It does not take the array's own memory: torch's is aligned for its widest
+            # instructions.
             kind = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
             keras_internals.give_value(
                 variable, torch.empty(variable.shape, dtype=kind).copy_(tensor)
@@ -31,7 +30,7 @@ def fill(variable: Any, array: np.ndarray) -> None:
         variable.value.copy_(tensor)
 
 
-def fill_part(variable: Any, array: np.ndarray) -> None:
+def fill_part(variable: keras.Variable, array: np.ndarray) -> None:
     """Copies what this rank holds of a variable that lies in parts."""
     variable.take_part(_tensor(array))
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.weights.checkpoint import SourceCheckpoint, Tensors
@@ -19,7 +21,7 @@ from kmodels.weights.writer import write_safetensors
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-# Of the description: what was done to a model since it was made, and "head" what to its head.
+# Keys of the description: what was done to a model since it was made, and under "head" to its head.
 CHANGES = ("quantization", "lora", "rows", "frozen", "head")
 WriteBy = Callable[[Tensors, Callable[[Tensors], Path]], Path]
 
@@ -45,7 +47,7 @@ def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
 
 
 def save(
-    model: Any,
+    model: keras.Model,
     directory: Path,
     description: dict[str, Any],
     write_more: Callable[[Path], None] | None = None,

@@ -78,7 +78,8 @@ def _join(name: str, parts: list[Part], folder: Path) -> LazyArray:
         wanted = [piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)]
         whole = np.empty([stop - start for start, stop in wanted], parts[0][1].dtype)
         for begin, array in parts:
-            # Where what is wanted and this part meet, in the numbering of the whole tensor.
+            # The range where what is wanted and this part meet, in the numbering of the whole
+            # tensor.
             low = [max(a, start) for a, (start, _) in zip(begin, wanted, strict=True)]
             high = [
                 min(a + size, stop)

@@ -27,7 +27,7 @@ def read(path: Path) -> dict[str, LazyArray]:
     except InputError:
         raise
     except Exception:
-        # What torch says is how to run the code in the file all the same.
+        # torch's message says how to run the code in the file all the same.
         raise InputError(
             f"{path} is damaged or holds more than tensors; write it again as safetensors"
         ) from None
@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, LazyArray]:
     return {name: _lazy(tensor) for name, tensor in held.items()}
 
 
-def _is_plain(name: Any, value: Any) -> bool:
+def _is_plain(name: object, value: object) -> bool:
     return (
         isinstance(name, str)
         and isinstance(value, torch.Tensor)

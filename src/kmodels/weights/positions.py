@@ -18,7 +18,7 @@ Grid = tuple[int, int]
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """Keys' kernel (Keys 1981, eq. 15) with parameter `a`."""
+    """Returns Keys' kernel (Keys 1981, eq. 15) with parameter `a`."""
     x = np.abs(distance)
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
@@ -38,8 +38,8 @@ def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
         method: "bicubic", as Hugging Face (a = -0.75, no antialiasing, edges repeated);
             "bicubic_antialias", as timm (a = -0.5, the kernel widened when shrinking and cut at the
             edges, as Pillow does); "bilinear", as timm on `.npz` files (no antialiasing);
-            "bilinear_antialias", as SigLIP 2 with native aspect ratio. All take samples at pixel
-            centres.
+            "bilinear_antialias", as SigLIP 2 with native aspect ratio. All methods take samples at
+            pixel centres.
 
     Returns:
         float64 (new, old); each row sums to 1.

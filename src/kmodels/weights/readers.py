@@ -178,7 +178,7 @@ def _sharded(path: Path) -> dict[str, LazyArray]:
     return {name: held[shard][name] for name, shard in sorted(index.items())}
 
 
-def _is_file_name(name: Any) -> bool:
+def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 

@@ -49,7 +49,7 @@ def _bind(rule: Rule, number: str) -> Bound:
 
 
 def bind_sources(rules: Iterable[Rule], names: Iterable[str]) -> dict[str, Bound | None]:
-    """For each name in a file the rule that reads it, or None."""
+    """Returns for each name in a file the rule that reads it, or None."""
     compiled = [(rule, _pattern(rule.source)) for rule in rules]
     found: dict[str, Bound | None] = {}
     for name in names:

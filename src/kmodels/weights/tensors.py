@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 Index = tuple[slice, ...]
 
@@ -45,7 +46,7 @@ class LazyArray:
         return replace(self, shape=tuple(shape), read=lambda: change(self.read()), read_part=None)
 
 
-def constant(value: float, shape: Sequence[int], dtype: Any = "float32") -> LazyArray:
+def constant(value: float, shape: Sequence[int], dtype: DTypeLike = "float32") -> LazyArray:
     """Returns a tensor that holds one value everywhere."""
     size = tuple(shape)
     kind = np.dtype(dtype)

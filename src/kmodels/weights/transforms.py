@@ -34,7 +34,7 @@ def reshape(source: tuple[int, ...], target: tuple[int, ...]) -> Transform:
 
 
 def leading_axes(number: int) -> Transform:
-    """For files that leave out axes of length 1 in front: (D,) <-> (1, 1, D) with 2 of them."""
+    """Serves files that leave out axes of length 1 in front: (D,) <-> (1, 1, D) with 2 of them."""
     return Transform(
         lambda x: np.reshape(x, (1,) * number + x.shape), lambda x: np.reshape(x, x.shape[number:])
     )
@@ -59,7 +59,7 @@ def patch_kernel(patch: int, channels: int) -> Transform:
 
 
 def prepend_zeros(rows: int) -> Transform:
-    """For files that keep rows of zeros in front: (1, rows + P, D) <-> (1, P, D)."""
+    """Serves files that keep rows of zeros in front: (1, rows + P, D) <-> (1, P, D)."""
     return Transform(
         lambda x: x[:, rows:],
         lambda x: np.concatenate([np.zeros_like(x[:, :1]).repeat(rows, 1), x], axis=1),

@@ -14,13 +14,15 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def write_safetensors(
-    path: Path, tensors: Mapping[str, LazyArray], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, LazyArray | np.ndarray],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a safetensors file, reading one tensor at a time.
 
     Args:
         path: of the file to make.
-        tensors: by name; each is asked for its values once, in the order given.
+        tensors: by name; each is asked for its values once, in the order given. Arrays are values.
         metadata: text for the header.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -37,7 +39,8 @@ def write_safetensors(
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in tensors.items():
-            array = np.ascontiguousarray(tensor.read(), dtype=tensor.dtype)
+            values = tensor if isinstance(tensor, np.ndarray) else tensor.read()
+            array = np.ascontiguousarray(values, dtype=tensor.dtype)
             if array.shape != tensor.shape and array.size != 1:
                 raise ValueError(f"{name} was announced as {tensor.shape} but is {array.shape}")
             # NumPy's buffers do not know bfloat16; its bytes are the same as any other's.

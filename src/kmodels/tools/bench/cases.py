@@ -12,7 +12,7 @@ from kmodels.tools.bench.options import AUTO, MODES, BenchOptions
 from kmodels.tools.children import installed
 
 OPENXLA = "openxla"
-# What OpenXLA's mode needs beside torch; Keras imports all others that it finds.
+# The packages that OpenXLA's mode needs beside torch; Keras imports all others that it finds.
 NEEDS = {OPENXLA: ("torchax", "jax")}
 HOW = (
     "make an environment for it (python -m venv openxla; openxla/bin/pip install --pre torchax "
@@ -47,7 +47,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """The name of the row in messages."""
         loader = [] if self.workers is None else [pluralize(self.workers, "worker")]
         return " · ".join([self.backend, self.precision, self.compile, self.ops, *loader])
 

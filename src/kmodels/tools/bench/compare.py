@@ -8,7 +8,7 @@ from kmodels.core.errors import InputError
 # Relative difference of a loss. TF32 and bfloat16 keep 10 and 7 bits behind the point, and each
 # backend rounds in other places; a few steps of an optimizer carry that on.
 LOSSES = {"float32": 1e-4, "tf32": 5e-3, "mixed_bfloat16": 2e-2, "bfloat16": 3e-2}
-# What all rows share, and what rows of one precision share beside that.
+# The facts that all rows share, and those that rows of one precision share beside them.
 ALL = (
     *("parameters", "trainable_parameters", "dropout", "image_shape", "optimizer"),
     *("kmodels", "keras", "threads", "text"),
@@ -61,7 +61,7 @@ def _losses(beside: dict[str, Any], row: dict[str, Any]) -> list[str]:
     allowed = LOSSES[row["precision"]]
     pairs = list(zip(_compared(beside), _compared(row), strict=True))
     for step, (theirs, ours) in enumerate(pairs, 1):
-        # Not "more than", which a loss that is no number would pass.
+        # It does not ask for "more than", which a loss that is no number would pass.
         if not abs(ours - theirs) <= allowed * abs(theirs):
             return [
                 f"{row['label']}: the loss of step {step} is {ours:.6g}, {beside['label']} has "

@@ -16,5 +16,5 @@ def is_cpu() -> bool:
 
 
 def threads() -> int:
-    """Of operations; 0 for one per CPU that the process may use, which is what XLA takes."""
+    """Returns the threads of operations; 0 for one per CPU of the process, which XLA takes."""
     return 0

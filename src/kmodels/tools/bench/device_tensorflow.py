@@ -17,5 +17,5 @@ def is_cpu() -> bool:
 
 
 def threads() -> int:
-    """Of operations; 0 for one per CPU that the process may use."""
+    """Returns the threads of operations; 0 for one per CPU that the process may use."""
     return tf.config.threading.get_intra_op_parallelism_threads()

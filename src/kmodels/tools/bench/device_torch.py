@@ -14,5 +14,5 @@ def is_cpu() -> bool:
 
 
 def threads() -> int:
-    """Of operations."""
+    """Returns the threads of operations."""
     return torch.get_num_threads()

@@ -1,8 +1,8 @@
 """The training step of the torch backend as one program of XLA, by torchax.
 
 Keras' own step ends at `loss.backward()`, which torchax' tensors do not have: they hold values of
-JAX, which differentiates them. So the forward pass of the model, its loss and the optimizer's rule
-are traced on those tensors, and JAX makes the gradient in between.
+JAX, which differentiates them. The forward pass of the model, its loss and the optimizer's rule are
+therefore traced on those tensors, and JAX makes the gradient in between.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ import torch
 import torchax  # pyright: ignore[reportMissingImports], of an environment of its own
 from torchax import interop, tensor, view  # pyright: ignore[reportMissingImports]
 
-# Where torchax' tensors say that they are.
+# The device on which torchax' tensors say that they are.
 DEVICE = "jax"
 # Their own memory is not torch's, so they say that they are abstract; Keras would take them for
 # shapes without values.
@@ -21,7 +21,7 @@ for _kind in (tensor.Tensor, view.View):
     _kind.is_meta = property(lambda self: False)
 
 
-def train(model: Any, data: Iterable[Any], count: Callable[[Any], None]) -> None:
+def train(model: keras.Model, data: Iterable[Any], count: Callable[[Any], None]) -> None:
     """Trains a compiled model; its variables are left as they were.
 
     Args:
@@ -43,12 +43,18 @@ def train(model: Any, data: Iterable[Any], count: Callable[[Any], None]) -> None
             count(loss.numpy())
 
 
-def _step(model: Any, held: tuple[list, list, list]) -> Callable[..., Any]:
+def _step(model: keras.Model, held: tuple[list, list, list]) -> Callable[..., Any]:
     """(state, x, y, weights) to the state after a step and the loss."""
     weights, slots, others = held
     optimizer = model.optimizer
 
-    def forward(values: list, rest: list, x: Any, y: Any, sample_weight: Any = None) -> Any:
+    def forward(
+        values: list,
+        rest: list,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        sample_weight: torch.Tensor | None = None,
+    ) -> Any:
         given = [*zip(weights, values, strict=True), *zip(others, rest, strict=True)]
         with keras.device(DEVICE), keras.StatelessScope(state_mapping=given) as scope:
             outputs = model(x, training=True)
@@ -58,7 +64,7 @@ def _step(model: Any, held: tuple[list, list, list]) -> Callable[..., Any]:
 
     gradient = interop.jax_value_and_grad(forward, {"has_aux": True})
 
-    def step(state: list, *batch: Any) -> Any:
+    def step(state: list, *batch: torch.Tensor) -> Any:
         values, own, rest = state
         (loss, rest), gradients = gradient(values, rest, *batch)
         given = [*zip(weights, values, strict=True), *zip(slots, own, strict=True)]
@@ -72,6 +78,6 @@ def _step(model: Any, held: tuple[list, list, list]) -> Callable[..., Any]:
     return step
 
 
-def _after(scope: Any, variables: list) -> list:
-    """Their values at the end of a scope."""
+def _after(scope: keras.StatelessScope, variables: list) -> list:
+    """Returns their values at the end of a scope."""
     return [scope.get_current_value(variable) for variable in variables]

@@ -3,14 +3,13 @@
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.runs.backend import BACKENDS
 
-# By name: dtype policy, and precision of float32 products.
+# Maps a name to the dtype policy and the precision of float32 products.
 PRECISIONS = {
     "float32": ("float32", "highest"),
     "tf32": ("float32", "high"),
@@ -160,7 +159,7 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in listed(text))
 
 
-def check_names(what: str, given: Sequence[str], known: Any, some: bool = True) -> None:
+def check_names(what: str, given: Sequence[str], known: Collection[str], some: bool = True) -> None:
     """Raises `InputError` for a name that is not known, one that is twice, or for none."""
     if some and not given:
         raise InputError(f"{what} is empty; give some of {', '.join(known)}")

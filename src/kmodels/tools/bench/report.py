@@ -12,7 +12,7 @@ from rich.table import Table
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.units import pluralize
 
-# Of the precisions, as far as there are rows of them; readable by colour-blind eyes.
+# The colours of the precisions that have rows; colour-blind eyes tell them apart.
 _COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#117733")
 _INK = "#333333"
 
@@ -80,7 +80,7 @@ def agreement(rows: list[dict[str, Any]]) -> str:
 
 
 def _short(number: float) -> str:
-    """At least three digits, no exponent."""
+    """Gives at least three digits, and no exponent."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.{1 if number >= 10 else 2}f}"
 
 
@@ -117,7 +117,7 @@ def write(result: dict[str, Any], out: str | Path) -> list[Path]:
 
 
 def draw(result: dict[str, Any]) -> Any:
-    """Speed and memory of each row as bars; matplotlib is imported here.
+    """Draws speed and memory of each row as bars; matplotlib is imported here.
 
     Args:
         result: of `run`, or read from its JSON.

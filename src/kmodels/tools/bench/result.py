@@ -44,7 +44,7 @@ def result(
 ) -> dict[str, Any]:
     """Returns the content of bench.json, see `run`."""
     settings = asdict(options)
-    # Where interpreters lie is nobody's but this machine's.
+    # The place of interpreters concerns this machine alone.
     settings.pop("python")
     text = any(row["facts"]["text"] for row in rows if row["failed"] is None)
     return {

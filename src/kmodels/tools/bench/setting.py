@@ -17,7 +17,7 @@ from kmodels.tools.bench.device import DeviceBackend
 from kmodels.tools.bench.options import PRECISIONS
 
 _ENDLESS = 1_000_000
-# Of a loader, before its pictures come again in another order.
+# The batches of a loader before its pictures come again in another order.
 _LOADED = 1_000
 # Small enough that a few steps do not part what rounding parted, large enough that they matter.
 _RATES = {"adamw": 1e-4, "sgd": 1e-2}
@@ -59,7 +59,8 @@ def make_model(
         rank: of the adapters.
 
     Raises:
-        InputError: for an unknown preset, or settings that it does not have.
+        InputError: for an unknown preset, settings that it does not have, or a model that has no
+            loss of its own.
     """
     task = presets.family_of(preset).tasks[0]
     changes: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
@@ -71,12 +72,17 @@ def make_model(
         channels = outline.backbone.config.image_shape[-1]
         changes["image_shape"] = (image_size, image_size, channels)
     model = task.from_preset(preset, dtype=policy, preprocessor=None, **changes)
+    if is_text(model) and not model.gives_logits:
+        raise InputError(
+            f"{preset} is a {task.__name__}, which has no loss of its own to train with; give a "
+            "classifier or a causal model"
+        )
     if lora or (lora is None and is_text(model)):
         model.enable_lora(rank)
     return model
 
 
-def is_text(model: Any) -> bool:
+def is_text(model: keras.Model) -> bool:
     """Returns whether a model takes token ids."""
     return not hasattr(model.backbone.config, "image_shape")
 
@@ -87,7 +93,7 @@ def make_optimizer(name: str) -> Any:
     return kinds[name](_RATES[name], weight_decay=None if name == "sgd" else 0.0)
 
 
-def batch(model: Any, rows: int, length: int, seed: int) -> tuple[Any, Any, Any]:
+def batch(model: keras.Model, rows: int, length: int, seed: int) -> tuple[Any, Any, Any]:
     """Returns one batch, from NumPy's generator.
 
     Args:
@@ -111,7 +117,7 @@ def batch(model: Any, rows: int, length: int, seed: int) -> tuple[Any, Any, Any]
 
 
 class Batches(keras.utils.PyDataset):
-    """As many batches as anyone asks for.
+    """Gives as many batches as anyone asks for.
 
     Args:
         make: the batch of a number, (x, y) or (x, y, weights).
@@ -129,7 +135,12 @@ class Batches(keras.utils.PyDataset):
 
 
 def batches(
-    model: Any, rows: int, length: int, seed: int, workers: int | None = None, ready: int = 4
+    model: keras.Model,
+    rows: int,
+    length: int,
+    seed: int,
+    workers: int | None = None,
+    ready: int = 4,
 ) -> Any:
     """Returns the data of a row, equal on each backend and with any number of workers.
 
@@ -158,7 +169,7 @@ def batches(
     return ImageLoader(data.train, rows, workers=workers, channels=channels, mean=0.5, std=0.5)
 
 
-def facts(model: Any, device: DeviceBackend) -> dict[str, Any]:
+def facts(model: keras.Model, device: DeviceBackend) -> dict[str, Any]:
     """Returns what has to be equal in a comparison, or is worth noting.
 
     Args:
@@ -184,7 +195,7 @@ def facts(model: Any, device: DeviceBackend) -> dict[str, Any]:
     }
 
 
-def dropouts(model: Any) -> dict[str, float]:
+def dropouts(model: keras.Model) -> dict[str, float]:
     """Returns the rates above 0, by the path of their layer."""
     found = {}
     for layer in keras_internals.sublayers(model):

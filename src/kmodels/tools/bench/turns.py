@@ -20,7 +20,7 @@ from kmodels.tools.children import Child, ChildError, LeftOut, OutOfMemory, stop
 WORK = "kmodels.tools.bench.work"
 # Another process is started where this many times the largest peak so far is left.
 ROOM = 1.3
-# Of what the host has left, what a step may take while the largest batch is looked for.
+# The share of what the host has left that a step may take while the largest batch is looked for.
 SHARE = 0.8
 _JOB = (
     *("preset", "batch_size", "image_size", "num_classes", "sequence_length"),
@@ -110,7 +110,7 @@ class _Bench:
     def _say(self, text: str, steps: int = 0) -> None:
         self._progress.update(self._bar, description=text, advance=steps)
 
-    def _child(self, case: Case, **changes: Any) -> Child:
+    def _child(self, case: Case, **changes: object) -> Child:
         job = {name: getattr(self.options, name) for name in _JOB}
         job |= {"precision": case.precision, "compile": case.compile, "workers": case.workers}
         options, cpus = self.options, self.options.cpus

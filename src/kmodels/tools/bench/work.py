@@ -11,6 +11,7 @@ from kmodels.core import dispatch
 from kmodels.core.dispatch import backend_module
 from kmodels.core.hardware import device_name, peak_memory_mb
 from kmodels.core.out_of_memory import is_out_of_memory
+from kmodels.core.types import Logs, Tensor
 from kmodels.layers import block_compile as compiling
 from kmodels.memory import estimate
 from kmodels.tools.bench import setting
@@ -51,11 +52,11 @@ class Turns(keras.callbacks.Callback):
         """The model stands; what follows is the first step."""
         self._wait({"facts": facts, "build_s": time.perf_counter() - self._begun})
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Counts a step of `fit`."""
         self.step(logs["step_loss"])  # type: ignore[index]
 
-    def step(self, loss: Any) -> None:
+    def step(self, loss: Tensor) -> None:
         """Counts a step; reading its loss waits for it."""
         self._losses.append(float(keras.ops.convert_to_numpy(loss)))
         now = time.perf_counter()
@@ -132,7 +133,7 @@ def _train(job: dict[str, Any], turns: Turns, device: DeviceBackend) -> None:
     model.fit(data, epochs=_ENDLESS, verbose=0, shuffle=False, callbacks=callbacks)
 
 
-def _mode(model: Any, asked: str) -> str:
+def _mode(model: keras.Model, asked: str) -> str:
     """Returns what compiles the step, in the words of `MODES`."""
     if asked == OPENXLA:
         return asked

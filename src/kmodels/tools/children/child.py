@@ -8,13 +8,16 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
 from kmodels.tools.children.failures import REFUSED, ChildError
 from kmodels.tools.children.link import Link
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # Characters of an error that its parent is told; the whole of it is in the log.
 _SHOWN = 240
@@ -30,7 +33,9 @@ class _Hiding(PathFinder):
     hidden: frozenset[str] = frozenset()
 
     @classmethod
-    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: "ModuleType | None" = None
+    ) -> Any:
         """Python's own search, or None."""
         return None if fullname in cls.hidden else super().find_spec(fullname, path, target)
 

@@ -16,7 +16,7 @@ class Link:
     def __init__(self, answers: int):
         self._answers = os.fdopen(answers, "wb", buffering=0)
 
-    def send(self, **answer: Any) -> None:
+    def send(self, **answer: object) -> None:
         """Sends one answer of plain values."""
         self._answers.write(json.dumps(answer).encode() + b"\n")
 

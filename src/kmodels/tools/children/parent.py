@@ -104,7 +104,7 @@ class Child:
         """
         return self._answer()
 
-    def ask(self, **request: Any) -> dict[str, Any]:
+    def ask(self, **request: object) -> dict[str, Any]:
         """Sends a request and waits for its answer; raises as `started`."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None

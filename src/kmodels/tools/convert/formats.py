@@ -77,7 +77,7 @@ class ExportFormat:
 
     @property
     def traced(self) -> bool:
-        """Whether it holds a graph."""
+        """True if it holds a graph."""
         return not self.method and not self.writer[0]
 
     def reader(self) -> Runtime:

@@ -2,16 +2,19 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import Dim
 
+if TYPE_CHECKING:
+    import keras
+
 KEEPS: dict[str, tuple[str, ...]] = {}
 
 
-def torch_export(model: Any, spec: Any, path: Path) -> None:
-    """A program for torch.export.load."""
+def torch_export(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
+    """Writes a program for torch.export.load."""
     model.export(
         str(path),
         format="torch",
@@ -21,8 +24,8 @@ def torch_export(model: Any, spec: Any, path: Path) -> None:
     )
 
 
-def onnx(model: Any, spec: Any, path: Path) -> None:
-    """By PyTorch's own exporter; Keras would trace by the older one where axes are free."""
+def onnx(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
+    """Writes by PyTorch's own exporter; Keras would trace by the older one where axes are free."""
     # Axes of length 1 would be taken for constants.
     example = torch.ones([size or 2 for size in spec.shape], dtype=getattr(torch, spec.dtype))
     program = torch.onnx.export(
@@ -37,8 +40,8 @@ def onnx(model: Any, spec: Any, path: Path) -> None:
     program.save(str(path))
 
 
-def openvino(model: Any, spec: Any, path: Path) -> None:
-    """OpenVINO from a program: of what Keras traces for it, it lacks ops."""
+def openvino(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
+    """Writes OpenVINO from a program: of what Keras traces for it, it lacks ops."""
     ov: Any = importlib.import_module("openvino")
     held = path / "model.pt2"
     torch_export(model, spec, held)
@@ -49,7 +52,7 @@ def openvino(model: Any, spec: Any, path: Path) -> None:
     ov.save_model(found, path / "model.xml", compress_to_fp16=False)
 
 
-def _free(spec: Any) -> dict[int, Any]:
+def _free(spec: "keras.InputSpec") -> dict[int, Any]:
     return {axis: Dim.DYNAMIC for axis, size in enumerate(spec.shape) if size is None}
 
 

@@ -18,7 +18,7 @@ FILES = (
 )
 
 
-def write(model: Any, path: Path) -> None:
+def write(model: keras.Model, path: Path) -> None:
     """Writes the counterpart of a model.
 
     Raises:
@@ -29,7 +29,7 @@ def write(model: Any, path: Path) -> None:
     interop.to_hub(model, text_only=True).save_to_preset(str(path))
 
 
-def run(path: Path, samples: Sequence[np.ndarray], model: Any) -> list[np.ndarray]:
+def run(path: Path, samples: Sequence[np.ndarray], model: keras.Model) -> list[np.ndarray]:
     """Returns what keras-hub's model of a directory gives."""
     package: Any = importlib.import_module("keras_hub")
     held, more = path / TASK, {"preprocessor": None}

@@ -16,15 +16,16 @@ from kmodels import lora, presets
 from kmodels.core import dispatch
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.files import atomic_directory, atomic_write, local_path
+from kmodels.core.files import atomic_directory, local_path
+from kmodels.core.remote import is_remote, open_address, staged, write_file
 from kmodels.core.units import human
 from kmodels.tools.convert import serving
 from kmodels.tools.convert.formats import ExportFormat, Runtime, find
 from kmodels.weights.native import refuse_to_replace
 
-# Shares of the largest output. What was written wrong is off by far more, and float32 by far less.
-# llama.cpp takes GELU from a table in half precision, and rounds what goes into its products to as
-# few bits as the weights have: that is of the order of what rounding the weights did.
+# Shares of the largest output. A file that was written wrong is off by far more, and float32 by far
+# less. llama.cpp takes GELU from a table in half precision, and rounds what goes into its products
+# to as few bits as the weights have: that is of the order of what rounding the weights did.
 LIMIT, LIMIT_ROUGH, ROUNDINGS = 1e-3, 5e-2, 4.0
 MOST_BYTES = 2**31
 
@@ -88,7 +89,7 @@ class Converted:
 
 
 def convert(
-    source: Any,
+    source: str | Path | keras.Model,
     destination: str | Path,
     to: str,
     *,
@@ -99,12 +100,12 @@ def convert(
 ) -> Converted:
     """Writes a model in a format, reads it in the runtime of that format, and compares outputs.
 
-    What was at the destination stays until the new one is whole and compared. Adapters of LoRA that
-    the source has are merged.
+    The former destination stays until the new one is whole and compared. Adapters of LoRA that the
+    source has are merged.
 
     Args:
         source: what `from_preset` reads, or a model without adapters, which stays as it is.
-        destination: file or directory to make or replace.
+        destination: file or directory to make or replace, local or an address.
         to: a key of `FORMATS`.
         dtype: of the weights that are written; by default the format's usual one.
         adapter: directory of an adapter to load and merge; with a source that is read.
@@ -119,7 +120,11 @@ def convert(
     form = find(to)
     kind = form.choose_dtype(dtype)
     check_whole("sequence_length", sequence_length, 2)
-    destination = local_path(destination)
+    if is_remote(destination):
+        open_address(destination)
+        destination = Path(destination)
+    else:
+        destination = local_path(destination)
     _check_destination(form, destination)
     form.check_backend()
     made = isinstance(source, str | Path)
@@ -127,7 +132,7 @@ def convert(
         raise InputError(f"{destination} is the source; give another destination")
     if not made and adapter is not None:
         raise InputError("an adapter goes with a source that is read; load it and call merge_lora")
-    # There is more memory on the host, no TF32, and files that run anywhere.
+    # The host has more memory, no TF32, and gives files that run anywhere.
     with keras.device("cpu") if made else nullcontext():
         model = _open(source, "float32" if form.rounds else kind, adapter) if made else source
         _check_model(form, model, kind)
@@ -139,10 +144,12 @@ def convert(
             held.append(_compare(form, model, path, kind, sequence_length, destination))
 
         if form.suffix:
-            atomic_write(destination, write)
+            write_file(destination, write)
         else:
-            with atomic_directory(destination) as folder:
-                write(folder)
+            with staged(destination) as (target, finish):
+                with atomic_directory(target) as folder:
+                    write(folder)
+                finish(target)
     return held[0]
 
 
@@ -166,7 +173,7 @@ def _open(source: str | Path, dtype: str, adapter: str | Path | None) -> Any:
     return model
 
 
-def _check_model(form: ExportFormat, model: Any, dtype: str) -> None:
+def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
     if lora.describe(model):
         raise InputError("the model has LoRA adapters; call merge_lora first")
     backbone = getattr(model, "backbone", model)
@@ -185,9 +192,9 @@ def _check_model(form: ExportFormat, model: Any, dtype: str) -> None:
         )
 
 
-def _write(form: ExportFormat, model: Any, path: Path, dtype: str) -> None:
+def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> None:
     if form.method:
-        # What is left out was asked about before.
+        # `check_parts` has asked about what is left out.
         text = {"text_only": True} if getattr(model, "backbone", model).left_out else {}
         getattr(model, form.method)(path, *([dtype] if form.rounds else []), **text)
         return
@@ -214,14 +221,14 @@ def _write(form: ExportFormat, model: Any, path: Path, dtype: str) -> None:
 
 
 def _compare(
-    form: ExportFormat, model: Any, path: Path, dtype: str, length: int, destination: Path
+    form: ExportFormat, model: keras.Model, path: Path, dtype: str, length: int, destination: Path
 ) -> Converted:
     samples = serving.samples(model, length)
     expected = _outputs(model, samples)
     largest = max(float(np.abs(x).max()) for x in expected)
     rounding = None
     if dtype != "float32":
-        # With the weights as they were written, and nothing rounded that is computed of them.
+        # It has the weights as they were written, and rounds nothing that is computed of them.
         again = type(model).from_preset(path, dtype="float32", **_without_preprocessor(model))
         exact, expected = expected, _outputs(again, samples)
         rounding = _distance(exact, expected) if form.rounds else None
@@ -251,7 +258,7 @@ def _compare(
 
 
 def _ask(
-    reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: Any
+    reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: keras.Model
 ) -> tuple[list[np.ndarray] | None, str]:
     """Returns what the runtime gives; or None, and why it was not asked."""
     if absent := reader.missing():
@@ -267,12 +274,12 @@ def _ask(
         return None, f"{reader.name} cannot be imported here ({reason})"
 
 
-def _without_preprocessor(model: Any) -> dict[str, None]:
+def _without_preprocessor(model: keras.Model) -> dict[str, None]:
     return {"preprocessor": None} if hasattr(model, "preprocessor") else {}
 
 
-def _outputs(model: Any, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """In float32, since NumPy compares no bfloat16."""
+def _outputs(model: keras.Model, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns them in float32, since NumPy compares no bfloat16."""
     found = (serving.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
     return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in found]
 

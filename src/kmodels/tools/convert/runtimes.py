@@ -3,23 +3,26 @@
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import keras
 
 Arrays = Sequence[np.ndarray]
 
 
-def onnx(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """ONNX Runtime on the CPU."""
+def onnx(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
+    """Runs ONNX Runtime on the CPU."""
     runtime: Any = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return [session.run(None, {name: sample})[0] for sample in samples]
 
 
-def litert(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """LiteRT's interpreter."""
+def litert(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
+    """Runs LiteRT's interpreter."""
     runtime: Any = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = runtime.Interpreter(model_path=str(path))
     given, found = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
@@ -33,16 +36,16 @@ def litert(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
     return outputs
 
 
-def openvino(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """OpenVINO on the CPU, in float32 as the file is."""
+def openvino(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
+    """Runs OpenVINO on the CPU, in float32 as the file is."""
     ov: Any = importlib.import_module("openvino")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = ov.Core().compile_model(str(path / "model.xml"), "CPU", settings)
     return [np.array(compiled(sample)[0]) for sample in samples]
 
 
-def gguf(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
-    """llama.cpp on the CPU, row by row, with keys and values in float32."""
+def gguf(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
+    """Runs llama.cpp on the CPU, row by row, with keys and values in float32."""
     runtime: Any = importlib.import_module("llama_cpp")
     llama = runtime.Llama(
         model_path=str(path),

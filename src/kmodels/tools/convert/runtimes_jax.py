@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jax import export
 
+if TYPE_CHECKING:
+    import keras
 
-def stablehlo(path: Path, samples: Sequence[np.ndarray], model: Any) -> list[np.ndarray]:
+
+def stablehlo(path: Path, samples: Sequence[np.ndarray], model: "keras.Model") -> list[np.ndarray]:
     """Returns what the program in a file gives."""
     program = export.deserialize(bytearray(path.read_bytes()))
     return [np.asarray(program.call(sample)) for sample in samples]

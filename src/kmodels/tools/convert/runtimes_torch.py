@@ -2,11 +2,12 @@
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 
@@ -15,14 +16,14 @@ from kmodels.models import registry
 Arrays = Sequence[np.ndarray]
 
 
-def program(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+def program(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Returns what a program of torch.export gives."""
     module = torch.export.load(path).module()
     with torch.no_grad():
         return [module(torch.from_numpy(sample)).numpy() for sample in samples]
 
 
-def transformers(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+def transformers(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Returns what transformers makes of a directory, in float32."""
     package: Any = importlib.import_module("transformers")
     described = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -41,7 +42,7 @@ def transformers(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
     return found
 
 
-def gguf(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Returns what transformers makes of a GGUF file, in float32.
 
     The gguf package reads the tensors and knows what Hugging Face calls them, so that this holds
@@ -59,15 +60,15 @@ def gguf(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
     with torch.no_grad():
         for name, weight in peer.named_parameters():
             values = torch.from_numpy(tensors[names.get_name(name, (".weight",))])
-            # In llama.cpp norms multiply by the weight, in transformers by 1 more than it.
+            # Norms multiply by the weight in llama.cpp, and by 1 more than it in transformers.
             weight.copy_(values - 1 if name.endswith("norm.weight") else values)
         given = ({"input_ids": torch.from_numpy(sample).long()} for sample in samples)
         return [peer.eval()(**inputs).logits.numpy() for inputs in given]
 
 
-def _chosen(output: Any, peer: Any, model: Any) -> torch.Tensor:
-    """Of all that a model of transformers gives, what ours does."""
-    for name in ("logits", "image_embeds"):
+def _chosen(output: Any, peer: Any, model: keras.Model) -> torch.Tensor:
+    """Returns what ours gives of all that a model of transformers gives."""
+    for name in ("logits", "image_embeds", "text_embeds"):
         if output.get(name) is not None:
             return output[name]
     clip = peer.config.model_type == "clip_vision_model"
@@ -81,14 +82,14 @@ def _chosen(output: Any, peer: Any, model: Any) -> torch.Tensor:
     return output.pooler_output
 
 
-def timm(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+def timm(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Returns what timm makes of a directory."""
     package: Any = importlib.import_module("timm")
     peer = package.create_model(f"local-dir:{path}", pretrained=True)
     return _run_timm(peer, samples, model)
 
 
-def timm_npz(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
+def timm_npz(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Returns what timm makes of an .npz file in a model of the same sizes."""
     package: Any = importlib.import_module("timm")
     with TemporaryDirectory() as folder:
@@ -98,7 +99,7 @@ def timm_npz(path: Path, samples: Arrays, model: Any) -> list[np.ndarray]:
     return _run_timm(peer, samples, model)
 
 
-def _run_timm(peer: Any, samples: Arrays, model: Any) -> list[np.ndarray]:
+def _run_timm(peer: Callable[..., Any], samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     call = peer.eval() if hasattr(model, "backbone") else peer.eval().forward_features
     with torch.no_grad():
         return [call(_channels_first(sample)).numpy() for sample in samples]
@@ -108,7 +109,7 @@ def _channels_first(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
-def _patches(images: np.ndarray, model: Any) -> dict[str, torch.Tensor]:
+def _patches(images: np.ndarray, model: keras.Model) -> dict[str, torch.Tensor]:
     """Returns SigLIP 2's inputs: patches as rows, a mask of ones, and their grid."""
     patch = getattr(model, "backbone", model).config.patch_size
     number, height, width, channels = images.shape

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.core.types import Tree
+
 
 class Served(keras.Model):
     """A model without its optional inputs, never in training.
@@ -17,16 +19,16 @@ class Served(keras.Model):
         model gives.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: keras.Model):
         super().__init__(name="served")
         self.served = model
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tree) -> Any:
         """Returns what the model gives."""
         return outputs(self.served, inputs)
 
 
-def serve(model: Any) -> tuple[Served, keras.InputSpec]:
+def serve(model: keras.Model) -> tuple[Served, keras.InputSpec]:
     """Returns the model as it is served, built, and what it takes; None for axes of any length."""
     served = Served(model)
     served(samples(model, 2)[1])
@@ -36,7 +38,7 @@ def serve(model: Any) -> tuple[Served, keras.InputSpec]:
     return served, keras.InputSpec(shape=shape, dtype="float32", name="images")
 
 
-def outputs(model: Any, inputs: Any) -> Any:
+def outputs(model: keras.Model, inputs: Tree) -> Any:
     """Returns what a model gives of images, or of the ids of rows without padding."""
     if _takes_text(model):
         whole = {"token_ids": inputs, "padding_mask": keras.ops.ones_like(inputs)}
@@ -44,7 +46,7 @@ def outputs(model: Any, inputs: Any) -> Any:
     return model(inputs, training=False)
 
 
-def samples(model: Any, length: int) -> list[np.ndarray]:
+def samples(model: keras.Model, length: int) -> list[np.ndarray]:
     """Inputs of two shapes, always the same, so that an axis that was meant to be free has to be.
 
     Args:
@@ -60,5 +62,5 @@ def samples(model: Any, length: int) -> list[np.ndarray]:
     return [rng.normal(size=(rows, *shape)).astype("float32") for rows in (3, 1)]
 
 
-def _takes_text(model: Any) -> bool:
+def _takes_text(model: keras.Model) -> bool:
     return isinstance(model.input, dict)

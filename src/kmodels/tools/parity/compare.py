@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Of the largest value of a tensor, by precision: how far two backends may be apart.
+# How far two backends may be apart in each precision, as a share of a tensor's largest value.
 TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "mixed_bfloat16": 5e-2, "bfloat16": 5e-2}
 # A tensor counts as at least this share of the largest of its stage: the gradient of a key's bias,
 # say, is 0 but for rounding.
@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether that is more than is allowed; what is no number is."""
+        """True if that is more than is allowed, or no number."""
         return not self.largest <= self.allowed
 
     def __str__(self) -> str:
@@ -71,7 +71,9 @@ class Stage:
         return max(self.differences, key=lambda found: found.largest / found.allowed)
 
 
-def difference(name: str, left: Any, right: Any, tolerance: float, scale: float) -> Difference:
+def difference(
+    name: str, left: np.ndarray, right: np.ndarray, tolerance: float, scale: float
+) -> Difference:
     """Compares two arrays.
 
     Args:
@@ -113,7 +115,7 @@ def stages(
         tolerance: see `difference`.
 
     Yields:
-        In the order of computation.
+        Returns the stages in the order of computation.
     """
     for name, tensors in order.items():
         arrays = [np.asarray(left[f"{name}:{tensor}"]) for tensor in tensors]

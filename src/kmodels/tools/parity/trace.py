@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def _child(options: ParityOptions, side: Side, stack: ExitStack) -> Child:
     )
 
 
-def _checked(ask: Any, **request: Any) -> dict[str, Any]:
+def _checked(ask: Callable[..., Any], **request: object) -> dict[str, Any]:
     """Returns an answer; a child that failed is the user's to hear of in one line."""
     try:
         return ask(**request)

@@ -10,6 +10,7 @@ from kmodels.checkpoint.state import host_values, named
 from kmodels.core import dispatch, keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.hardware import device_name
+from kmodels.core.types import Tensor, Tree
 from kmodels.tools.bench import setting
 from kmodels.tools.bench.device import DeviceBackend
 from kmodels.tools.children import LeftOut, Link
@@ -20,7 +21,7 @@ _RATE = 1e-2
 class KeepGradients(keras.optimizers.Optimizer):
     """Gradient descent that leaves each variable's last gradient in a slot.
 
-    So gradients are those of the very step that `fit` compiles, on each backend alike.
+    The gradients are therefore those of the very step that `fit` compiles, on each backend alike.
     """
 
     def __init__(self, learning_rate: float = _RATE, name: str = "keep_gradients"):
@@ -36,7 +37,9 @@ class KeepGradients(keras.optimizers.Optimizer):
             self.add_variable_from_reference(variable, "gradient") for variable in variables
         ]
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
         """Keeps the gradient, and moves the variable against it."""
         gradient = keras.ops.cast(gradient, variable.dtype)
         rate = keras.ops.cast(learning_rate, variable.dtype)
@@ -80,13 +83,15 @@ def work(job: dict[str, Any], link: Link) -> None:
             stage, _, name = key.partition(":")
             order.setdefault(stage, []).append(name)
         path = Path(job["folder"]) / f"step_{number}.npz"
-        # By number: a key becomes the name of a file in the archive.
+        # The keys are numbers: a key becomes the name of a file in the archive.
         numbered = {str(i): array for i, array in enumerate(arrays.values())}
         np.savez(path, **numbered)  # type: ignore[arg-type]
         link.send(file=str(path), keys=list(arrays), order=order)
 
 
-def step(model: Any, optimizer: KeepGradients, x: Any, y: Any, weights: Any) -> dict[str, Any]:
+def step(
+    model: keras.Model, optimizer: KeepGradients, x: Tree, y: Tree, weights: Tree
+) -> dict[str, Any]:
     """Returns one step and what was computed in it.
 
     Args:
@@ -116,10 +121,10 @@ def step(model: Any, optimizer: KeepGradients, x: Any, y: Any, weights: Any) -> 
     }
 
 
-def _array(variable: Any) -> np.ndarray:
+def _array(variable: keras.Variable) -> np.ndarray:
     # A copy: on a CPU the values may lie where the next step writes.
     return np.array(host_values(variable), "float32")
 
 
-def _numbers(value: Any) -> np.ndarray:
+def _numbers(value: Tensor) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(keras.ops.cast(value, "float32")))

@@ -123,16 +123,16 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """At the peak of a step, beside what the process holds already."""
+        """The bytes at the peak of a step, beside what the process holds already."""
         return self.estimate.bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether there is that much; None where that is not known."""
+        """True if there is that much; None if that is not known."""
         return None if self.available is None else self.bytes <= self.available
 
     def cache_bytes(self, slots: int) -> int:
-        """Of keys and values of so many tokens, in a device's rows of the step's batch."""
+        """Returns the bytes of keys and values of so many tokens, in a device's rows of a batch."""
         return estimate.cache_bytes(self._sizes, self.setup, slots) // self.mesh.replicas
 
     def parameters(self, part: str) -> int:
@@ -149,7 +149,7 @@ class Plan:
         return sorted(found, key=lambda saving: -saving.bytes)
 
     def to_dict(self, slots: int = 0) -> dict[str, Any]:
-        """Plain values for JSON; with the cache of `generate` for so many tokens a row."""
+        """Returns plain values for JSON; with the cache of `generate` for so many tokens a row."""
         sent: dict[str, dict[str, int]] = {}
         for one in self.exchanges:
             kinds = sent.setdefault(one.axis, {})

@@ -11,7 +11,7 @@ from kmodels.distribution.mesh import AXES, Mesh
 
 @contextmanager
 def supposed(mesh: Mesh) -> Iterator[None]:
-    """Inside the block Keras has the distribution that `distribute` would set.
+    """Gives Keras the distribution that `distribute` would set, inside the block.
 
     Nothing may be placed there: the devices are names alone.
     """

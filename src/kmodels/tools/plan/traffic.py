@@ -58,12 +58,12 @@ class Exchange:
 
     @property
     def bytes(self) -> int:
-        """That each device sends in a step, and receives."""
+        """The bytes that each device sends in a step, and receives."""
         times = 2 if self.kind == "all-reduce" else 1
         return times * self.size * (self.devices - 1) // self.devices
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Returns plain values for JSON."""
         names = ("axis", "kind", "what", "devices", "size", "bytes", "source")
         return {name: getattr(self, name) for name in names} | {"formula": FORMULAS[self.kind]}
 
@@ -137,28 +137,34 @@ def first_learned(held: Sequence[Held]) -> int:
 
 
 def _inside(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> Iterator[Exchange]:
-    """Over `model`: sums of what parts of a layer found."""
+    """Yields the sums over `model` of what parts of a layer found."""
     dtype = keras.dtype_policies.get(setup.precision).compute_dtype
     tokens = setup.batch_size // mesh.replicas * (sizes.tokens or setup.sequence_length)
     hidden = tokens * sizes.width * width_of(dtype)
-    attention, mlp = (int(n % mesh.model == 0) for n in (sizes.heads, sizes.mlp_dim))
     first = first_learned(held)
-    learned = sizes.layers - max(first, 0)
+    attention = [int(block.heads % mesh.model == 0) for block in sizes.blocks]
+    mlp = [int(block.mlp_dim % mesh.model == 0) for block in sizes.blocks]
+    learned = range(max(first, 0), sizes.layers)
     # Nothing below the first block that learns asks for the gradient of what goes into it.
-    backward = learned * (attention + mlp) - (attention if first >= 0 else 0)
-    forward = sizes.layers * (attention + mlp)
+    backward = sum(attention[i] + mlp[i] for i in learned)
+    backward -= attention[first] if 0 <= first < sizes.layers else 0
+    forward = sum(attention) + sum(mlp)
     if setup.remat == "block":
         # The last sum of a block is its result, which is not needed again but by a norm behind it.
-        forward += learned * (attention + (mlp if sizes.post_norms else 0))
+        forward += sum(attention[i] + mlp[i] * sizes.blocks[i].post_norms for i in learned)
 
     def sums(what: str, size: int) -> Exchange:
         return Exchange("model", "all-reduce", what, size, mesh.model, MEGATRON)
 
     yield sums("hidden states, forward", forward * hidden)
     yield sums("hidden states, backward", backward * hidden)
-    if attention and sizes.groups % mesh.model:
-        keys = 2 * tokens * sizes.groups * sizes.head_dim * width_of(dtype)
-        yield sums("gradients of keys and values that are whole", learned * keys)
+    whole = [
+        2 * tokens * sizes.blocks[i].groups * sizes.blocks[i].head_dim * width_of(dtype)
+        for i in learned
+        if attention[i] and sizes.blocks[i].groups % mesh.model
+    ]
+    if whole:
+        yield sums("gradients of keys and values that are whole", sum(whole))
     ranks = [
         h.shape[1] if h.name.endswith("lora_a") else h.shape[0]
         for h in held
