@@ -48,7 +48,7 @@ class Settings(recipe.Common):
     ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
 
 
-# What a resumed run must share with the one it continues.
+# Settings that a resumed run must share with the one it continues.
 FIXED = (
     *("preset", "layers", "teacher", "teacher_preset", "data", "batch_size"),
     *("temperature", "share", "accumulate", "seed"),
@@ -56,7 +56,7 @@ FIXED = (
 
 
 def loss_function(temperature: float, share: float) -> Callable[[Any, Any, bool], Any]:
-    """What the student makes small; weights are those of rows that fill up a batch."""
+    """Returns what the student makes small; weights are those of rows that fill up a batch."""
     import keras
 
     ops, losses = keras.ops, keras.losses
@@ -180,7 +180,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
 
 def optimizer(settings: Settings, learning_rate: Any) -> Any:
-    """For the teacher and the student alike."""
+    """Returns an optimizer for the teacher and the student alike."""
     from kmodels import training
 
     return training.AdamW(

@@ -48,7 +48,8 @@ class Settings(recipe.Common):
     first_steps: int = flag(60, "training of the demonstration's base model", small=2)
 
 
-# What a resumed run must share with the one it continues; its checkpoint knows a hash of the base.
+# Settings that a resumed run must share with the one it continues; its checkpoint knows a hash of
+# the base.
 FIXED = (
     *("preset", "data", "sequence_length", "beta", "rank", "alpha", "targets"),
     *("batch_size", "accumulate", "seed"),
@@ -58,7 +59,7 @@ PAIRS = 200
 
 
 def loss_function(beta: float) -> Callable[[Any, Any, bool], Any]:
-    """What the model makes small: -log sigmoid of how much more it prefers the chosen answer."""
+    """Returns the loss: -log sigmoid of how much more the model prefers the chosen answer."""
     import keras
 
     from kmodels import lora

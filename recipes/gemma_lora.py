@@ -66,7 +66,8 @@ class Settings(recipe.Common):
     first_steps: int = flag(120, "training of the demonstration's base model", small=2)
 
 
-# What a resumed run must share with the one it continues; its checkpoint knows a hash of the base.
+# Settings that a resumed run must share with the one it continues; its checkpoint knows a hash of
+# the base.
 FIXED = (
     *("preset", "data", "template", "loss_on", "sequence_length", "pack", "rank"),
     *("alpha", "targets", "rslora", "dora", "quantize", "batch_size", "accumulate", "seed"),
@@ -254,7 +255,7 @@ def check_memory(settings: Settings, lora: Any) -> None:
 
 
 def demo_size(settings: Settings) -> dict[str, int]:
-    """What the demonstration changes of its preset, which is made for tests."""
+    """Returns what the demonstration changes of its preset, which is made for tests."""
     return DEMO if settings.preset == Settings.preset else {}
 
 
@@ -314,7 +315,7 @@ def evaluate(model: Any, batches: Any) -> dict[str, Any]:
 
 
 def answers(model: Any, records: list[Any], settings: Settings) -> list[str]:
-    """What the model writes when asked."""
+    """Returns what the model writes when asked."""
     if not records:
         return []
     text = model.preprocessor

@@ -61,7 +61,7 @@ class Settings(recipe.Common):
     anyway: bool = flag(False, "go on though the memory seems too small")
 
 
-# What a resumed run must share with the one it continues.
+# Settings that a resumed run must share with the one it continues.
 FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", "seed")
 
 

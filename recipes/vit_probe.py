@@ -8,7 +8,7 @@ own) and asks the nearest neighbours and a linear probe of its frozen features. 
     --tune lora     or     --tune full
 
 the same pictures also train adapters, or all weights. A table and probe.png show what each way
-reaches. Without --weights the weights are new: the bar that any pretraining has to clear.
+reaches. The weights are new without --weights: the bar that any pretraining has to clear.
 
     python recipes/vit.py --preset vit_micro_patch7_28 \\
         --data idx:PATH/fashion-mnist --epochs 4 --batch-size 128 \\
@@ -53,7 +53,7 @@ class Settings(recipe.Common):
     flip: bool = flag(False, "mirror pictures at random")
 
 
-# What a resumed run must share with the one it continues.
+# Settings that a resumed run must share with the one it continues.
 FIXED = ("preset", "weights", "data", "image_size", "pooling", "tune", "rank", "batch_size", "seed")
 
 

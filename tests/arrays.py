@@ -1,9 +1,12 @@
 """Arrays of any backend as NumPy's."""
 
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+
+from kmodels.weights import read_safetensors
 
 
 def to_numpy(x: Any) -> np.ndarray:
@@ -12,6 +15,14 @@ def to_numpy(x: Any) -> np.ndarray:
     Keras' `convert_to_numpy` warns on JAX when it is handed a variable.
     """
     return keras.ops.convert_to_numpy(x.value if isinstance(x, keras.Variable) else x)
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    """The safetensors of two directories have the same names and values."""
+    written, read = read_safetensors(one), read_safetensors(other)
+    assert set(written) == set(read)
+    for name, tensor in read.items():
+        np.testing.assert_array_equal(written[name].read(), tensor.read())
 
 
 def read_npz(path: Any) -> dict[str, np.ndarray]:

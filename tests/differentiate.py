@@ -46,8 +46,13 @@ def _numpy(tensor: Any) -> np.ndarray:
     return keras.ops.convert_to_numpy(keras.ops.cast(keras.ops.stop_gradient(tensor), "float32"))
 
 
-def trainable_gradients(model: Any, inputs: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-    """Mean cube of a model's output in training, with gradients by the trained variables."""
+def trainable_gradients(
+    model: Any,
+) -> Callable[[Any], tuple[float, dict[str, np.ndarray]]]:
+    """What gives the mean cube of a model's output in training, and its gradients by path.
+
+    It is compiled once, for any number of steps; a model that is changed needs a new one.
+    """
     backend = keras.backend.backend()
     variables = model.trainable_weights
 
@@ -61,25 +66,32 @@ def trainable_gradients(model: Any, inputs: np.ndarray) -> tuple[float, dict[str
             output, states = model.stateless_call(values, states, x, training=True)
             return loss(output), states
 
-        states = [variable.value for variable in model.non_trainable_variables]
-        step = jax.jit(jax.value_and_grad(run, has_aux=True))
-        (value, states), gradients = step([v.value for v in variables], states, inputs)
-        for variable, state in zip(model.non_trainable_variables, states, strict=True):
-            variable.assign(state)
+        compiled = jax.jit(jax.value_and_grad(run, has_aux=True))
+
+        def step(x):
+            states = [variable.value for variable in model.non_trainable_variables]
+            (value, states), gradients = compiled([v.value for v in variables], states, x)
+            for variable, state in zip(model.non_trainable_variables, states, strict=True):
+                variable.assign(state)
+            return value, gradients
     elif backend == "torch":
         import torch
 
-        value = loss(model(inputs, training=True))
-        gradients = torch.autograd.grad(value, [v.value for v in variables])
+        def step(x):
+            value = loss(model(x, training=True))
+            return value, torch.autograd.grad(value, [v.value for v in variables])
     else:
         import tensorflow as tf
 
         @tf.function
-        def run(x):
+        def step(x):
             with tf.GradientTape() as tape:
                 value = loss(model(x, training=True))
             return value, tape.gradient(value, [v.value for v in variables])
 
-        value, gradients = run(inputs)
-    found = {v.path: _numpy(g) for v, g in zip(variables, gradients, strict=True)}
-    return float(_numpy(value)), found
+    def found(x: Any) -> tuple[float, dict[str, np.ndarray]]:
+        value, gradients = step(x)
+        by_path = {v.path: _numpy(g) for v, g in zip(variables, gradients, strict=True)}
+        return float(_numpy(value)), by_path
+
+    return found

@@ -116,7 +116,7 @@ def _stamp(extras: str) -> str:
 
 
 def _describe_install(place: Path, tail: str) -> str:
-    """What pip is doing: its log says it while it loads, site-packages while it unpacks."""
+    """Says what pip is doing: its log tells while it loads, site-packages while it unpacks."""
     lines = [line.strip() for line in tail.splitlines()]
     kept = [line for line in lines if line.startswith(("Collecting", "Downloading", "Installing"))]
     if lines and lines[-1].startswith("Successfully"):
@@ -167,7 +167,7 @@ def make_environment(name: str) -> bool:
     """Make an environment or reuse it.
 
     Returns:
-        Whether it is there; if not, the end of pip's log has been printed.
+        Returns whether it is there; if not, the end of pip's log has been printed.
     """
     extras, place = ENVIRONMENTS[name], FOLDER / name
     stamp = place / "kmodels-stamp"

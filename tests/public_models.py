@@ -12,6 +12,10 @@ GEMMA = {
     "hidden_dim": 8, "intermediate_dim": 24, "head_dim": 4,
 }  # fmt: skip
 QWEN3 = {**GEMMA, "tie_word_embeddings": False}
+CLIP = {
+    "vocabulary_size": 31, "embedding_dim": 8, "hidden_dim": 8, "num_layers": 1, "num_heads": 2,
+    "intermediate_dim": 12, "max_sequence_length": 6, "end_token_id": 4,
+}  # fmt: skip
 VIT = {
     "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 8,
     "mlp_dim": 12,
@@ -35,6 +39,13 @@ CASES = {
     models.GemmaBackbone: (lambda **more: models.GemmaBackbone(**GEMMA, **more), IDS),
     models.Gemma3Backbone: (
         lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
+        IDS,
+    ),
+    models.CLIPTextEncoder: (lambda **more: models.CLIPTextEncoder(**CLIP, **more), IDS),
+    models.CLIPTextModelWithProjection: (
+        lambda dtype=None, **more: models.CLIPTextModelWithProjection(
+            models.CLIPTextEncoder(**CLIP, dtype=dtype), projection_dim=3, **more
+        ),
         IDS,
     ),
     models.Qwen3Backbone: (lambda **more: models.Qwen3Backbone(**GEMMA, **more), IDS),

@@ -55,6 +55,14 @@ class FailingFileSystem(MemoryFileSystem):
 fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
 
 
+def empty_storage():
+    """Leaves nothing in the storages in memory, fsspec's own and the one that fails."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    FailingFileSystem.reset(empty=True)
+
+
 def files(address):
     """Paths in a storage, without its protocol."""
     system, path = fsspec.core.url_to_fs(address)

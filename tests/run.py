@@ -40,13 +40,13 @@ ONE_THREAD = {
     "TF_NUM_INTEROP_THREADS": "1",
 }
 NO_TESTS_COLLECTED = 5
-# How many of the slowest tests are shown, of each suite's as many.
+# The number of the slowest tests that are shown, of each suite as many.
 SLOWEST = 10
 
 
 @dataclass
 class Outcome:
-    """What a run of pytest came to."""
+    """The outcome of a run of pytest."""
 
     name: str
     counts: Counter = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class Outcome:
 
 def variables(environment: str, backend: str) -> dict[str, str]:
     """The variables that a run is given; tests/conftest.py says what they mean."""
-    # Without bytecode each process compiles all that it imports anew: 10 s of CPU time for torch.
+    # Each process without bytecode compiles all that it imports anew: 10 s of CPU time for torch.
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
         **ours,
@@ -170,8 +170,8 @@ def failed_setup(name: str) -> Outcome:
 def run_all(backends: list[str], arguments: list[str], nightly: bool) -> list[Outcome]:
     """Environments and references, then each backend's suite and what needs several; two at a time.
 
-    Of what needs several, the packages beside Keras want its release: none of it is run nightly.
-    What the backends leave for it, it waits for: those started before.
+    Tests that need several frameworks are not run nightly: the packages beside Keras want its
+    release. It waits for the files that the backends leave for it, which were started before.
     """
     whole = len(backends) == len(BACKENDS) and not nightly
     environments = {f"nightly-{name}" if nightly else name: name for name in backends}

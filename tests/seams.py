@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,14 +98,15 @@ def protocol_of(seam: Seam) -> ast.ClassDef:
 
 def written() -> str:
     """What `seam_bodies.py` has to be."""
-    imports, lines = set(), []
+    imports, lines, protocols = set(), [], defaultdict(set)
     for seam in seams():
-        imports.add(f"from {seam.module} import {seam.protocol}")
+        protocols[seam.module].add(seam.protocol)
         for path in seam.files.values():
             folder, _, file = name_of(path).rpartition(".")
             alias = re.sub(r"\W", "_", f"{folder.removeprefix('kmodels.')}.{file}")
             imports.add(f"from {folder} import {file} as {alias}")
             lines.append(f"_{alias}: {seam.protocol} = {alias}")
+    imports |= {f"from {k} import {', '.join(sorted(held))}" for k, held in protocols.items()}
     return "\n".join([HEADER, *sorted(imports), "", *lines, ""])
 
 

@@ -63,16 +63,26 @@ def test_models(vit, gemma):
         opened(lambda name=name: getattr(kmodels.models, name).from_preset("gs://b/x"))
         opened(lambda model=model: model.save_to_preset("s3://b/x"))
         opened(lambda model=model: model.save_to_preset(Path("s3://b/x")))
-        refused(lambda model=model: model.save("gs://b/x.keras"))
-        refused(lambda model=model: model.save_weights("gs://b/x.weights.h5"))
-        refused(lambda model=model: model.export_to_transformers("gs://b/x"))
-        refused(lambda model=model: model.save_adapter("gs://b/x"))
+        opened(lambda model=model: model.save("gs://b/x.keras"))
+        opened(lambda model=model: model.save_weights("gs://b/x.weights.h5"))
+        opened(lambda model=model: model.load_weights("gs://b/x.weights.h5"))
+        opened(lambda model=model: model.export_to_transformers("gs://b/x"))
         opened(lambda model=model: model.load_adapter("gs://b/x"))
-        refused(lambda model=model: training.load_keras_file("gs://b/x.keras", model))
-    refused(lambda: vit.export_to_timm("gs://b/x"))
-    refused(lambda: vit.export_to_npz("gs://b/x.npz"))
-    refused(lambda: gemma.export_to_gguf("gs://b/x.gguf"))
-    refused(lambda: convert(vit, "gs://b/x", to="npz"))
+        opened(lambda model=model: model.load_lora_weights("gs://b/x.lora.h5"))
+        opened(lambda model=model: training.load_keras_file("gs://b/x.keras", model))
+    opened(lambda: vit.export_to_timm("gs://b/x"))
+    opened(lambda: vit.export_to_npz("gs://b/x.npz"))
+    opened(lambda: convert(vit, "gs://b/x.npz", to="npz"))
+    refused(lambda: kmodels.models.GemmaTokenizer.save(None, "gs://b/x"))
+    adapted = type(vit).from_config(vit.get_config())
+    adapted.enable_lora(2)
+    opened(lambda: adapted.save_adapter("gs://b/x"))
+    opened(lambda: adapted.save_lora_weights("gs://b/x.lora.h5"))
+
+
+@pytest.mark.needs("gguf")
+def test_gguf(gemma):
+    opened(lambda: gemma.export_to_gguf("gs://b/x.gguf"))
 
 
 def test_runs():

@@ -1,9 +1,9 @@
 """Writes tiny random models of other packages with their outputs, which every backend's tests read.
 
-python tests/write_references.py [OUT]
+python tests/write_references.py [OUT [MODULE ...]]
 
 Needs transformers, timm and torch. OUT is by default $KMODELS_REFERENCES or tests/.references. Each
-module in tests/references has `write(folder)` and gets the folder OUT/<module>.
+module in tests/references has `write(folder)` and gets the folder OUT/<module>; all do by default.
 """
 
 import importlib
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     default = os.environ.get("KMODELS_REFERENCES", str(HERE / ".references"))
     out = Path(arguments[0] if arguments else default)
     sys.path.insert(0, str(HERE))
-    names = sorted(path.stem for path in (HERE / "references").glob("*.py"))
+    names = arguments[1:] or sorted(path.stem for path in (HERE / "references").glob("*.py"))
     for name in names:
         begun = time.monotonic()
         folder = out / name

@@ -25,27 +25,32 @@ def vit_train():
         sys.path.remove(str(BENCHMARKS))
 
 
+@pytest.fixture
+def compare(vit_train):
+    return importlib.import_module("vit_peers.compare")
+
+
 def facts(**changed):
     dropout = {"tokens": 0.1, "mlp_hidden": 0.1}
     return {"parameters": 10, "variables": "float32", "dropout": dropout, "threads": 1} | changed
 
 
-def test_facts_that_differ_are_listed(vit_train) -> None:
-    assert vit_train.differences(facts(), facts()) == []
-    found = vit_train.differences(
+def test_facts_that_differ_are_listed(compare) -> None:
+    assert compare.differences(facts(), facts()) == []
+    found = compare.differences(
         facts(), facts(variables="bfloat16", dropout={"tokens": 0.1, "mlp_hidden": 0.0}, threads=2)
     )
     assert [text.split()[0] for text in found] == ["variables", "dropout", "threads"]
     assert "'bfloat16', kmodels has 'float32'" in found[0]
-    tolerated = vit_train.differences(facts(), facts(variables="bfloat16"), ("variables",))
+    tolerated = compare.differences(facts(), facts(variables="bfloat16"), ("variables",))
     assert tolerated == []
 
 
-def test_unequal_losses_take_the_ratio_away(vit_train) -> None:
-    assert vit_train.loss_difference([2.0, 4.0], [2.0, 4.004]) == pytest.approx(1e-3)
+def test_unequal_losses_take_the_ratio_away(compare) -> None:
+    assert compare.loss_difference([2.0, 4.0], [2.0, 4.004]) == pytest.approx(1e-3)
     rows = {name: {"differs": [], "cpu_ratio": 1.2, "peak_ratio": 1.0} for name in ("one", "two")}
     losses = {"one": {"equal": True}, "two": {"equal": False, "largest_difference": 1e-3}}
-    vit_train.refuse_unequal(rows, losses)
+    compare.refuse_unequal(rows, losses)
     assert rows["one"] == {"differs": [], "cpu_ratio": 1.2, "peak_ratio": 1.0}
     assert "cpu_ratio" not in rows["two"] and "0.001" in rows["two"]["differs"][0]
 

@@ -17,7 +17,8 @@ import kmodels
 from arrays import to_numpy
 from kmodels import layers
 from kmodels.core.errors import InputError
-from kmodels.models import GemmaConfig, Qwen3Config, ViTConfig
+from kmodels.models import CLIPTextConfig, GemmaConfig, Qwen3Config, ViTConfig
+from kmodels.models.clip.model import CLIPTextBlock
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
@@ -30,6 +31,10 @@ VIT = ViTConfig(
 GEMMA = GemmaConfig(
     vocabulary_size=11, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=8,
     intermediate_dim=24, head_dim=4, use_query_key_norm=True, use_post_ffw_norm=True, dropout=0.1,
+)  # fmt: skip
+CLIP = CLIPTextConfig(
+    vocabulary_size=11, embedding_dim=8, hidden_dim=8, num_layers=1, num_heads=2,
+    intermediate_dim=12, attention_dropout=0.1,
 )  # fmt: skip
 QWEN3 = Qwen3Config(
     vocabulary_size=11, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=8,
@@ -148,6 +153,7 @@ CASES = [
         layers.Attention, {"num_heads": 2, "causal": True, "rope_wavelength": 100.0},
         TOKENS, TOKENS, (8, 0, 0), name="Attention, causal and rotary",
     ),
+    Case(layers.PositionEmbedding, {"sequence_length": 7}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.MLP, {"hidden_dim": 6, "dropout": 0.1}, TOKENS, TOKENS, (4, 0, 1)),
     Case(
         layers.MLP,
@@ -176,10 +182,18 @@ CASES = [
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
+    Case(CLIPTextBlock, {"config": CLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),
 ]  # fmt: skip
 # Bases, which are there to be inherited from.
-ABSTRACT = {"Layer", "WithKernel", "Projections", "DecoderAttention", "DecoderBlock"}
+ABSTRACT = {
+    "Layer",
+    "WithKernel",
+    "Projections",
+    "DecoderAttention",
+    "DecoderBlock",
+    "EncoderBlock",
+}
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kmodels.core import keras_internals
-from kmodels.core.keras_internals import epoch
+from kmodels.core.keras_internals import data
 from private_names import is_private
 
 ROOM = Path(keras_internals.__file__).parent
@@ -408,7 +408,7 @@ def a_pass_over_a_dataset_begins_at_a_batch():
             return np.full((1, 1), index)
 
     adapter = keras_internals.data_adapter(Numbers())
-    undo = epoch.seek(adapter, 3)
+    undo = data.seek(adapter, 3)
     assert [int(batch[0, 0]) for (batch,) in adapter._finite_generator()] == [3]
     undo()
     assert len(list(adapter._finite_generator())) == 4

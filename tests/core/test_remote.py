@@ -13,17 +13,14 @@ from kmodels.core import remote
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.remote.address import open_address
-from remote_storage import FailingFileSystem, files
+from remote_storage import FailingFileSystem, empty_storage, files
 
 pytestmark = [pytest.mark.once, pytest.mark.needs("fsspec")]
 
 
 @pytest.fixture(autouse=True)
 def empty():
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    FailingFileSystem.reset(empty=True)
+    empty_storage()
 
 
 def directory(path, **contents):
@@ -164,3 +161,35 @@ def test_errors_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(InputError, match=r"gs://b/x needs the package fsspec: pip install 'kmod"):
         remote.fetch("gs://b/x")
+
+
+def test_a_file_goes_there_whole_or_not_at_all(tmp_path):
+    def make(text):
+        return remote.write_file("failing://run/sub/x.txt", lambda file: file.write_text(text))
+
+    assert make("first") == Path("failing://run/sub/x.txt")
+    assert files("failing://run") == ["/run/sub/x.txt"]
+    for cut in (False, True):
+        FailingFileSystem.reset(fail_at=1, cut=cut)
+        with pytest.raises(InputError, match=r"cannot write failing://run/sub/x\.txt: Connection"):
+            make("second")
+        assert files("failing://run") == ["/run/sub/x.txt"]
+        assert remote.fetch("failing://run/sub/x.txt").read_text() == "first"
+    FailingFileSystem.reset()
+    make("third")
+    assert remote.fetch("failing://run/sub/x.txt").read_text() == "third"
+    local = tmp_path / "a" / "x.txt"
+    assert remote.write_file(f"file://{local}", lambda file: file.write_text("1")) == local
+    assert local.read_text() == "1"
+
+
+def test_a_file_that_arrives_short_is_not_taken(monkeypatch):
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/run/x.txt", b"former")
+    monkeypatch.setattr(
+        type(system), "put_file", lambda self, local, path, **_: self.pipe_file(path, b"new")
+    )
+    with pytest.raises(InputError, match="has 3 bytes after 6 were written; write it again"):
+        remote.write_file("memory://run/x.txt", lambda file: file.write_text("newest"))
+    assert files("memory://run") == ["/run/x.txt"]
+    assert system.cat_file("/run/x.txt") == b"former"

@@ -9,7 +9,7 @@ import pytest
 import kmodels
 from tolerances import tolerance
 
-SIZES = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 2, "num_heads": 2}
+SIZES = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 1, "num_heads": 2}
 WIDTHS = {"hidden_dim": 16, "mlp_dim": 32}
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # The brighter half of a picture tells its class.
@@ -42,7 +42,7 @@ def test_qlora_then_save_load_and_train_on(tmp_path):
     again = keras.saving.load_model(tmp_path / "qlora.keras")
     before = model.evaluate(x, y, verbose=0, return_dict=True)
     assert again.evaluate(x, y, verbose=0, return_dict=True) == pytest.approx(before, abs=1e-5)
-    again.fit(x, y, batch_size=16, epochs=15, verbose=0)
+    again.fit(x, y, batch_size=16, epochs=30, verbose=0)
     assert again.evaluate(x, y, verbose=0, return_dict=True)["accuracy"] > 0.9
 
 
@@ -108,11 +108,11 @@ def test_an_adapted_backbone_in_a_functional_model(tmp_path):
 
 def test_swap_two_adapters(tmp_path):
     results = {}
+    model = classifier()
+    model.enable_lora(rank=4, targets="all-linear")
+    model.get_layer("logits").trainable = False
+    model.compile(keras.optimizers.Adam(1e-2), LOGITS)
     for name, labels in (("plain", y), ("swapped", 1 - y)):
-        model = classifier()
-        model.enable_lora(rank=4, targets="all-linear")
-        model.get_layer("logits").trainable = False
-        model.compile(keras.optimizers.Adam(1e-2), LOGITS)
         model.fit(x, labels, epochs=6, batch_size=16, verbose=0)
         model.save_adapter(tmp_path / name)
         results[name] = model.predict(x, verbose=0)

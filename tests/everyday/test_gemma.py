@@ -26,7 +26,7 @@ def test_sampling_repeats_after_the_seed_is_set():
 
 def test_a_classifier_over_the_backbone_learns():
     keras.utils.set_random_seed(0)
-    backbone = GemmaBackbone.from_preset("gemma_debug")
+    backbone = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
     last = keras.layers.GlobalMaxPooling1D()(backbone.output)
     model = keras.Model(backbone.input, keras.layers.Dense(2, activation="softmax")(last))
     adam = keras.optimizers.Adam(3e-3)
@@ -49,7 +49,7 @@ def test_token_ids_are_all_it_needs():
 
 
 def test_perplexity_by_evaluate_is_that_of_score():
-    model = GemmaCausalLM(GemmaBackbone.from_preset("gemma_debug"))
+    model = GemmaCausalLM(GemmaBackbone.from_preset("gemma_debug", num_layers=1))
     token_ids = np.random.default_rng(0).integers(3, 300, (4, 10))
     inputs, targets = token_ids[:, :-1], token_ids[:, 1:]
     model.compile()
@@ -60,7 +60,7 @@ def test_perplexity_by_evaluate_is_that_of_score():
 
 
 def test_some_rows_weigh_more():
-    model = GemmaCausalLM(GemmaBackbone.from_preset("gemma_debug"))
+    model = GemmaCausalLM(GemmaBackbone.from_preset("gemma_debug", num_layers=1))
     token_ids = np.random.default_rng(0).integers(3, 300, (4, 6))
     x, y = {"token_ids": token_ids, "padding_mask": np.ones_like(token_ids)}, token_ids[:, ::-1]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

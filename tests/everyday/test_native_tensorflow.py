@@ -25,7 +25,9 @@ if keras.backend.backend() == "tensorflow":
         for strategy in (tf.distribute.get_strategy(), STRATEGIES[kind]()):
             keras.utils.set_random_seed(0)
             with strategy.scope():
-                model = kmodels.models.ViTImageClassifier.from_preset("vit_debug", num_classes=2)
+                model = kmodels.models.ViTImageClassifier.from_preset(
+                    "vit_debug", num_layers=1, num_classes=2
+                )
                 model.compile(
                     optimizer=keras.optimizers.SGD(0.1),
                     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

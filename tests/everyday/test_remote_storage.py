@@ -13,7 +13,7 @@ import keras
 from kmodels import data, models, presets, text
 from kmodels.core.errors import InputError
 from record_files import encoded, write_shard
-from remote_storage import FailingFileSystem, files
+from remote_storage import FailingFileSystem, empty_storage, files
 
 pytestmark = pytest.mark.needs("fsspec")
 CONFIG = {
@@ -24,10 +24,7 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def empty(tmp_path, monkeypatch):
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    FailingFileSystem.reset(empty=True)
+    empty_storage()
     monkeypatch.chdir(tmp_path)
     yield
     assert not list(tmp_path.iterdir()), "a folder is called as an address"

@@ -18,7 +18,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def test_the_best_weights_and_a_table_of_the_epochs(tmp_path):
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
     model.compile(keras.optimizers.Adam(1e-3), LOSS, metrics=["accuracy"])
     best = keras.callbacks.ModelCheckpoint(
         tmp_path / "best.keras", monitor="val_loss", save_best_only=True
@@ -37,7 +37,7 @@ def test_the_best_weights_and_a_table_of_the_epochs(tmp_path):
 def test_keras_own_backup_goes_on_after_a_crash(tmp_path):
     def train(crash=None):
         keras.utils.set_random_seed(0)
-        model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+        model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
         model.compile(keras.optimizers.SGD(0.05), LOSS)
         callbacks = [keras.callbacks.BackupAndRestore(tmp_path / "backup")]
         if crash is not None:
@@ -57,7 +57,7 @@ def test_keras_own_backup_goes_on_after_a_crash(tmp_path):
 
 
 def test_early_stopping_puts_the_best_weights_back():
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
     model.compile(keras.optimizers.SGD(1.0, momentum=0.9), LOSS)
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     history = model.fit(
@@ -81,7 +81,7 @@ def test_the_learning_rate_follows_a_function_and_a_callback_reads_the_logs():
 
     seen = Seen()
     halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 / 2**epoch)
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
     model.compile(keras.optimizers.SGD(1.0), LOSS)
     history = model.fit(X, Y, 8, epochs=3, callbacks=[halved, seen], verbose=0).history
     np.testing.assert_allclose(seen.rates, [0.1, 0.05, 0.025], rtol=1e-6)
@@ -91,7 +91,7 @@ def test_the_learning_rate_follows_a_function_and_a_callback_reads_the_logs():
 
 def test_a_file_of_keras_written_in_between_goes_on(tmp_path):
     keras.utils.set_random_seed(0)
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), LOSS)
     model.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0)
     model.save(tmp_path / "half.keras")
@@ -104,7 +104,7 @@ def test_a_file_of_keras_written_in_between_goes_on(tmp_path):
 
 def test_rare_classes_weigh_more():
     keras.utils.set_random_seed(0)
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
     model.compile(keras.optimizers.SGD(0.0), LOSS)
     weights = {0: 1.0, 1: 2.0, 2: 5.0}
     loss = model.fit(X, Y, 24, class_weight=weights, verbose=0).history["loss"][0]
@@ -156,7 +156,7 @@ def test_a_cell_of_a_notebook_is_run_again_and_goes_on(tmp_path):
 
 
 def classify():
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
     model.compile(keras.optimizers.Adam(1e-3), LOSS, metrics=["accuracy"])
     model.fit(X[:8], Y[:8], verbose=0)
     model.predict(X[:8], verbose=0)
@@ -164,7 +164,7 @@ def classify():
 
 
 def write():
-    model = kmodels.models.GemmaCausalLM.from_preset("gemma_debug", preprocessor=None)
+    model = kmodels.models.GemmaCausalLM.from_preset("gemma_debug", num_layers=1, preprocessor=None)
     ids = np.random.default_rng(0).integers(3, 100, (2, 6)).astype("int32")
     prompts = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
     model.fit(prompts, np.roll(ids, -1, 1), verbose=0)

@@ -86,7 +86,9 @@ def test_the_same_training_as_a_keras_model_around_the_layers():
     losses = []
     for plain in (False, True):
         keras.utils.set_random_seed(3)
-        model = kmodels.models.ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+        model = kmodels.models.ViTImageClassifier.from_preset(
+            "vit_debug", num_layers=1, num_classes=3
+        )
         if plain:
             model = keras.Model(model.input, model.output)
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
@@ -107,7 +109,7 @@ def test_half_precision_scales_the_loss():
 
 
 def test_a_wrong_loss_is_named_when_compiling():
-    model = kmodels.models.ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = kmodels.models.ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
     with pytest.warns(UserWarning, match=r"SparseCategoricalCrossentropy\(from_logits=True\)"):
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 

@@ -12,7 +12,10 @@ def test_transfer_learning_freezes_and_then_unfreezes():
     images = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), "uint8")
     labels = (images.mean((1, 2, 3)) > 127).astype("int32")
     model = ViTImageClassifier.from_preset(
-        "vit_debug", num_classes=2, preprocessor=ViTImageClassifierPreprocessor((16, 16))
+        "vit_debug",
+        num_layers=1,
+        num_classes=2,
+        preprocessor=ViTImageClassifierPreprocessor((16, 16)),
     )
     before = model.backbone.get_weights()
     model.backbone.trainable = False
@@ -30,7 +33,7 @@ def test_several_labels_for_each_picture():
     labels = rng.integers(0, 2, (32, 3)).astype("float32")
     images = np.ones((32, 16, 16, 3), "float32") * labels[:, None, None, :]
     model = ViTImageClassifier(
-        ViTBackbone.from_preset("vit_debug"), num_classes=3, activation="sigmoid"
+        ViTBackbone.from_preset("vit_debug", num_layers=1), num_classes=3, activation="sigmoid"
     )
     model.compile(optimizer=keras.optimizers.Adam(5e-3))
     model.fit(images, labels, batch_size=8, epochs=30, verbose=0)
@@ -41,7 +44,9 @@ def test_pictures_of_any_size_are_predicted_from_a_list():
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 256, (h, w, 3), "uint8") for h, w in ((20, 30), (16, 16), (9, 40))]
     preprocessor = ViTImageClassifierPreprocessor((16, 16))
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=4, preprocessor=preprocessor)
+    model = ViTImageClassifier.from_preset(
+        "vit_debug", num_layers=1, num_classes=4, preprocessor=preprocessor
+    )
     logits = model.predict(pictures, verbose=0)
     for row, picture in zip(logits, pictures, strict=True):
         alone = keras.ops.convert_to_numpy(model(preprocessor(picture)[None]))[0]
@@ -49,7 +54,7 @@ def test_pictures_of_any_size_are_predicted_from_a_list():
 
 
 def test_grey_pictures_with_a_checkpoint_for_colours(tmp_path):
-    colour = ViTImageClassifier.from_preset("vit_debug", num_classes=2)
+    colour = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=2)
     colour.save_to_preset(tmp_path / "colour")
     grey = ViTImageClassifier.from_preset(tmp_path / "colour", image_shape=(16, 16, 1))
     images = np.random.default_rng(0).random((4, 16, 16, 1), "float32")
@@ -63,10 +68,10 @@ def test_augmentation_layers_of_keras_in_front():
     labels = np.arange(8) % 2
     inputs = keras.Input((16, 16, 3))
     flipped = keras.layers.RandomFlip("horizontal")(inputs)
-    classifier = ViTImageClassifier.from_preset("vit_debug", num_classes=2)
+    classifier = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=2)
     model = keras.Model(inputs, classifier(flipped))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
+    model.compile("adam", loss, metrics=["accuracy"])
     model.fit(images, labels, verbose=0)
     found = model.predict(images, verbose=0)
     np.testing.assert_allclose(

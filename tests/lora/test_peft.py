@@ -140,10 +140,22 @@ def test_names_follow_the_family_and_a_bare_backbone_has_no_prefix(tmp_path):
     assert set(adapters(task)) == {"block_0/attention/query", "block_0/attention/output"}
 
 
-def broken(tmp_path, change):
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """An adapter that fits `tiny`, which tests copy."""
     backbone = tiny()
     backbone.enable_lora(2)
-    folder = backbone.save_adapter(tmp_path / "adapter")
+    return backbone.save_adapter(tmp_path_factory.mktemp("written") / "adapter")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A model that takes no adapter in."""
+    return tiny()
+
+
+def broken(adapter, tmp_path, change):
+    folder = shutil.copytree(adapter, tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
     change(folder, config)
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -237,15 +249,15 @@ def no_rank(folder, config):
         (no_rank, "has no r and lora_alpha"),
     ],
 )
-def test_files_that_mean_something_else_are_refused(tmp_path, change, message):
-    folder = broken(tmp_path, change)
+def test_files_that_mean_something_else_are_refused(adapter, plain, tmp_path, change, message):
+    folder = broken(adapter, tmp_path, change)
     with pytest.raises(InputError, match=message) as caught:
-        tiny().load_adapter(folder)
-    assert "\n" not in str(caught.value)
+        plain.load_adapter(folder)
+    assert "\n" not in str(caught.value) and not adapters(plain)
 
 
-def test_all_that_does_not_fit_is_listed_and_nothing_changes(tmp_path):
-    folder = broken(tmp_path, lambda *_: None)
+def test_all_that_does_not_fit_is_listed_and_nothing_changes(adapter, tmp_path):
+    folder = broken(adapter, tmp_path, lambda *_: None)
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 12, "mlp_dim": 24}
     model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
     with pytest.raises(InputError) as caught:

@@ -7,7 +7,8 @@ import pytest
 from arrays import to_numpy
 from kmodels.core.errors import InputError
 from kmodels.weights import LazyArray, Rule, export, load, transpose
-from kmodels.weights.engine import values, variables
+from kmodels.weights.engine import variables
+from kmodels.weights.gather import values
 from kmodels.weights.rules import bind_sources
 
 RULES = [

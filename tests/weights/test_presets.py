@@ -12,7 +12,8 @@ from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor, registry
 from kmodels.weights import manifest, native
-from kmodels.weights.engine import values, variables
+from kmodels.weights.engine import variables
+from kmodels.weights.gather import values
 
 
 def _bits(model):

@@ -13,7 +13,8 @@ import pytest
 
 import kmodels
 from kmodels import cli
-from kmodels.tools.bench import Refused
+from kmodels.core.errors import InputError
+from kmodels.tools.bench import Refused, setting
 from kmodels.tools.bench.compare import LOSSES, differences
 
 BACKEND = keras.backend.backend()
@@ -140,3 +141,8 @@ def test_a_preset_that_does_not_exist_is_one_line(capsys, tmp_path):
     assert error.startswith("kmodels: 'vit_nowhere' is no preset and no directory")
     assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "none").exists()
+
+
+def test_a_model_without_a_loss_of_its_own_is_refused():
+    with pytest.raises(InputError, match="which has no loss of its own to train with; give a"):
+        setting.make_model("clip_text_debug", "float32")

@@ -14,6 +14,7 @@ import pytest
 from kmodels import cli
 from kmodels.core.errors import InputError
 from kmodels.models import (
+    CLIPTextModelWithProjection,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -31,16 +32,16 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "convert.md"
 TRACED = [name for name, form in FORMATS.items() if form.traced]
 # Tracing takes seconds: each format from each backend that writes it, with every family once.
 CASES = {
-    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma", "qwen3"]},
+    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma", "qwen3", "clip"]},
     "torch": {
-        "onnx": ["gemma", "qwen3"],
-        "openvino": ["vit", "qwen3"],
-        "torch-export": ["vit", "gemma", "qwen3"],
+        "onnx": ["gemma", "qwen3", "clip"],
+        "openvino": ["vit", "qwen3", "clip"],
+        "torch-export": ["vit", "gemma", "qwen3", "clip"],
     },
     "tensorflow": {
         "onnx": ["vit"],
-        "savedmodel": ["gemma", "qwen3"],
-        "litert": ["vit", "gemma", "qwen3"],
+        "savedmodel": ["gemma", "qwen3", "clip"],
+        "litert": ["vit", "gemma", "qwen3", "clip"],
         "openvino": ["gemma"],
     },
 }
@@ -48,7 +49,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, Path]:
-    """A ViT, a Gemma 2 and a Qwen 3, one block each, as directories; caps and windows that bite."""
+    """A model of each family, one block each, as directories; caps and windows that bite."""
     folder = tmp_path_factory.mktemp("sources")
     keras.utils.set_random_seed(0)
     backbone = ViTBackbone.from_preset("vit_debug", num_layers=1)
@@ -62,7 +63,9 @@ def sources(tmp_path_factory) -> dict[str, Path]:
     )
     gemma.save_to_preset(folder / "gemma")
     Qwen3CausalLM.from_preset("qwen3_debug", num_layers=1).save_to_preset(folder / "qwen3")
-    return {name: folder / name for name in ("vit", "gemma", "qwen3")}
+    clip = CLIPTextModelWithProjection.from_preset("clip_text_debug", num_layers=1)
+    clip.save_to_preset(folder / "clip")
+    return {name: folder / name for name in ("vit", "gemma", "qwen3", "clip")}
 
 
 def destination_of(folder: Path, name: str) -> Path:
