@@ -41,7 +41,8 @@ def outside_graph(call: OpCall) -> str | None:
     It does not know the function's own backward pass there, and cannot differentiate what a forward
     pass writes in place. `torch.compile` and `torch.export` take care of that themselves.
     """
-    if get_proxy_mode() is None or torch.compiler.is_compiling():
+    # Dynamo cannot trace the second question, which would break its graph.
+    if torch.compiler.is_compiling() or get_proxy_mode() is None:
         return None
     return "autograd follows a recorded graph operation by operation"
 
