@@ -4,6 +4,9 @@ import importlib
 import sys
 from typing import Any
 
+from kmodels.core.backend_choice import check_backend as _check_backend
+from kmodels.core.backend_choice import choose_backend as _choose_backend
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
@@ -22,13 +25,16 @@ _MODULES = (
 
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
 
-if "keras" in sys.modules:  # Without it there is no table yet; kmodels chooses no backend here.
+_choose_backend()
+if "keras" in sys.modules:  # Without it there is no table yet.
     from kmodels.core.keras_internals import registration
 
     registration.register(sys.modules["keras"].saving.get_custom_objects())
 
 
 def __getattr__(name: str) -> Any:
+    if "keras" not in sys.modules and (name in _MODULES or name in _EXPORTS):
+        _check_backend()
     if name in _MODULES:
         return importlib.import_module(f"kmodels.{name}")
     if name in _EXPORTS:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 from kmodels.runs.command_line import invoke
@@ -22,6 +23,7 @@ app = typer.Typer(
 @app.callback()
 def _commands() -> None:
     """Keras 3 models at native speed on JAX, PyTorch and TensorFlow."""
+    check_backend()
 
 
 @app.command()

@@ -7,7 +7,7 @@ from itertools import product
 
 from kmodels.core.errors import InputError
 from kmodels.core.units import pluralize
-from kmodels.runs.backend import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.tools.bench.options import AUTO, MODES, BenchOptions
 from kmodels.tools.children import installed
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.runs.backend import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 
 # Maps a name to the dtype policy and the precision of float32 products.
 PRECISIONS = {

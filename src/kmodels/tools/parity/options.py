@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.runs.backend import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.tools.bench.options import PRECISIONS, check_names
 from kmodels.tools.parity.compare import TOLERANCES
 
