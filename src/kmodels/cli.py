@@ -7,10 +7,34 @@ from typing import Annotated
 
 import typer
 
+from kmodels import __version__
 from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
+from kmodels.runs import shipped
 from kmodels.runs.command_line import invoke
+
+OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyTorch and TensorFlow.
+
+Train, and resume or evaluate what was trained:
+  kmodels vit --data folder:PICTURES      an image classifier, on a folder of pictures
+  kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on JSON lines
+  kmodels probe --data folder:PICTURES    a linear probe of a frozen backbone
+  kmodels distill --data folder:PICTURES  a small classifier that learns from a large one
+  kmodels dpo --data PAIRS.jsonl          a language model by answers that were preferred
+
+Look at models and machines:
+  kmodels doctor                          backend, versions, devices, which ops are fast
+  kmodels plan --preset vit_base_patch16_224      the memory that a training step needs
+  kmodels bench vit_small_patch16_224     the speed of each installed backend
+  kmodels parity vit_debug                the first layer in which two backends differ
+  kmodels report RUN                      the page of a run, report.html
+
+Take models elsewhere:
+  kmodels convert MODEL MODEL.gguf --to gguf      for another package or runtime
+
+The backend is that of KERAS_BACKEND. All flags of a command: kmodels COMMAND --help
+"""
 
 app = typer.Typer(
     name="kmodels",
@@ -20,10 +44,40 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _commands() -> None:
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"kmodels {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _commands(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version)
+    ] = False,
+) -> None:
     """Keras 3 models at native speed on JAX, PyTorch and TensorFlow."""
-    check_backend()
+    if context.invoked_subcommand is None:
+        print(OVERVIEW, end="")
+    elif context.invoked_subcommand not in shipped.RECIPES:  # which check it after their flags
+        check_backend()
+
+
+def _add_recipe(command: str, summary: str) -> None:
+    """Adds a command that hands all its arguments, --help too, to a recipe."""
+    passed = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    @app.command(command, help=summary, context_settings=passed, add_help_option=False)
+    def run(context: typer.Context) -> int:
+        return shipped.run(command, context.args)
+
+
+_add_recipe("vit", "Train a Vision Transformer to tell pictures apart.")
+_add_recipe("gemma", "Fine-tune a language model with LoRA on instructions or texts.")
+_add_recipe("probe", "Compare ways to use a pretrained backbone with few labels.")
+_add_recipe("distill", "Train a small classifier to imitate a large one.")
+_add_recipe("dpo", "Train a language model on pairs of answers, by direct preference optimization.")
 
 
 @app.command()

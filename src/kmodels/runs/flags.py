@@ -49,7 +49,11 @@ class Common:
 
 
 def parse(
-    settings: type, argv: Sequence[str] | None = None, description: str = "", recipe: str = ""
+    settings: type,
+    argv: Sequence[str] | None = None,
+    description: str = "",
+    recipe: str = "",
+    program: str = "",
 ) -> Any:
     """Returns settings from the command line.
 
@@ -61,13 +65,15 @@ def parse(
         argv: arguments; the process's by default.
         description: for --help.
         recipe: its name.
+        program: what --help calls it; the recipe's file by default.
 
     Raises:
         InputError: for an unknown flag or a value that does not fit, or where there is no run to
             go on with.
     """
     defaults = _defaults(settings)
-    given = _given(settings, defaults, argv, description, recipe)
+    program = program or (f"{recipe}.py" if recipe else "recipe")
+    given = _given(settings, defaults, argv, description, program)
     if recipe and given.get("resume") and not given.get("out"):
         given["out"] = _newest_run(recipe)
     if given.get("out") and (given.get("resume") or given.get("evaluate")):
@@ -90,7 +96,7 @@ def _given(
     defaults: dict[str, Any],
     argv: Sequence[str] | None,
     description: str,
-    recipe: str,
+    program: str,
 ) -> dict[str, Any]:
     """Returns the flags that stand on the command line, and nothing of the others."""
     import typer
@@ -115,7 +121,7 @@ def _given(
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     names = {"help_option_names": ["-h", "--help"]}
     app.command(help=_examples_as_they_are(description), context_settings=names)(function)
-    given = invoke(app, argv, f"{recipe}.py" if recipe else "recipe")
+    given = invoke(app, argv, program)
     if not isinstance(given, dict):  # --help ends it by an exit code
         raise SystemExit(given)
     return given

@@ -90,6 +90,7 @@ def main(
     train: Callable[[Any, Folder], None],
     argv: Sequence[str] | None = None,
     description: str = "",
+    program: str = "",
 ) -> int:
     """Runs a recipe and returns its exit code.
 
@@ -102,10 +103,11 @@ def main(
         train: called with the settings and the run's folder.
         argv: arguments; the process's by default.
         description: for --help.
+        program: what --help calls it; the recipe's file by default.
     """
     folder = None
     try:
-        chosen = parse(settings, argv, description, recipe)
+        chosen = parse(settings, argv, description, recipe, program)
         check_backend()
         _join(getattr(chosen, "mesh", None))
         again = chosen.resume or getattr(chosen, "evaluate", False)

@@ -1,0 +1,57 @@
+"""The recipes that `kmodels` runs by name: those of a wheel, or of the checkout it was installed from.
+
+`recipes/*.py` at the top of the repository is their one source. A wheel holds copies of these files
+in `kmodels/recipes`; an editable installation reads them where they are.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from kmodels.core.errors import InputError
+from kmodels.runs import recipe
+
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
+# What a recipe is called on the command line, and its file.
+RECIPES = {
+    "vit": "vit",
+    "gemma": "gemma_lora",
+    "probe": "vit_probe",
+    "distill": "distill",
+    "dpo": "dpo",
+}
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Runs a recipe with its own flags and returns its exit code.
+
+    Args:
+        command: a key of `RECIPES`.
+        arguments: of the command line, after the recipe's name.
+
+    Raises:
+        InputError: if the file of the recipe is not installed.
+    """
+    name = RECIPES[command]
+    module = _load(name)
+    program = f"kmodels {command}"
+    # Examples are written for who has the file.
+    text = (module.__doc__ or "").replace(f"python recipes/{name}.py", program)
+    return recipe.main(name, module.Settings, module.train, arguments, text, program)
+
+
+def _load(name: str) -> ModuleType:
+    found = [folder / f"{name}.py" for folder in FOLDERS if (folder / f"{name}.py").is_file()]
+    if not found:
+        raise InputError(f"{name}.py is not in {FOLDERS[0]}; install kmodels again, from a wheel")
+    spec = importlib.util.spec_from_file_location(f"kmodels_recipe_{name}", found[0])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"Python cannot load {found[0]}")
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks the module of its annotations up here.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
