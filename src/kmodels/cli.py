@@ -17,23 +17,23 @@ from kmodels.runs.command_line import invoke
 OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyTorch and TensorFlow.
 
 Train, and resume or evaluate what was trained:
-  kmodels vit --data folder:PICTURES      an image classifier, on a folder of pictures
+  kmodels vit --data folder:PICTURES      a classifier, on a folder of pictures
   kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on JSON lines
   kmodels probe --data folder:PICTURES    a linear probe of a frozen backbone
-  kmodels distill --data folder:PICTURES  a small classifier that learns from a large one
-  kmodels dpo --data PAIRS.jsonl          a language model by answers that were preferred
+  kmodels distill --data folder:PICTURES  a small classifier, taught by a large one
+  kmodels dpo --data PAIRS.jsonl          a model by which answers were preferred
 
 Look at models and machines:
-  kmodels doctor                          backend, versions, devices, which ops are fast
-  kmodels plan --preset vit_base_patch16_224      the memory that a training step needs
-  kmodels bench vit_small_patch16_224     the speed of each installed backend
-  kmodels parity vit_debug                the first layer in which two backends differ
-  kmodels report RUN                      the page of a run, report.html
+  kmodels doctor                      backend, versions, devices, the path of ops
+  kmodels plan --preset vit_base_patch16_224      the memory that training needs
+  kmodels bench vit_small_patch16_224             the speed of each backend
+  kmodels parity vit_debug            the first layer where two backends differ
+  kmodels report RUN                  the page of a run, report.html
 
 Take models elsewhere:
-  kmodels convert MODEL MODEL.gguf --to gguf      for another package or runtime
+  kmodels convert MODEL MODEL.gguf --to gguf      to another package or runtime
 
-The backend is that of KERAS_BACKEND. All flags of a command: kmodels COMMAND --help
+KERAS_BACKEND chooses the backend. Flags of a command: kmodels COMMAND --help
 """
 
 app = typer.Typer(

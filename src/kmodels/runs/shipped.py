@@ -37,9 +37,11 @@ def run(command: str, arguments: Sequence[str]) -> int:
     """
     name = RECIPES[command]
     module = _load(name)
+    # Examples are written for those who have the files.
+    text = module.__doc__ or ""
+    for other, file in RECIPES.items():
+        text = text.replace(f"python recipes/{file}.py", f"kmodels {other}")
     program = f"kmodels {command}"
-    # Examples are written for who has the file.
-    text = (module.__doc__ or "").replace(f"python recipes/{name}.py", program)
     return recipe.main(name, module.Settings, module.train, arguments, text, program)
 
 

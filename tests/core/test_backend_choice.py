@@ -1,0 +1,122 @@
+"""Which backend a new process has: KERAS_BACKEND, keras.json, or what is installed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kmodels.core import backend_choice
+from kmodels.core.errors import InputError
+
+pytestmark = pytest.mark.once
+SOURCE = Path(backend_choice.__file__).parents[2]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Makes a machine with these backends installed, this keras.json and this KERAS_BACKEND."""
+
+    def make(installed=(), configured=None, variable=None):
+        monkeypatch.setattr(
+            backend_choice, "find_spec", lambda name: name if name in installed else None
+        )
+        monkeypatch.delitem(sys.modules, "keras")
+        monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+        if variable is None:
+            monkeypatch.delenv("KERAS_BACKEND", raising=False)
+        else:
+            monkeypatch.setenv("KERAS_BACKEND", variable)
+        if configured is not None:
+            (tmp_path / "keras.json").write_text(configured)
+
+    return make
+
+
+def config(name):
+    return json.dumps({"backend": name})
+
+
+@pytest.mark.parametrize(
+    ("installed", "configured", "variable", "chosen", "said"),
+    [
+        (("jax", "torch"), config("torch"), "jax", "jax", False),
+        (("jax", "torch"), config("torch"), None, "torch", False),
+        (("jax", "torch"), config("torch"), "", "torch", False),
+        (("torch",), config("tensorflow"), None, "torch", True),
+        (("torch", "tensorflow"), None, None, "torch", True),
+        (("jax", "torch", "tensorflow"), None, None, "jax", True),
+        (("tensorflow",), "no JSON", None, "tensorflow", True),
+        (("tensorflow",), "[]", None, "tensorflow", True),
+        (("tensorflow",), config("numpy"), None, "tensorflow", True),
+        (("torch",), None, "wrong", "wrong", False),
+        ((), None, None, None, False),
+    ],
+)
+def test_choice(machine, capsys, installed, configured, variable, chosen, said):
+    machine(installed, configured, variable)
+    backend_choice.choose_backend()
+    assert os.environ.get("KERAS_BACKEND") == chosen
+    words = capsys.readouterr().err
+    assert words.count("\n") == said
+    assert not said or f"the backend is {chosen}" in words
+
+
+def test_a_keras_that_is_imported_keeps_its_backend(machine, monkeypatch):
+    machine(("jax",))
+    monkeypatch.setitem(sys.modules, "keras", object())
+    backend_choice.choose_backend()
+    assert "KERAS_BACKEND" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("installed", "variable", "words"),
+    [
+        ((), None, "no backend is installed; pip install jax, torch or tensorflow"),
+        (("jax",), "wrong", "KERAS_BACKEND is 'wrong'; set it to one of jax, torch, tensorflow"),
+        (("jax", "torch"), "tensorflow", "not installed; pip install tensorflow, or set it to jax"),
+    ],
+)
+def test_a_backend_that_is_not_there_is_told_in_a_line(machine, installed, variable, words):
+    machine(installed, None, variable)
+    with pytest.raises(InputError) as error:
+        backend_choice.check_backend()
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("program", ["doctor", "vit"])
+def test_commands_end_with_a_line_and_no_trace(program, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "kmodels", program],
+        env={**os.environ, "KERAS_BACKEND": "wrong", "PYTHONPATH": str(SOURCE)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert not done.stdout
+    assert done.stderr.count("\n") == 1
+    assert "KERAS_BACKEND is 'wrong'" in done.stderr
+
+
+def test_a_fresh_home_works_twice(tmp_path, backend):
+    """Keras writes a keras.json that names TensorFlow, which must not decide the second time."""
+    code = "import kmodels; kmodels.models; import keras; print(keras.backend.backend())"
+    chosen = []
+    for _ in range(2):
+        left_out = ("KERAS_BACKEND", "KERAS_HOME")
+        known = {name: value for name, value in os.environ.items() if name not in left_out}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**known, "HOME": str(tmp_path), "PYTHONPATH": str(SOURCE)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        chosen.append(done.stdout.strip())
+    assert (tmp_path / ".keras" / "keras.json").is_file()
+    assert chosen == [backend_choice.installed_backends()[0]] * 2
