@@ -26,7 +26,8 @@ ROWS = (
     ),
     ("callbacks", "task", "presets"),
     ("models",),
-    ("cli", "interop", "runs", "tools"),
+    ("interop", "runs", "tools"),
+    ("cli", "__main__"),
 )
 # The ways up. presets/ finds the family by its name, a table look-up; a plan hands out the
 # callback that keeps its run, which asks the processes of that run.

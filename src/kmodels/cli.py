@@ -20,7 +20,7 @@ Train, and resume or evaluate what was trained:
   kmodels vit --data folder:PICTURES      a classifier, on a folder of pictures
   kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on JSON lines
   kmodels probe --data folder:PICTURES    a linear probe of a frozen backbone
-  kmodels distill --data folder:PICTURES  a small classifier, taught by a large one
+  kmodels distill --data folder:PICTURES  a small model taught by a large one
   kmodels dpo --data PAIRS.jsonl          a model by which answers were preferred
 
 Look at models and machines:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
-from kmodels.core.backend_choice import check_backend
 from kmodels.runs.flags import Common, flag, parse
 from kmodels.runs.run_folder import Folder, joined_processes
 from kmodels.runs.settings_checks import at_least, check_fractions, given, numbers

@@ -1,7 +1,7 @@
-"""The recipes that `kmodels` runs by name: those of a wheel, or of the checkout it was installed from.
+"""The recipes that `kmodels` runs by name: those of the wheel, or of the checkout in use.
 
-`recipes/*.py` at the top of the repository is their one source. A wheel holds copies of these files
-in `kmodels/recipes`; an editable installation reads them where they are.
+`recipes/*.py` at the top of the repository is their one source. A wheel holds copies of them in
+`kmodels/recipes`; an editable installation reads them where they are.
 """
 
 import importlib.util

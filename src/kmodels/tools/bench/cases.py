@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.core.units import pluralize
-from kmodels.core.backend_choice import BACKENDS
 from kmodels.tools.bench.options import AUTO, MODES, BenchOptions
 from kmodels.tools.children import installed
 

@@ -5,11 +5,11 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.dispatch import backend
 from kmodels.core.errors import InputError
 from kmodels.models import registry
 from kmodels.presets.save import TRANSFORMERS_FILES
-from kmodels.core.backend_choice import BACKENDS
 from kmodels.tools.convert import hub
 
 FLOATS = ("float32", "bfloat16", "float16")

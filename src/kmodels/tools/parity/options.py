@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
-from kmodels.core.errors import InputError, check_whole
 from kmodels.core.backend_choice import BACKENDS
+from kmodels.core.errors import InputError, check_whole
 from kmodels.tools.bench.options import PRECISIONS, check_names
 from kmodels.tools.parity.compare import TOLERANCES
 

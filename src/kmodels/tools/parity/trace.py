@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.core.errors import InputError
 from kmodels.core.backend_choice import BACKENDS
+from kmodels.core.errors import InputError
 from kmodels.tools.bench.environment import environment
 from kmodels.tools.children import Child, ChildError, installed, stopped_by_signals
 from kmodels.tools.parity.compare import Difference, Stage, stages
