@@ -5,8 +5,9 @@ import runpy
 import pytest
 import typer
 
-from kmodels import __version__, cli
+from kmodels import __version__
 from kmodels.runs import shipped
+from kmodels.tools import cli
 
 pytestmark = pytest.mark.once
 

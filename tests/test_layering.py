@@ -18,6 +18,7 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 # Bottom to top. A unit is a module or folder of src/kmodels; it imports from its own row and below.
 ROWS = (
     ("core",),
+    ("backend_choice",),
     ("ops", "overrides"),
     ("layers", "transforms"),
     (
@@ -27,7 +28,7 @@ ROWS = (
     ("callbacks", "task", "presets"),
     ("models",),
     ("interop", "runs", "tools"),
-    ("cli", "__main__"),
+    ("__main__",),
 )
 # The ways up. presets/ finds the family by its name, a table look-up; a plan hands out the
 # callback that keeps its run, which asks the processes of that run.

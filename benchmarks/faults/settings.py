@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 import tally
 
-from kmodels import cli, data, generation, lora, models, presets, text, training
+from kmodels import data, generation, lora, models, presets, text, training
 from kmodels.callbacks import Checkpoint
 from kmodels.core import precision
 from kmodels.core.dispatch import generic_only
 from kmodels.core.errors import InputError
 from kmodels.distribution import check_batch, distribute, parse_mesh
+from kmodels.tools import cli
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # A case has what is wrong, the value as the message has to name it, and a part of what is allowed.

@@ -1,6 +1,6 @@
 """`python -m kmodels`, which is the `kmodels` command."""
 
-from kmodels.cli import main
+from kmodels.tools.cli import main
 
 if __name__ == "__main__":
     main()

@@ -205,7 +205,7 @@ def test_a_backend_that_keras_has_and_kmodels_has_not_is_named(monkeypatch) -> N
 def test_unknown_name_in_the_environment_is_one_line_and_exit_code_2() -> None:
     environment = os.environ | {dispatch.ENVIRONMENT: "nonsense"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "kmodels.cli", "doctor"],
+        [sys.executable, "-W", "ignore", "-m", "kmodels.tools.cli", "doctor"],
         capture_output=True, text=True, env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 2

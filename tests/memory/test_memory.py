@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from kmodels import InputError, cli
+from kmodels import InputError
 from kmodels.lora import LoraSettings
 from kmodels.memory import estimate
 from kmodels.memory.sizes import (
@@ -25,7 +25,7 @@ from kmodels.memory.sizes import (
     width_of,
 )
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
-from kmodels.tools import plan
+from kmodels.tools import cli, plan
 from kmodels.training import AdamW
 
 ROOT = Path(__file__).resolve().parents[2]

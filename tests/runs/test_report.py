@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from browser import look
-from kmodels import cli
 from kmodels.core.errors import InputError
 from kmodels.runs import plots, report
 from kmodels.runs.history import COLUMNS
+from kmodels.tools import cli
 
 pytestmark = pytest.mark.once
 

@@ -6,9 +6,8 @@ import keras
 import pytest
 
 import kmodels
-from kmodels import cli
 from kmodels.core import dispatch
-from kmodels.tools import doctor
+from kmodels.tools import cli, doctor
 
 BACKEND = keras.backend.backend()
 

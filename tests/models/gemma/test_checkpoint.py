@@ -8,13 +8,13 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.cli import main
 from kmodels.core.errors import InputError
 from kmodels.generation import Sampler
 from kmodels.interop.keras_hub import to_hub
 from kmodels.models import Gemma3CausalLM, GemmaCausalLM, GemmaCausalLMPreprocessor
 from kmodels.text import Tokenizer, demo
 from kmodels.text.training import train_tokenizer
+from kmodels.tools.cli import main
 from kmodels.tools.convert import convert
 from kmodels.weights import read_safetensors, write_safetensors
 

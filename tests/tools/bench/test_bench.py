@@ -12,8 +12,8 @@ import keras
 import pytest
 
 import kmodels
-from kmodels import cli
 from kmodels.core.errors import InputError
+from kmodels.tools import cli
 from kmodels.tools.bench import Refused, setting
 from kmodels.tools.bench.compare import LOSSES, differences
 
@@ -83,7 +83,7 @@ def test_ctrl_c_leaves_no_child(tmp_path):
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
-    command = [sys.executable, "-c", script, "-m", "kmodels.cli", "bench", "vit_debug"]
+    command = [sys.executable, "-c", script, "-m", "kmodels.tools.cli", "bench", "vit_debug"]
     parent = subprocess.Popen(
         [*command, "--backends", BACKEND, "--out", str(tmp_path)],
         env={**os.environ, name: value},

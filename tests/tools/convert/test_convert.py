@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels import cli
 from kmodels.core.errors import InputError
 from kmodels.models import (
     CLIPTextModelWithProjection,
@@ -24,6 +23,7 @@ from kmodels.models import (
 )
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
+from kmodels.tools import cli
 from kmodels.tools.convert import FORMATS, Differs, convert, run, table
 from tolerances import tolerance
 

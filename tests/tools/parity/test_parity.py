@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels import cli
 from kmodels.core.errors import InputError
 from kmodels.models import ViTImageClassifier
+from kmodels.tools import cli
 from kmodels.tools.parity import ParityOptions, Side
 from kmodels.tools.parity.compare import TOLERANCES, difference, stages
 

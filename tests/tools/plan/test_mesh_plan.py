@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels import cli
 from kmodels.core import keras_internals
 from kmodels.distribution import distribute
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
 from kmodels.memory.sizes import ACTIVATIONS, FROZEN, HEAD, OPTIMIZER, SCRATCH, TRAINED
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
+from kmodels.tools import cli
 from kmodels.tools.plan import Plan, Setup
 from kmodels.training import AdamW
 

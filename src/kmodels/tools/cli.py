@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kmodels import __version__
-from kmodels.core.backend_choice import check_backend
+from kmodels.backend_choice import check_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 from kmodels.runs import shipped
@@ -18,14 +18,14 @@ OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyT
 
 Train, and resume or evaluate what was trained:
   kmodels vit --data folder:PICTURES      a classifier, on a folder of pictures
-  kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on JSON lines
+  kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on texts
   kmodels probe --data folder:PICTURES    a linear probe of a frozen backbone
   kmodels distill --data folder:PICTURES  a small model taught by a large one
-  kmodels dpo --data PAIRS.jsonl          a model by which answers were preferred
+  kmodels dpo --data PAIRS.jsonl          a model, by preferred answers
 
 Look at models and machines:
-  kmodels doctor                      backend, versions, devices, the path of ops
-  kmodels plan --preset vit_base_patch16_224      the memory that training needs
+  kmodels doctor                      backend, versions, devices, paths of ops
+  kmodels plan --preset vit_base_patch16_224      the memory of training
   kmodels bench vit_small_patch16_224             the speed of each backend
   kmodels parity vit_debug            the first layer where two backends differ
   kmodels report RUN                  the page of a run, report.html

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kmodels.core import backend_choice
+from kmodels import backend_choice
 from kmodels.core.errors import InputError
 
 pytestmark = pytest.mark.once
-SOURCE = Path(backend_choice.__file__).parents[2]
+SOURCE = Path(backend_choice.__file__).parents[1]
 
 
 @pytest.fixture
