@@ -47,10 +47,8 @@ def prepare(settings: Any) -> None:
     Args:
         settings: a `Common`.
     """
-    import keras
-
     from kmodels import distribution
-    from kmodels.core import hardware, precision
+    from kmodels.core import hardware, keras_internals, precision
 
     at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, workers=0)
 
@@ -61,7 +59,7 @@ def prepare(settings: Any) -> None:
     distribution.distribute(settings.mesh, settings.batch_size)
     if not 0 <= settings.seed < 2**32:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
-    keras.utils.set_random_seed(settings.seed)
+    keras_internals.set_random_seed(settings.seed)
 
 
 def parallelize(model: "keras.Model") -> Any:

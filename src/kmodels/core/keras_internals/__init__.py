@@ -34,6 +34,7 @@ from kmodels.core.keras_internals.layers import (
     set_trainable,
     sublayers,
 )
+from kmodels.core.keras_internals.lazy_imports import leave_unimported, set_random_seed
 from kmodels.core.keras_internals.optimizer import (
     accumulated_gradient,
     adam_slots,
@@ -161,6 +162,7 @@ __all__ = [
     "set_epoch",
     "set_initial_epoch",
     "set_loss_tracker",
+    "set_random_seed",
     "set_rematerialized",
     "set_trainable",
     "side_by_side",
@@ -179,3 +181,5 @@ __all__ = [
     "warn_of_inputs",
     "without_values",
 ]
+
+leave_unimported()

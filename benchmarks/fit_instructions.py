@@ -1,0 +1,197 @@
+"""How many instructions does a step of `fit` take, beside a bare loop of the framework?
+
+    KERAS_BACKEND=jax python benchmarks/fit_instructions.py [--sources src OTHER/src] [--write]
+
+Needs valgrind. Seconds of equal processes differ by a tenth where a step takes a few milliseconds;
+callgrind counts the same program to within a percent, whatever else the machine is doing. Counted
+are 40 steps of a tiny ViT (two blocks of width 32, two pictures of 32 by 32, SGD), after 9 others.
+The bare loop calls the same model in a compiled step of JAX or TensorFlow, or eagerly on torch.
+Each source, a folder that holds the package, is counted in turn; the first is the one compared to.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+QUESTION = (__doc__ or "").splitlines()[0]
+ROOT = Path(__file__).resolve().parents[1]
+BACKEND = os.environ.get("KERAS_BACKEND", "torch")
+WARM, COUNTED, ROWS = 9, 40, 2
+RATE = 0.01
+
+
+def count(on: bool) -> None:
+    """Has callgrind count this process from now on, or no more."""
+    switch = ["callgrind_control", "-i", "on" if on else "off", str(os.getpid())]
+    subprocess.run(switch, check=True, stdout=subprocess.DEVNULL)
+
+
+def turns() -> Iterator[int]:
+    """The steps of a loop; those after the first are counted."""
+    for step in range(WARM + COUNTED):
+        if step == WARM:
+            count(True)
+        yield step
+    count(False)
+
+
+def fit(model: Any, x: Any, y: Any) -> None:
+    import keras
+
+    from kmodels import training
+
+    class Switch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch in (WARM - 1, WARM + COUNTED - 1):
+                count(batch == WARM - 1)
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(training.SGD(RATE), loss)
+    model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[Switch()])
+
+
+def bare_torch(model: Any, x: Any, y: Any) -> None:
+    import torch
+
+    weights = [variable.value for variable in model.trainable_variables]
+    for step in turns():
+        rows = slice(ROWS * step, ROWS * (step + 1))
+        logits = model(torch.from_numpy(x[rows]), training=True)
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y[rows]))
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            torch._foreach_add_(weights, list(gradients), alpha=-RATE)
+        loss.item()
+
+
+def bare_jax(model: Any, x: Any, y: Any) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def loss_of(weights: Any, state: Any, images: Any, labels: Any) -> Any:
+        logits, state = model.stateless_call(weights, state, images, training=True)
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
+        return -picked.mean(), state
+
+    @jax.jit
+    def run(weights: Any, state: Any, images: Any, labels: Any) -> Any:
+        found = jax.value_and_grad(loss_of, has_aux=True)(weights, state, images, labels)
+        (loss, state), gradients = found
+        return jax.tree.map(lambda w, g: w - RATE * g, weights, gradients), state, loss
+
+    weights = [variable.value for variable in model.trainable_variables]
+    state = [variable.value for variable in model.non_trainable_variables]
+    for step in turns():
+        rows = slice(ROWS * step, ROWS * (step + 1))
+        weights, state, loss = run(weights, state, x[rows], y[rows])
+        float(loss)
+
+
+def bare_tensorflow(model: Any, x: Any, y: Any) -> None:
+    import tensorflow as tf
+
+    weights = [variable.value for variable in model.trainable_variables]
+
+    @tf.function
+    def run(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_mean(each)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(RATE * gradient)
+        return loss
+
+    for step in turns():
+        rows = slice(ROWS * step, ROWS * (step + 1))
+        float(run(tf.constant(x[rows]), tf.constant(y[rows])))
+
+
+BARE = {"torch": bare_torch, "jax": bare_jax, "tensorflow": bare_tensorflow}
+
+
+def train(loop: Callable[[Any, Any, Any], None]) -> None:
+    """The child: builds the model and runs a loop."""
+    import keras
+    import numpy as np
+
+    from kmodels.models import ViTBackbone, ViTImageClassifier
+
+    keras.utils.set_random_seed(0)
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+    backbone = ViTBackbone(
+        image_shape=(32, 32, 3), patch_size=8, dropout_rate=0.0, attention_dropout=0.0, **sizes
+    )
+    model = ViTImageClassifier(backbone, 10)
+    rng, total = np.random.default_rng(0), ROWS * (WARM + COUNTED)
+    loop(model, rng.normal(size=(total, 32, 32, 3)).astype("float32"), rng.integers(0, 10, total))
+    os._exit(0)  # Threads that end under valgrind take minutes.
+
+
+def instructions(source: Path, loop: str) -> float:
+    """Millions of instructions of a step, of the process and all its threads."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "count"
+        tool = ["valgrind", "--tool=callgrind", "--instr-atstart=no"]
+        single = dict.fromkeys(
+            ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
+        )
+        subprocess.run(
+            [*tool, f"--callgrind-out-file={out}", sys.executable, __file__, "--child", loop],
+            env={**os.environ, **single, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0"},
+            check=True,
+            capture_output=True,
+        )
+        lines = out.read_text().splitlines()
+        total = next(line for line in reversed(lines) if line.startswith("totals:"))
+        return int(total.split()[1]) / COUNTED / 1e6
+
+
+def revision(source: Path) -> str:
+    command = ["git", "-C", str(source), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument("--sources", type=Path, nargs="+", default=[ROOT / "src"])
+    parser.add_argument("--write", action="store_true", help="the results, as JSON")
+    parser.add_argument("--child", choices=("fit", "bare"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        train(fit if options.child == "fit" else BARE[BACKEND])
+        return
+    rows: list[dict[str, Any]] = []
+    for source in options.sources:
+        source = source.resolve()
+        row: dict[str, Any] = {"revision": revision(source)}
+        row |= {loop: round(instructions(source, loop), 3) for loop in ("fit", "bare")}
+        row["fit / bare"] = round(row["fit"] / row["bare"], 4)
+        rows.append(row)
+        print(BACKEND, row, flush=True)
+    if options.write:
+        packages = ("keras", "numpy", BACKEND)
+        found = {
+            "question": QUESTION,
+            "unit": "millions of instructions a step",
+            "versions": {name: importlib.metadata.version(name) for name in packages},
+            "python": platform.python_version(),
+            "date": time.strftime("%Y-%m-%d"),
+            "rows": rows,
+        }
+        target = ROOT / f"benchmarks/results/fit_instructions_{BACKEND}_cpu_{found['date']}.json"
+        target.write_text(json.dumps(found, indent=1) + "\n")
+        print(target.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
