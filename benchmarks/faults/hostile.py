@@ -291,7 +291,7 @@ def gguf_files(trials: int) -> dict[str, Any]:
     def read(path: Path) -> None:
         with contextlib.suppress(InputError):
             Tokenizer.from_file(path)
-        for held in gguf.open_checkpoint(path, {}, {}, True).tensors.values():
+        for held in gguf.FORMAT.open_checkpoint(path, {}, {}, True).tensors.values():
             held.read()
 
     reader = Reader(read)

@@ -147,7 +147,7 @@ def test_gguf(model, tmp_path):
     writer.close()
 
     def load():
-        found = weights_gguf.open_checkpoint(file, {}, {}, True)
+        found = weights_gguf.FORMAT.open_checkpoint(file, {}, {}, True)
         engine.load(backbone, found.tensors, found.rules, origin=file)
 
     refused(load, backbone, "stray", "final_norm/scale", *names[1:])

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,14 +44,15 @@ class Family:
         tasks: the classes of models with one.
         presets: name to fields of the config; keys that start with "task_" are the task's.
         formats: modules for the files of other packages.
-        parts: setting of the task to prefixes of the variables that it decides.
-        defaults: (config, given settings of the task) to all settings.
-        fit_preprocessor: (arguments of the preprocessor, config) to arguments that suit the config.
-        fit: (tensors by variable path, their config, wanted config) to tensors for that config.
-        fit_rules: (rules of a file, its config, wanted config) to rules for that config.
         sizes: config to what decides the memory of a step.
         transformers_form: model to config.json, preprocessor_config.json, table and extra tensors.
         keras_hub: the pairs with keras-hub's classes; the first that a model belongs to is its own.
+        parts: setting of the task to prefixes of the variables that it decides.
+        defaults: (config, given settings of the task) to all settings; these alone by default.
+        fit_preprocessor: (arguments of the preprocessor, config) to arguments that suit the config;
+            like all that follow, no change by default.
+        fit: (tensors by variable path, their config, wanted config) to tensors for that config.
+        fit_rules: (rules of a file, its config, wanted config) to rules for that config.
     """
 
     name: str
@@ -59,13 +60,13 @@ class Family:
     tasks: tuple[type, ...]
     presets: Mapping[str, Mapping[str, Any]]
     formats: tuple[Format, ...]
-    parts: Mapping[str, tuple[str, ...]]
-    defaults: Callable[[Any, dict[str, Any]], dict[str, Any]]
-    fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]]
-    fit: Callable[[Any, Any, Any], Any]
     sizes: Callable[[Any], Sizes]
     transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
-    keras_hub: tuple[KerasHubMapping, ...]
+    keras_hub: tuple[KerasHubMapping, ...] = ()
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, task: task
+    fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda given, config: given
+    fit: Callable[[Any, Any, Any], Any] = lambda tensors, held, wanted: tensors
     fit_rules: Callable[[Any, Any, Any], Any] = lambda rules, held, wanted: rules
 
 

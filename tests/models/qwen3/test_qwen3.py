@@ -261,7 +261,7 @@ def _write_gguf(path, backbone, more=None):
     writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_rope_freq_base(config.rope_max_wavelength)
-    for name, tensor in engine.export(backbone, weights_gguf.rules(config.to_dict())).items():
+    for name, tensor in engine.export(backbone, weights_gguf.rules(config)).items():
         writer.add_tensor(name, np.ascontiguousarray(tensor.read()))
     for name, array in (more or {}).items():
         writer.add_tensor(name, array)

@@ -11,6 +11,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.common.config import DecoderConfig
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, Transform, identity, transpose
 from kmodels.weights.gguf import open_gguf, setting
+from kmodels.weights.rules import bind_sources
 
 if TYPE_CHECKING:
     import gguf
@@ -108,56 +109,24 @@ class File:
             scaling = float(self.get("rope.scaling.factor", 1.0))
         return float(self.get("rope.freq_base", default)), scaling
 
-    def checkpoint(
-        self,
-        fields: Callable[[], dict[str, Any]],
-        table: Callable[[dict[str, Any]], Sequence[Rule]],
-        weights: bool,
-    ) -> SourceCheckpoint:
-        """Returns the file, understood.
-
-        Args:
-            fields: gives the fields of the config.
-            table: gives the rules for these fields.
-            weights: False where only the architecture is wanted.
-
-        Raises:
-            InputError: for settings of the wrong kind.
-        """
-        try:
-            backbone = fields()
-        except (IndexError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"{self.path} has settings of the wrong kind: {error}; copy it again"
-            ) from None
-        held = self.tensors.items() if weights else ()
-        has_tokenizer = self.value("tokenizer.ggml.tokens") is not None
-        return SourceCheckpoint(
-            path=self.path,
-            kind="GGUF",
-            backbone=backbone,
-            task={},
-            preprocessor={"tokenizer": str(self.path)} if has_tokenizer else None,
-            tensors={name: _lazy(self.path, tensor) for name, tensor in held},
-            rules=table(backbone),
-        )
-
 
 @dataclass(frozen=True)
 class GGUFFormat:
     """GGUF files of a family, as `Family.formats` wants them.
 
     Args:
+        name: of the model, in errors.
         architectures: as the family's files name themselves.
+        config_class: of the family.
         fields: a file to the fields of the config.
-        table: these fields to the rules.
+        table: a config to the rules.
     """
 
+    name: str
     architectures: Collection[str]
+    config_class: Callable[..., DecoderConfig]
     fields: Callable[[File], dict[str, Any]]
-    table: Callable[[dict[str, Any]], Sequence[Rule]]
+    table: Callable[[Any], Sequence[Rule]]
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns whether this is a GGUF file."""
@@ -175,10 +144,41 @@ class GGUFFormat:
             weights: False where only the architecture is wanted.
 
         Raises:
-            InputError: for a file that is damaged or of another model, or without the gguf package.
+            InputError: for a file that is damaged or of another model, has biases that the table
+                does not know or settings of the wrong kind, or without the gguf package.
         """
         file = open_file(path, self.architectures)
-        return file.checkpoint(lambda: self.fields(file), self.table, weights)
+        try:
+            backbone = self.fields(file)
+        except (IndexError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{path} has settings of the wrong kind: {error}; copy it again"
+            ) from None
+        table = self.table(self.config_class(**backbone))
+        self._check_biases(file, table)
+        held = file.tensors.items() if weights else ()
+        has_tokenizer = file.value("tokenizer.ggml.tokens") is not None
+        return SourceCheckpoint(
+            path=path,
+            kind="GGUF",
+            backbone=backbone,
+            task={},
+            preprocessor={"tokenizer": str(path)} if has_tokenizer else None,
+            tensors={name: _lazy(path, tensor) for name, tensor in held},
+            rules=table,
+        )
+
+    def _check_biases(self, file: File, table: Sequence[Rule]) -> None:
+        # llama.cpp reads biases of queries, keys and values for several models, and none of the
+        # output projection, which a model here may have beside the others.
+        biases = sorted(name for name in file.tensors if name.endswith(".bias"))
+        if unread := [name for name, rule in bind_sources(table, biases).items() if rule is None]:
+            raise InputError(
+                f"{file.path} has biases ({unread[0]}, ...), and a GGUF file of {self.name} has "
+                "none; give the Hugging Face directory that it was converted from"
+            )
 
 
 def open_file(path: Path, architectures: Collection[str]) -> File:

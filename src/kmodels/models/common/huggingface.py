@@ -1,7 +1,7 @@
-"""Hugging Face directories of decoders: the names of tensors and settings that families share."""
+"""Hugging Face directories: what all have, and what decoders call their tensors and settings."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.peft import LAYERS
 from kmodels.models.common.tokenizer import VOCABULARY
+from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.readers import read_json
 
@@ -22,12 +23,26 @@ BLOCK = "layers.{i}"
 HEAD = "lm_head.weight"
 GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+# Fields of every `DecoderConfig`, and what a config.json calls them.
+FIELDS = {
+    "vocabulary_size": "vocab_size",
+    "hidden_dim": "hidden_size",
+    "intermediate_dim": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_query_heads": "num_attention_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "dropout": "attention_dropout",
+}
 # Names of the usual norms; a family with more, or with other names, gives its own.
 NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 HEAD_NORMS = {
     "self_attn.q_norm": "attention/query_norm",
     "self_attn.k_norm": "attention/key_norm",
 }
+# config.json, preprocessor_config.json, the table, and tensors of zeros that the format asks for.
+TransformersForm = tuple[dict[str, Any], dict[str, Any], list[Rule], dict[str, Any]]
 
 
 def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.") -> list[Rule]:
@@ -55,17 +70,19 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
 
 def fields(text: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that every `DecoderConfig` has, of what a config.json says."""
-    return {
-        "vocabulary_size": text["vocab_size"],
-        "num_layers": text["num_hidden_layers"],
-        "num_query_heads": text["num_attention_heads"],
-        "num_key_value_heads": text["num_key_value_heads"],
-        "hidden_dim": text["hidden_size"],
-        "intermediate_dim": text["intermediate_size"],
-        "head_dim": text["head_dim"],
-        "layer_norm_epsilon": text.get("rms_norm_eps", 1e-6),
-        "dropout": text.get("attention_dropout") or 0.0,
-    }
+    text = {"rms_norm_eps": 1e-6, **text, "attention_dropout": text.get("attention_dropout") or 0.0}
+    return {ours: text[theirs] for ours, theirs in FIELDS.items()}
+
+
+def refuse(path: Path, found: Mapping[str, object]) -> None:
+    """Raises `InputError` for a directory with something that the model has no counterpart for.
+
+    Args:
+        path: of the directory.
+        found: names of such settings to whether the directory has them.
+    """
+    if problems := [name for name, there in found.items() if there]:
+        raise InputError(f"{path}: the model has no counterpart for {', '.join(problems)}")
 
 
 def rope(
@@ -96,66 +113,52 @@ def tokenizer_of(path: Path) -> dict[str, str] | None:
     return {"tokenizer": str(path)} if whole or parts else None
 
 
-def checkpoint(
-    path: Path,
-    backbone: dict[str, Any],
-    table: Sequence[Rule],
-    tensors: Mapping[str, LazyArray],
-    left_out: Sequence[str] = (),
-) -> SourceCheckpoint:
-    """Returns a directory that was understood, with its tokenizer and how it asks to generate.
-
-    Args:
-        path: of the directory.
-        backbone: fields of the config.
-        table: the rules.
-        tensors: by name; none where only the architecture is wanted.
-        left_out: parts of the directory that the model does not have.
-    """
-    generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
-    if tensors and generation and (asked := not_applied(generation)):
-        log.warning(
-            "%s asks for %s, which generate does not do by itself; "
-            'compile(sampler="generation_config") draws so, and lengths go to generate',
-            path / GENERATION,
-            asked,
-        )
-    return SourceCheckpoint(
-        path=path,
-        kind="Hugging Face",
-        backbone=backbone,
-        task={"generation_config": generation},
-        preprocessor=tokenizer_of(path),
-        tensors=tensors,
-        rules=table,
-        left_out=list(left_out),
-    )
+def prefix_of(tensors: Iterable[str], prefix: str) -> str:
+    """Returns what stands before the names of a model's tensors: `prefix`, or nothing."""
+    return prefix if any(name.startswith(prefix) for name in tensors) else ""
 
 
 @dataclass(frozen=True)
-class HuggingFaceFormat:
+class HuggingFaceDirectory:
     """Directories of a family, as `Family.formats` wants them.
+
+    Args:
+        kinds: `model_type` in the config.json of the family.
+    """
+
+    kinds: Collection[str]
+
+    def matches(self, path: Path, description: dict[str, Any]) -> bool:
+        """Returns whether a directory with this config.json is of this format."""
+        return path.is_dir() and description.get("model_type") in self.kinds
+
+
+@dataclass(frozen=True)
+class HuggingFaceFormat(HuggingFaceDirectory):
+    """Directories of a family of decoders, as `Family.formats` wants them.
 
     Args:
         kinds: `model_type` in the config.json of the family.
         config_class: of the family.
         fields: (path, description) to the fields of the config.
         table: (config, prefix) to the rules.
+        prefixes: what may stand before a name, empty for a bare model.
+        heads: names of the output layer, left aside where it is the embedding table: some files
+            hold that twice.
+        other_parts: parts of multimodal models that the model here does not have.
     """
 
-    kinds: Collection[str]
     config_class: Callable[..., DecoderConfig]
     fields: Callable[[Path, dict[str, Any]], dict[str, Any]]
     table: Callable[[Any, str], Sequence[Rule]]
-
-    def matches(self, path: Path, description: dict[str, Any]) -> bool:
-        """Returns whether a directory with this config.json is of this format."""
-        return path.is_dir() and description.get("model_type") in self.kinds
+    prefixes: Sequence[str] = ("", "model.")
+    heads: Collection[str] = (HEAD,)
+    other_parts: Sequence[str] = ()
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Understands a directory.
+        """Understands a directory, with its tokenizer and how it asks to generate.
 
         Args:
             path: of the directory.
@@ -166,16 +169,24 @@ class HuggingFaceFormat:
         Raises:
             InputError: for settings that the model has no counterpart for.
         """
-        found = self.fields(path, description)
-        config = self.config_class(**found)
-        # Some files hold the embedding table twice if it is the output layer too.
-        dropped = (HEAD,) if config.ties_embeddings else ()
-        tensors = tensors_of(path, dropped) if weights else {}
-        prefix = "" if "embed_tokens.weight" in tensors else "model."
-        return checkpoint(path, found, self.table(config, prefix), tensors)
+        backbone = self.fields(path, description)
+        config = self.config_class(**backbone)
+        tensors = _tensors(path, self.heads if config.ties_embeddings else ()) if weights else {}
+        prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
+        others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
+        return SourceCheckpoint(
+            path=path,
+            kind="Hugging Face",
+            backbone=backbone,
+            task={"generation_config": _generation(path, warns=bool(tensors))},
+            preprocessor=tokenizer_of(path),
+            tensors={name: tensor for name, tensor in tensors.items() if name not in others},
+            rules=self.table(config, prefix),
+            left_out=[part for part in self.other_parts if part in others.values()],
+        )
 
 
-def tensors_of(path: Path, dropped: Sequence[str] = ()) -> dict[str, LazyArray]:
+def _tensors(path: Path, dropped: Collection[str]) -> dict[str, LazyArray]:
     """Returns the tensors of a directory but `dropped` and the tables of rotary embeddings."""
     return {
         name: tensor
@@ -184,35 +195,82 @@ def tensors_of(path: Path, dropped: Sequence[str] = ()) -> dict[str, LazyArray]:
     }
 
 
-def form(model: keras.Model) -> dict[str, Any]:
-    """Returns what config.json says of every decoder.
+def _generation(path: Path, warns: bool) -> dict[str, Any] | None:
+    generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
+    if warns and generation and (asked := not_applied(generation)):
+        log.warning(
+            "%s asks for %s, which generate does not do by itself; "
+            'compile(sampler="generation_config") draws so, and lengths go to generate',
+            path / GENERATION,
+            asked,
+        )
+    return generation
+
+
+# === Writing ===
+
+
+def transformers_form(
+    model: keras.Model,
+    names: tuple[str, str, str],
+    more: Mapping[str, Any],
+    table: Callable[[Any, str], list[Rule]],
+) -> TransformersForm:
+    """Returns a decoder as transformers writes it.
 
     Args:
-        model: a backbone or causal model.
+        model: a backbone or causal model; a backbone with an output table is written as the latter.
+        names: `model_type`, and the architectures with the output layer and without it.
+        more: settings beside those that every decoder has.
+        table: (config, prefix) to the rules.
+
+    Returns:
+        config.json, nothing for pictures, the table, and no tensors of zeros.
     """
-    config = getattr(model, "backbone", model).config
+    backbone = getattr(model, "backbone", model)
+    kind, causal, bare = names
+    is_bare = backbone is model and backbone.config.ties_embeddings
+    form = {
+        "architectures": [bare if is_bare else causal],
+        "model_type": kind,
+        **_form(model),
+        **more,
+    }
+    return form, {}, table(backbone.config, "" if is_bare else "model."), {}
+
+
+def _form(model: keras.Model) -> dict[str, Any]:
+    """Returns what config.json says of every decoder."""
+    config, tokenizer = getattr(model, "backbone", model).config, tokenizer_in(model)
     return {
-        "vocab_size": config.vocabulary_size,
-        "hidden_size": config.hidden_dim,
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
         "intermediate_size": config.mlp_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_query_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.layer_norm_epsilon,
-        "attention_dropout": config.dropout,
         "attention_bias": config.block(0).use_bias,
         "tie_word_embeddings": config.ties_embeddings,
-        **_tokens(model),
+        **token_ids(model),
+        **({} if tokenizer is None else {"eos_token_id": list(tokenizer.stop_token_ids)}),
     }
 
 
-def _tokens(model: keras.Model) -> dict[str, Any]:
-    tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
-    if tokenizer is None:
+def tokenizer_in(model: keras.Model) -> Tokenizer | None:
+    """Returns the tokenizer of a model's preprocessor, or None."""
+    return getattr(getattr(model, "preprocessor", None), "tokenizer", None)
+
+
+def token_ids(model: keras.Model) -> dict[str, int | None]:
+    """Returns the tokens of which every config.json says the id, where there is a tokenizer."""
+    if (tokenizer := tokenizer_in(model)) is None:
         return {}
-    return {
-        "bos_token_id": tokenizer.start_token_id,
-        "eos_token_id": list(tokenizer.stop_token_ids),
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    return {"bos_token_id": tokenizer.start_token_id, "pad_token_id": tokenizer.pad_token_id}
+
+
+def rope_form(base: float, scaling: float) -> dict[str, Any]:
+    """Returns what config.json says of a rotary embedding, see `rope`."""
+    linear = {"rope_scaling": {"rope_type": "linear", "factor": scaling}}
+    return {"rope_theta": base, **(linear if scaling != 1.0 else {})}
+
+
+def layer_types(config: DecoderConfig) -> list[str]:
+    """Returns what config.json calls the attention of each block."""
+    windows = [config.block(i).window for i in range(config.num_layers)]
+    return ["full_attention" if window is None else "sliding_attention" for window in windows]

@@ -14,7 +14,6 @@ from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.gemma.weights import gguf, huggingface
 from kmodels.models.gemma.weights.keras_hub_config import PEERS
 from kmodels.models.registry import Family
-from kmodels.weights import Rule
 
 NAMES = {
     1: ("gemma", "GemmaForCausalLM", "GemmaModel"),
@@ -42,9 +41,7 @@ def _no_counterpart(config: GemmaConfig) -> list[str]:
     return [name for name, there in absent.items() if there]
 
 
-def transformers_form(
-    model: keras.Model,
-) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
+def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns a Gemma as transformers writes it.
 
     Args:
@@ -56,38 +53,30 @@ def transformers_form(
     Raises:
         InputError: lists everything that transformers cannot express.
     """
-    backbone = getattr(model, "backbone", model)
-    config = backbone.config
-    kind, causal, bare = NAMES[config.generation]
+    config = getattr(model, "backbone", model).config
+    names = NAMES[config.generation]
     if problems := _no_counterpart(config):
-        raise InputError(f"transformers' {causal} has no counterpart for {', '.join(problems)}")
+        raise InputError(f"transformers' {names[1]} has no counterpart for {', '.join(problems)}")
     form: dict[str, Any] = {
-        "architectures": [bare if backbone is model else causal],
-        "model_type": kind,
-        **decoder.form(model),
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
-        "rope_theta": config.global_rope_wavelength,
+        **decoder.rope_form(config.global_rope_wavelength, config.global_rope_scaling_factor),
     }
-    if (factor := config.global_rope_scaling_factor) != 1.0:
-        form["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     if config.generation > 1:
         form |= _windows(config)
     if config.generation == 3:
         form["rope_local_base_freq"] = config.local_rope_wavelength
-    prefix = "" if backbone is model else "model."
-    return form, {}, huggingface.rules(config, prefix), {}
+    return decoder.transformers_form(model, names, form, huggingface.rules)
 
 
 def _windows(config: GemmaConfig) -> dict[str, Any]:
-    types = ("full_attention", "sliding_attention")
     return {
         "query_pre_attn_scalar": _whole(config.query_scale**-2),
         "attn_logit_softcapping": config.attention_logit_soft_cap,
         "final_logit_softcapping": config.final_logit_soft_cap,
         "sliding_window": config.sliding_window_size,
         "sliding_window_pattern": config.sliding_window_pattern,
-        "layer_types": [types[config.is_local(i)] for i in range(config.num_layers)],
+        "layer_types": decoder.layer_types(config),
     }
 
 
@@ -101,11 +90,7 @@ FAMILY = Family(
     backbone=GemmaBackbone,
     tasks=(GemmaCausalLM, Gemma3CausalLM),
     presets=PRESETS,
-    formats=(huggingface, gguf),
-    parts={},
-    defaults=lambda config, task: task,
-    fit_preprocessor=lambda settings, config: settings,
-    fit=lambda tensors, held, wanted: tensors,
+    formats=(huggingface.FORMAT, gguf.FORMAT),
     sizes=sizes,
     transformers_form=transformers_form,
     keras_hub=PEERS,

@@ -13,11 +13,6 @@ FAMILY = Family(
     tasks=(Qwen3CausalLM,),
     presets=PRESETS,
     formats=(huggingface.FORMAT, gguf.FORMAT),
-    parts={},
-    defaults=lambda config, task: task,
-    fit_preprocessor=lambda settings, config: settings,
-    fit=lambda tensors, held, wanted: tensors,
     sizes=sizes,
     transformers_form=huggingface.transformers_form,
-    keras_hub=(),
 )

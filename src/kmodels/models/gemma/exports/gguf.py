@@ -161,7 +161,7 @@ def _check(path: Path, config: GemmaConfig) -> None:
 
     llama.cpp takes for granted what `weights_gguf` does where a file is silent.
     """
-    found = GemmaConfig(**weights_gguf.open_checkpoint(path, {}, {}, weights=False).backbone)
+    found = GemmaConfig(**weights_gguf.FORMAT.open_checkpoint(path, {}, {}, weights=False).backbone)
     wanted, read = _meaning(config), _meaning(found)
     if lost := [f"{name}={wanted[name]!r}" for name in wanted if wanted[name] != read[name]]:
         raise InputError(

@@ -1,12 +1,11 @@
 """GGUF files of Gemma 1, 2 and 3, as llama.cpp writes them; quantized tensors become floats."""
 
-from pathlib import Path
 from typing import Any
 
 from kmodels.models.common import gguf as decoder
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
-from kmodels.weights import Rule, SourceCheckpoint, Transform
+from kmodels.weights import Rule, Transform
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3}
 # The largest of each generation divides queries by the root of another number; files do not tell.
@@ -25,31 +24,6 @@ def rules(config: GemmaConfig) -> list[Rule]:
     if config.generation == 3:
         norms |= decoder.HEAD_NORMS
     return decoder.rules(config, norms, plus_one)
-
-
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether this is a GGUF file."""
-    return path.suffix == ".gguf"
-
-
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a file.
-
-    Args:
-        path: of the file.
-        description: ignored; the file describes itself.
-        given: unused; the file says it all.
-        weights: False where only the architecture is wanted.
-
-    Raises:
-        InputError: for a file that is damaged or of another model, or without the gguf package.
-    """
-    file = decoder.open_file(path, GENERATIONS)
-    return file.checkpoint(
-        lambda: _fields(file), lambda backbone: rules(GemmaConfig(**backbone)), weights
-    )
 
 
 def _fields(file: decoder.File) -> dict[str, Any]:
@@ -76,3 +50,6 @@ def _fields(file: decoder.File) -> dict[str, Any]:
         fields["sliding_window_pattern"] = pattern
     fields["query_head_dim_normalize"] = layers != LARGEST[generation]
     return fields
+
+
+FORMAT = decoder.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules)

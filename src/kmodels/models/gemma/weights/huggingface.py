@@ -7,7 +7,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
-from kmodels.weights import Rule, SourceCheckpoint
+from kmodels.weights import Rule
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3_text": 3, "gemma3": 3}
 # A causal model, the text part of a multimodal one in transformers 4 and 5, a bare model.
@@ -65,40 +65,6 @@ def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
     return decoder.rules(config, norms, prefix)
 
 
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory with this config.json is of this format."""
-    return path.is_dir() and description.get("model_type") in GENERATIONS
-
-
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a directory.
-
-    Args:
-        path: of the directory.
-        description: the object in its config.json.
-        given: unused; the file says it all.
-        weights: False where only the architecture is wanted and no tensors need be there.
-
-    Raises:
-        InputError: for settings that the model has no counterpart for.
-    """
-    backbone = backbone_fields(path, description)
-    # The output layer is the embedding table; some files hold it twice.
-    dropped = (decoder.HEAD, f"language_model.{decoder.HEAD}")
-    tensors = decoder.tensors_of(path, dropped) if weights else {}
-    parts = {name: part for name in tensors for part in OTHER_PARTS if f"{part}." in name}
-    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[2])
-    return decoder.checkpoint(
-        path,
-        backbone,
-        rules(GemmaConfig(**backbone), prefix),
-        {name: tensor for name, tensor in tensors.items() if name not in parts},
-        [part for part in OTHER_PARTS if part in parts.values()],
-    )
-
-
 def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     """Returns the config of a config.json.
 
@@ -116,8 +82,7 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         "use_bidirectional_attention": text.get("use_bidirectional_attention"),
         "tie_word_embeddings=false": text.get("tie_word_embeddings") is False,
     }
-    if problems := [name for name, there in wrong.items() if there]:
-        raise InputError(f"{path}: the model has no counterpart for {', '.join(problems)}")
+    decoder.refuse(path, wrong)
     fields = decoder.fields(text)
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     rope = _rope(path, text)
@@ -180,3 +145,14 @@ def _pattern(path: Path, text: dict[str, Any], usual: int) -> dict[str, Any]:
     if local != [bool((i + 1) % pattern) for i in range(layers)]:
         raise InputError(f"{path}: layer_types do not repeat: {', '.join(types)}")
     return {"sliding_window_pattern": pattern}
+
+
+FORMAT = decoder.HuggingFaceFormat(
+    kinds=GENERATIONS,
+    config_class=GemmaConfig,
+    fields=backbone_fields,
+    table=rules,
+    prefixes=PREFIXES,
+    heads=(decoder.HEAD, f"language_model.{decoder.HEAD}"),
+    other_parts=OTHER_PARTS,
+)

@@ -2,25 +2,17 @@
 
 from typing import Any
 
-from kmodels.core.errors import InputError
 from kmodels.models.common import gguf as decoder
 from kmodels.models.qwen3.config import Qwen3Config
 from kmodels.weights import Rule
 
 
-def rules(fields: dict[str, Any]) -> list[Rule]:
-    """Returns the table for the fields of a config."""
-    return decoder.rules(Qwen3Config(**fields), decoder.NORMS | decoder.HEAD_NORMS)
+def rules(config: Qwen3Config) -> list[Rule]:
+    """Returns the table of a config."""
+    return decoder.rules(config, decoder.NORMS | decoder.HEAD_NORMS)
 
 
 def _fields(file: decoder.File) -> dict[str, Any]:
-    # llama.cpp's qwen3 reads biases of queries, keys and values, and none of the output; a Qwen 3
-    # has all four or none.
-    if biases := sorted(name for name in file.tensors if name.endswith(".bias")):
-        raise InputError(
-            f"{file.path} has biases ({biases[0]}, ...), and a GGUF file of Qwen 3 has none; give "
-            "the Hugging Face directory that it was converted from"
-        )
     base, scaling = file.rope(1_000_000.0)
     return file.fields(head_dim=128) | {
         "rope_max_wavelength": base,
@@ -29,4 +21,4 @@ def _fields(file: decoder.File) -> dict[str, Any]:
     }
 
 
-FORMAT = decoder.GGUFFormat(("qwen3",), _fields, rules)
+FORMAT = decoder.GGUFFormat("Qwen 3", ("qwen3",), Qwen3Config, _fields, rules)

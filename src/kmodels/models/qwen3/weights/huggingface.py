@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 
-from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.qwen3.config import Qwen3Config
 from kmodels.weights import Rule
@@ -36,8 +35,7 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         "windows in some layers alone": windows
         and set(text.get("layer_types") or ()) != {"sliding_attention"},
     }
-    if problems := [name for name, there in wrong.items() if there]:
-        raise InputError(f"{path}: the model has no counterpart for {', '.join(problems)}")
+    decoder.refuse(path, wrong)
     scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
     base, factor = decoder.rope(path, scaling, text.get("rope_theta"), 10_000.0)
     return decoder.fields(text) | {
@@ -49,29 +47,23 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def transformers_form(
-    model: keras.Model,
-) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
+def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns config.json, nothing for pictures, the table, and no tensors of zeros.
 
     Args:
         model: a backbone or causal model; a backbone with an output table is written as the latter.
     """
     config = getattr(model, "backbone", model).config
-    bare = hasattr(model, "token_embedding") and config.tie_word_embeddings
     window = config.sliding_window_size
-    form: dict[str, Any] = {
-        "architectures": ["Qwen3Model" if bare else "Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        **decoder.form(model),
+    form = {
         "hidden_act": "silu",
-        "rope_theta": config.rope_max_wavelength,
-        **{"use_sliding_window": window is not None, "sliding_window": window},
-        "layer_types": ["sliding_attention" if window else "full_attention"] * config.num_layers,
+        **decoder.rope_form(config.rope_max_wavelength, config.rope_scaling_factor),
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "layer_types": decoder.layer_types(config),
     }
-    if config.rope_scaling_factor != 1.0:
-        form["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_scaling_factor}
-    return form, {}, rules(config, "" if bare else "model."), {}
+    names = ("qwen3", "Qwen3ForCausalLM", "Qwen3Model")
+    return decoder.transformers_form(model, names, form, rules)
 
 
 FORMAT = decoder.HuggingFaceFormat(("qwen3",), Qwen3Config, fields, rules)
