@@ -18,7 +18,7 @@ from kmodels.distribution import (
 )
 from kmodels.distribution.mesh import fill
 from kmodels.layers.shard_granularity import granularity_of
-from kmodels.models.gemma import sharding as gemma
+from kmodels.models.common.sharding import DECODER
 from kmodels.models.vit import sharding as vit
 
 FSDP, BOTH = Mesh(fsdp=4), Mesh(fsdp=2, model=2)
@@ -97,7 +97,7 @@ def debug_models():
 def test_the_families_agree_and_name_every_matrix(debug_models):
     import re
 
-    tables = (vit.LAYOUT, gemma.LAYOUT)
+    tables = (vit.LAYOUT, DECODER)
     for variable in (v for model in debug_models for v in model.variables):
         rank = len(variable.shape)
         words = {w for t in tables for p, w in t.items() if re.fullmatch(p, variable.path)}

@@ -1,6 +1,6 @@
 """The layout: along which mesh axis each dimension of each variable is sharded.
 
-A family says once what the dimensions of its variables are (`models/<family>/sharding.py`), in the
+A family says once what the dimensions of its variables are (`layout` of its backbone), in the
 words of `MESH_AXES`: "embed" is the width that all blocks share, "heads" the heads of attention,
 "mlp" the width inside an MLP, "vocab" the rows of an embedding table. This module decides what
 follows for a mesh, for weights, LoRA's matrices and slots alike.

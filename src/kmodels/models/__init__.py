@@ -8,7 +8,6 @@ from kmodels.models.clip import (
     CLIPTextModelWithProjection,
     CLIPTokenizer,
 )
-from kmodels.models.clip.sharding import LAYOUT as _CLIP
 from kmodels.models.gemma import (
     Gemma3Backbone,
     Gemma3CausalLM,
@@ -20,7 +19,6 @@ from kmodels.models.gemma import (
     GemmaConfig,
     GemmaTokenizer,
 )
-from kmodels.models.gemma.sharding import LAYOUT as _GEMMA
 from kmodels.models.qwen3 import (
     Qwen3Backbone,
     Qwen3CausalLM,
@@ -28,7 +26,6 @@ from kmodels.models.qwen3 import (
     Qwen3Config,
     Qwen3Tokenizer,
 )
-from kmodels.models.qwen3.sharding import LAYOUT as _QWEN3
 from kmodels.models.vit import (
     DeiTBackbone,
     DeiTImageClassifier,
@@ -44,11 +41,9 @@ from kmodels.models.vit import (
     ViTImageClassifierPreprocessor,
     ViTImageConverter,
 )
-from kmodels.models.vit.sharding import LAYOUT as _VIT
 
-_LAYOUTS = {"clip": _CLIP, "gemma": _GEMMA, "qwen3": _QWEN3, "vit": _VIT}
-for _family, _layout in _LAYOUTS.items():
-    register(_layout, family=_family)
+for _backbone in (CLIPTextEncoder, GemmaBackbone, Qwen3Backbone, ViTBackbone):
+    register(_backbone.layout, family=_backbone.family)
 
 __all__ = [
     "CLIPPreprocessor",

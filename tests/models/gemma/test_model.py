@@ -14,8 +14,8 @@ from kmodels.models import (
     GemmaCausalLM,
     GemmaConfig,
 )
+from kmodels.models.common.sharding import DECODER
 from kmodels.models.gemma.presets import PRESETS
-from kmodels.models.gemma.sharding import LAYOUT
 from tolerances import tolerance
 
 DEBUG = ("gemma_debug", "gemma2_debug", "gemma3_debug")
@@ -152,7 +152,7 @@ def test_layout_cuts_every_matrix_in_two_axes(models):
     import re
 
     for variable in models["gemma3_debug"].backbone.variables:
-        found = [axes for pattern, axes in LAYOUT.items() if re.fullmatch(pattern, variable.path)]
+        found = [axes for pattern, axes in DECODER.items() if re.fullmatch(pattern, variable.path)]
         assert len(found) == (1 if len(variable.shape) == 2 else 0), variable.path
         assert all("embed" in axes and None not in axes for axes in found)
 

@@ -3,7 +3,8 @@
 from kmodels.models.clip.embedder import CLIPTextModelWithProjection
 from kmodels.models.clip.model import CLIPTextEncoder
 from kmodels.models.clip.presets import PRESETS
-from kmodels.models.clip.weights import huggingface
+from kmodels.models.clip.weights.huggingface import FORMAT
+from kmodels.models.common.encoder import text_embedder
 from kmodels.models.common.sizes import encoder
 from kmodels.models.registry import Family
 
@@ -12,12 +13,9 @@ FAMILY = Family(
     backbone=CLIPTextEncoder,
     tasks=(CLIPTextModelWithProjection,),
     presets=PRESETS,
-    formats=(huggingface,),
-    parts={"projection_dim": ("text_projection/",)},
-    defaults=lambda config, task: task,
-    fit_preprocessor=lambda given, config: {"sequence_length": config.max_sequence_length, **given},
-    fit=lambda tensors, held, wanted: tensors,
+    formats=(FORMAT,),
     sizes=encoder,
-    transformers_form=huggingface.transformers_form,
-    keras_hub=(),
+    transformers_form=FORMAT.transformers_form,
+    parts=text_embedder.PARTS,
+    fit_preprocessor=text_embedder.fit_preprocessor,
 )

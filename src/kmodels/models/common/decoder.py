@@ -13,6 +13,7 @@ from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.base import direct_calls
 from kmodels.layers.layout_family import of_family
+from kmodels.models.common import peft, sharding
 from kmodels.models.common.inputs import (
     OptionalInputs,
     Reordered,
@@ -70,7 +71,8 @@ class _Steps(NamedTuple):
 class DecoderBackbone(OptionalInputs, Backbone):
     """Embeddings, blocks and a norm, as a config describes them; the base of each family's own.
 
-    A family's class names its config, its block and its layout.
+    A family's class names its config and its block; layout and PEFT's names are the usual ones
+    where it gives no others.
 
     Args:
         vocabulary_size: rows of the embedding table.
@@ -97,7 +99,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
     """
 
     block_class: ClassVar[type[DecoderBlock]]
-    layout: ClassVar[Mapping[str, layouts.Axes]] = {}
+    layout: ClassVar[Mapping[str, layouts.Axes]] = sharding.DECODER
+    peft_names = staticmethod(peft.names)
 
     @of_family
     def __init__(

@@ -18,7 +18,6 @@ from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
-from kmodels.models.gemma.sharding import LAYOUT
 from kmodels.models.gemma.weights import peft
 
 
@@ -57,7 +56,6 @@ class GemmaBackbone(DecoderBackbone):
     config_class = GemmaConfig
     block_class = GemmaBlock
     family = "gemma"
-    layout = LAYOUT
     peft_names = staticmethod(peft.names)
 
 

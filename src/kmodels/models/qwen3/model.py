@@ -8,11 +8,9 @@ from typing import Any
 
 import keras
 
-from kmodels.models.common import peft
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.layers import DecoderBlock
 from kmodels.models.qwen3.config import Qwen3Config
-from kmodels.models.qwen3.sharding import LAYOUT
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -46,8 +44,6 @@ class Qwen3Backbone(DecoderBackbone):
     config_class = Qwen3Config
     block_class = Qwen3Block
     family = "qwen3"
-    layout = LAYOUT
-    peft_names = staticmethod(peft.names)
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import npz, timm
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
+from kmodels.models.vit.sharding import LAYOUT
 from kmodels.models.vit.weights import peft
 from kmodels.task import Backbone
 
@@ -62,6 +63,7 @@ class ViTBackbone(Backbone):
 
     config_class = ViTConfig
     family = "vit"
+    layout = LAYOUT
     peft_names = staticmethod(peft.names)
     named_inputs: ClassVar[bool] = False
     token_embedding = None

@@ -48,9 +48,14 @@ def norms(pairs: Mapping[str, str]) -> list[Rule]:
 def blocks() -> list[Rule]:
     """Returns the blocks of a tower of CLIP or SigLIP."""
     return [
-        *dense({f"{BLOCK}.{x}": f"block_{{i}}/{ours}" for ours, x in LAYERS.items()}),
+        *dense({x: ours for ours, x in names().items()}),
         *norms({f"{BLOCK}.{x}": f"block_{{i}}/{ours}" for ours, x in NORMS.items()}),
     ]
+
+
+def names() -> dict[str, str]:
+    """Returns what linear layers of a tower of CLIP or SigLIP are called, by their paths here."""
+    return {f"block_{{i}}/{ours}": f"{BLOCK}.{x}" for ours, x in LAYERS.items()}
 
 
 def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:

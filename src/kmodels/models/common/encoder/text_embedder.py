@@ -9,11 +9,20 @@ from kmodels.core.errors import check_whole
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense
 from kmodels.layers.layout_family import of_family
+from kmodels.models.common.encoder.config import TextEncoderConfig
 from kmodels.models.common.encoder.text_encoder import TextEncoderBackbone
 from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.common.text_preprocessor import TextPreprocessor
 from kmodels.ops._wide import wide
 from kmodels.task import Task
+
+# See `Family.parts`.
+PARTS = {"projection_dim": ("text_projection/",)}
+
+
+def fit_preprocessor(given: dict[str, Any], config: TextEncoderConfig) -> dict[str, Any]:
+    """See `Family.fit_preprocessor`: rows are as long as the position embedding by default."""
+    return {"sequence_length": config.max_sequence_length, **given}
 
 
 class TextEmbedder(OptionalInputs, Task):

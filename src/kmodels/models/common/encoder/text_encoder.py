@@ -9,6 +9,7 @@ from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, LayerNorm, PositionEmbedding
 from kmodels.layers.layout_family import of_family
+from kmodels.models.common import sharding
 from kmodels.models.common.encoder.block import EncoderBlock
 from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import Backbone
@@ -17,8 +18,8 @@ from kmodels.task import Backbone
 class TextEncoderBackbone(OptionalInputs, Backbone):
     """Embeddings with learned positions, blocks and a norm; the base of each family's own.
 
-    A family's class names its config and its block, and says in `pool` what stands for a text. The
-    arguments are keras-hub's, in its order.
+    A family's class names its config and its block, and says in `pool` what stands for a text; the
+    layout is the usual one where it gives no other. The arguments are keras-hub's, in its order.
 
     Args:
         vocabulary_size: rows of the embedding table.
@@ -48,7 +49,7 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
     """
 
     block_class: ClassVar[type[EncoderBlock]]
-    layout: ClassVar[Mapping[str, layouts.Axes]] = {}
+    layout: ClassVar[Mapping[str, layouts.Axes]] = sharding.TEXT_ENCODER
     takes = GRAPH
 
     def __init_subclass__(cls, **kwargs: Any):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.common.huggingface import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -100,7 +101,7 @@ def open_checkpoint(
     kind = description["model_type"]
     vision = description.get("vision_config", description)
     tensors = read_safetensors(path) if weights else {}
-    prefix = PREFIX if any(name.startswith(PREFIX) for name in tensors) else ""
+    prefix = prefix_of(tensors, PREFIX)
     classes = huggingface_config.labels(description, weights, "ForImageClassification")
     head = tensors.get("classifier.weight")
     classes = classes if head is None else head.shape[0]

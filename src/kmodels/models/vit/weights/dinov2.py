@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.common.huggingface import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -95,7 +96,7 @@ def open_checkpoint(
     kind, get = description["model_type"], description.get
     registers = kind == "dinov2_with_registers"
     tensors = read_safetensors(path) if weights else {}
-    prefix = f"{kind}." if any(name.startswith(f"{kind}.") for name in tensors) else ""
+    prefix = prefix_of(tensors, f"{kind}.")
     mask = f"{prefix}{MASK}" in tensors if weights else registers or get("use_mask_token", True)
     width, ratio, gated = (
         get("hidden_size", 768),

@@ -5,6 +5,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.common.huggingface import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -84,7 +85,7 @@ def open_checkpoint(
     }
     config = ViTConfig(**backbone)
     tensors = read_safetensors(path) if weights else {}
-    prefix = f"{kind}." if any(name.startswith(f"{kind}.") for name in tensors) else ""
+    prefix = prefix_of(tensors, f"{kind}.")
     block = f"{prefix}{BLOCK}.attention.attention."
     layers = [
         block.format(i=i) + x for i in range(config.num_layers) for x in ("query", "key", "value")

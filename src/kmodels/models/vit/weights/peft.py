@@ -8,7 +8,7 @@ whatever PEFT puts around it.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kmodels.models.common.encoder.rules import BLOCK, LAYERS
+from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ DINO = "encoder.layer.{i}."
 VIT = _block("layers.{i}.", PROJECTIONS, up="fc1", down="fc2") | {"pre_logits": "pooler.dense"}
 DINOV2 = _block(DINO, PROJECTIONS, up="fc1", down="fc2")
 SWIGLU = _block(DINO, PROJECTIONS, gate="gate_proj", up="up_proj", down="down_proj")
-CLIP = {f"block_{{i}}/{ours}": f"{BLOCK}.{theirs}" for ours, theirs in LAYERS.items()}
+CLIP = encoder_rules.names()
 SIGLIP = CLIP | {
     "pooling/mlp/up": "head.mlp.fc1",
     "pooling/mlp/down": "head.mlp.fc2",

@@ -1,0 +1,186 @@
+"""Hugging Face directories of text towers: alone, projected, or beside the images'.
+
+The names are those that CLIP and SigLIP share; what differs, a family states in its table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from kmodels.core.errors import InputError
+from kmodels.models.common import huggingface
+from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.common.encoder.config import GELUS
+from kmodels.models.common.huggingface import HuggingFaceDirectory, TransformersForm
+from kmodels.weights import Rule, SourceCheckpoint, read_safetensors
+
+PREFIX, PROJECTION = "text_model.", "text_projection"
+# Places that older files keep beside what stands there.
+OLD = "embeddings.position_ids"
+EMBEDDINGS = {
+    "token_embedding": "embeddings.token_embedding",
+    "position_embedding": "embeddings.position_embedding",
+}
+FINAL_NORM = {"final_layer_norm": "final_norm"}
+# Fields of every `TextEncoderConfig`, and what a config.json calls them.
+FIELDS = {
+    "vocabulary_size": "vocab_size",
+    "embedding_dim": "hidden_size",
+    "hidden_dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_dim": "intermediate_size",
+    "max_sequence_length": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "attention_dropout": "attention_dropout",
+}
+# The end token by which transformers knows configs that were written with a wrong one.
+WRONG_END = 2
+
+
+class Setting(NamedTuple):
+    """A setting whose value a config.json writes in another way than a config here."""
+
+    name: str
+    read: Callable[[Path, Any], Any]
+    write: Callable[[Any], Any]
+
+
+def _read_activation(path: Path, activation: str) -> str:
+    form = encoder_rules.approximate_gelu(path, activation)
+    return next(name for name, x in GELUS.items() if x == form)
+
+
+def _write_activation(activation: str) -> str:
+    return encoder_rules.HIDDEN_ACTS[GELUS[activation]]
+
+
+def _read_end(path: Path, end: object) -> int | None:
+    if not isinstance(end, int):
+        raise InputError(f"{path}: eos_token_id is {end!r}; the model knows one number")
+    return None if end == WRONG_END else end
+
+
+def _write_end(end: int | None) -> int:
+    if end == WRONG_END:
+        raise InputError(
+            f"transformers pools at the highest id where end_token_id is {WRONG_END}; give None"
+        )
+    return WRONG_END if end is None else end
+
+
+ACTIVATION = Setting("hidden_act", _read_activation, _write_activation)
+# That of an `EndTokenConfig`; it raises for an end token that transformers takes for another rule.
+END_TOKEN = Setting("eos_token_id", _read_end, _write_end)
+
+
+@dataclass(frozen=True)
+class TextTowerFormat(HuggingFaceDirectory):
+    """Directories of a family of text towers, as `Family.formats` wants them.
+
+    Args:
+        kinds: `model_type` of the tower alone, as it is written, and of a model with both towers.
+        architectures: of the bare tower, and of the one with a projection.
+        defaults: settings that transformers' configs leave out where they equal these.
+        others: how tensors begin that are not the tower's in a model with both.
+        settings: what the family's config has beside the fields of every text encoder's.
+    """
+
+    kinds: tuple[str, str]
+    architectures: tuple[str, str]
+    defaults: Mapping[str, Any]
+    others: tuple[str, ...]
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def rules(self, prefix: str = "") -> list[Rule]:
+        """Returns the table; `prefix` is empty in a bare model."""
+        table = [
+            *(Rule(f"{x}.weight", f"{ours}/embeddings") for ours, x in EMBEDDINGS.items()),
+            *encoder_rules.blocks(),
+            *encoder_rules.norms(FINAL_NORM),
+        ]
+        projection = encoder_rules.dense({PROJECTION: PROJECTION})[:1]
+        return [*encoder_rules.prefixed(prefix, table), *projection]
+
+    def open_checkpoint(
+        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+    ) -> SourceCheckpoint:
+        """Understands a directory.
+
+        Args:
+            path: of the directory.
+            description: the object in its config.json.
+            given: unused; the file says it all.
+            weights: False where only the architecture is wanted and no tensors need be there.
+
+        Raises:
+            InputError: for settings that the model has no counterpart for.
+        """
+        text, projection = self._text(description)
+        backbone = {ours: text[theirs] for ours, theirs in FIELDS.items()}
+        backbone |= {ours: x.read(path, text[x.name]) for ours, x in self._settings.items()}
+        tensors = read_safetensors(path) if weights else {}
+        prefix = huggingface.prefix_of(tensors, PREFIX)
+        if weights:
+            held = tensors.get(f"{PROJECTION}.weight")
+            projection = None if held is None else held.shape[0]
+        scale = description.get("logit_scale_init_value")
+        if "logit_scale" in tensors:
+            scale = float(tensors["logit_scale"].read())
+        left = (*self.others, prefix + OLD)
+        return SourceCheckpoint(
+            path=path,
+            kind="Hugging Face",
+            backbone=backbone,
+            task={"projection_dim": projection, "logit_scale": scale},
+            preprocessor=huggingface.tokenizer_of(path),
+            tensors={name: x for name, x in tensors.items() if not name.startswith(left)},
+            rules=self.rules(prefix),
+        )
+
+    @property
+    def _settings(self) -> dict[str, Setting]:
+        return {"intermediate_activation": ACTIVATION, **self.settings}
+
+    def _text(self, description: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """Returns what a config.json says of the tower, and the width of its projection."""
+        defaults = dict(self.defaults)
+        if description["model_type"] == self.kinds[1]:
+            held = description.get("text_config_dict") or description.get("text_config") or {}
+            return defaults | held, description.get("projection_dim", defaults["projection_dim"])
+        text = defaults | description
+        projects = self.architectures[1] in (description.get("architectures") or ())
+        return text, text["projection_dim"] if projects else None
+
+    def transformers_form(self, model: keras.Model) -> TransformersForm:
+        """Returns config.json, nothing for pictures, the table, and no tensors of zeros.
+
+        Args:
+            model: a backbone or embedder.
+
+        Raises:
+            InputError: for settings that transformers cannot express.
+        """
+        config = getattr(model, "backbone", model).config
+        projection = getattr(model, "settings", {}).get("projection_dim")
+        form: dict[str, Any] = {
+            "architectures": [self.architectures[1 if projection else 0]],
+            "model_type": self.kinds[0],
+            **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+            **{x.name: x.write(getattr(config, ours)) for ours, x in self._settings.items()},
+            **huggingface.token_ids(model),
+            **({"projection_dim": projection} if projection else {}),
+        }
+        return form, {}, self.rules(PREFIX if projection else ""), {}
+
+
+def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
+    """See `Backbone.peft_names`."""
+    names = encoder_rules.names() | {"token_embedding": EMBEDDINGS["token_embedding"]}
+    projects = getattr(model, "settings", {}).get("projection_dim")
+    head = {PROJECTION: PROJECTION} if projects else {}
+    prefixes = (PREFIX, "") if projects else ("", PREFIX)
+    return [{ours: start + x for ours, x in names.items()} | head for start in prefixes]
