@@ -17,7 +17,7 @@ WIDE = {"hidden_dim": 256, "num_layers": 1, "vocabulary_size": 24, "head_dim": 6
 RANDOM = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
 
 
-def _write(path, backbone, architecture, kinds):
+def _write(path, backbone, architecture, kinds, more=None):
     """Keys and tensors of a Gemma; `kinds`: how the kernels are stored, one after the other."""
     import gguf
 
@@ -51,6 +51,8 @@ def _write(path, backbone, architecture, kinds):
             data = gguf.quants.quantize(values, kind)
         stored[name] = gguf.quants.dequantize(data, kind).reshape(values.shape)
         writer.add_tensor(name, data, raw_dtype=kind)
+    for name, array in (more or {}).items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,3 +103,13 @@ def test_broken_files_are_named(tmp_path):
     writer.close()
     with pytest.raises(InputError, match="holds 'llama'; the model reads gemma, gemma2, gemma3"):
         GemmaBackbone.from_preset(tmp_path / "llama.gguf")
+
+
+def test_biases_are_refused(tmp_path):
+    biases = {"blk.0.attn_q.bias": np.zeros(8, "float32")}
+    backbone = GemmaBackbone.from_preset("gemma_debug")
+    _write(tmp_path / "model.gguf", backbone, "gemma", ("F32",), biases)
+    message = r"has biases \(blk.0.attn_q.bias, ...\), and a GGUF file of Gemma has none; give"
+    for weights in (True, False):
+        with pytest.raises(InputError, match=message):
+            GemmaBackbone.from_preset(tmp_path / "model.gguf", load_weights=weights)
