@@ -5,6 +5,7 @@ than the backend runs where all are installed.
 """
 
 import gc
+import weakref
 
 import keras
 import numpy as np
@@ -258,6 +259,20 @@ def test_the_model_sees_every_value_in_turn(model, tmp_path, kind):
 def test_the_model_sees_every_value_of_other_packages_data_in_turn(model, tmp_path, kind):
     check(model, tmp_path, *ELSEWHERE[kind])
     gc.collect()  # here, where what webdataset leaves open is allowed
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_nothing_holds_the_data_after_the_run(model, method):
+    """Left to the garbage collector, a DataLoader waits 5 s for each of its workers."""
+    data = Batches(pair)
+    held = weakref.ref(data)
+    gc.disable()
+    try:
+        run(model, method, data, verbose=0, **({"shuffle": False} if method == "fit" else {}))
+        del data
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_what_is_no_data_or_ends(model):

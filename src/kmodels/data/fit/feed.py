@@ -96,6 +96,11 @@ class InstrumentedData:
         if ahead is not None:
             ahead.close()
 
+    def end(self) -> None:
+        """Ends the thread and lets go of a pass that Keras has left in its midst."""
+        self.close()
+        self._pass = None
+
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Returns batches as the step, or the pipeline in front of it, asks for them."""
         piped = keeps_pipeline(self.model)

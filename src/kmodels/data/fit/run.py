@@ -68,7 +68,7 @@ def run(
         raise
     finally:
         for feed in feeds:
-            feed.close()
+            feed.end()
 
 
 class FitCallback(keras.callbacks.Callback):

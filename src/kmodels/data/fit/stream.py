@@ -7,6 +7,7 @@ every backend as Keras' adapter of a PyDataset does.
 import itertools
 import multiprocessing
 import pickle
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from kmodels.data.fit.batches import Preprocess, as_tuple, prepared
 from kmodels.data.fit.data_wait import DataWaitTimer
 from kmodels.data.fit.device_put import device_put
 from kmodels.data.fit.feed import DatasetAdapter, workers_of
+
+Batches = Callable[[], Iterator[tuple]]
 
 
 class Stream(DatasetAdapter):
@@ -43,7 +46,10 @@ class Stream(DatasetAdapter):
         self.batches = batches
         self.preprocess = preprocess
         clock = DataWaitTimer(*workers_of(batches), faster)
-        super().__init__(_Sample(self._batches, count), class_weight, clock)
+        # Not in a circle: a DataLoader that is left to the garbage collector waits 5 s for each of
+        # its workers, while one that nothing holds any more ends them at once.
+        sample = _Sample(weakref.WeakMethod(self._batches), count)
+        super().__init__(sample, class_weight, clock)
 
     def tuples(self) -> Iterator[tuple]:
         """Returns one pass over the batches as they come, not preprocessed."""
@@ -108,7 +114,7 @@ def _forks() -> bool:
 class _Sample(keras.utils.PyDataset):
     """Tells Keras' adapter the shapes of the first batches and how many there are."""
 
-    def __init__(self, batches: Callable[[], Iterator[tuple]], count: int | None):
+    def __init__(self, batches: "weakref.WeakMethod[Batches]", count: int | None):
         super().__init__()
         self._batches = batches
         self._count = count
@@ -121,7 +127,9 @@ class _Sample(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple:
         if self._first is None:
-            self._first = list(itertools.islice(self._batches(), 2))
+            begin = self._batches()
+            assert begin is not None  # the stream asks, by way of Keras
+            self._first = list(itertools.islice(begin(), 2))
             if not self._first:
                 raise InputError("the data gave no batch; give at least one")
         # A stream of a single batch: its shape stands for the second one too.
