@@ -18,7 +18,6 @@ FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "te
 # Bottom to top. A unit is a module or folder of src/kmodels; it imports from its own row and below.
 ROWS = (
     ("core",),
-    ("backend_choice",),
     ("ops", "overrides"),
     ("layers", "transforms"),
     (

@@ -4,8 +4,8 @@ import importlib
 import sys
 from typing import Any
 
-from kmodels.backend_choice import check_backend as _check_backend
-from kmodels.backend_choice import choose_backend as _choose_backend
+from kmodels.core.backend_choice import check_backend as _check_backend
+from kmodels.core.backend_choice import choose_backend as _choose_backend
 
 __version__ = "0.1.0"
 

@@ -10,10 +10,9 @@ from typing import Any, Self
 
 import keras
 
-from kmodels.core import initializers
 from kmodels.core.precision import check_policy
 from kmodels.core.types import InitializerLike, Tensor
-from kmodels.layers import layout_family, remat
+from kmodels.layers import initializers, layout_family, remat
 from kmodels.layers.shard_granularity import Granularity, add_weight
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.

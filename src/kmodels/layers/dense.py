@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from kmodels import ops
-from kmodels.core import initializers, keras_internals, traced
+from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import (
     ActivationLike,
@@ -17,7 +17,7 @@ from kmodels.core.types import (
     RegularizerLike,
     Tensor,
 )
-from kmodels.layers import kernels
+from kmodels.layers import initializers, kernels
 from kmodels.layers import quantized as quantizing
 from kmodels.layers.base import Layer, Shape, arguments
 from kmodels.layers.shard_granularity import Granularity

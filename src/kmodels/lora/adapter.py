@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from kmodels import ops
-from kmodels.core import initializers, keras_internals
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.layers import kernels
+from kmodels.layers import initializers, kernels
 from kmodels.layers.shard_granularity import add_weight
 
 

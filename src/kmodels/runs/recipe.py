@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kmodels.backend_choice import check_backend
+from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.runs.flags import Common, flag, parse

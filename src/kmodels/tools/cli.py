@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kmodels import __version__
-from kmodels.backend_choice import check_backend
+from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 from kmodels.runs import shipped

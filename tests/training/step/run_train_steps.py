@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kmodels import lora
-from kmodels.core import initializers
+from kmodels.layers import initializers
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
 from kmodels.training import AdamW, StepCallbacks, TrainStep, track_step_loss
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
-from kmodels.backend_choice import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.core.units import pluralize
 from kmodels.tools.bench.options import AUTO, MODES, BenchOptions

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from kmodels.backend_choice import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.errors import InputError, check_whole
 
 # Maps a name to the dtype policy and the precision of float32 products.

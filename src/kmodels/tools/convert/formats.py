@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kmodels.backend_choice import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.dispatch import backend
 from kmodels.core.errors import InputError
 from kmodels.models import registry

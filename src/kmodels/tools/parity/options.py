@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from kmodels.backend_choice import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.errors import InputError, check_whole
 from kmodels.tools.bench.options import PRECISIONS, check_names
 from kmodels.tools.parity.compare import TOLERANCES

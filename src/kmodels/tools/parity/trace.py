@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.backend_choice import BACKENDS
+from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.tools.bench.environment import environment
 from kmodels.tools.children import Child, ChildError, installed, stopped_by_signals

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.core import initializers, keras_internals
-from kmodels.layers import Dense
+from kmodels.core import keras_internals
+from kmodels.layers import Dense, initializers
 from kmodels.models import ViTBackbone, ViTImageClassifier
 
 

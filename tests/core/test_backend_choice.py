@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kmodels import backend_choice
+from kmodels.core import backend_choice
 from kmodels.core.errors import InputError
 
 pytestmark = pytest.mark.once
-SOURCE = Path(backend_choice.__file__).parents[1]
+SOURCE = Path(backend_choice.__file__).parents[2]
 
 
 @pytest.fixture
