@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,9 +32,10 @@ XLA_FLAGS = (
     f"--xla_force_host_platform_device_count={DEVICES}",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
+# XLA ends the process for a flag that it does not know, as jaxlib 0.12 does for this one.
+UNTIL_JAXLIB_0_11 = "--xla_cpu_use_fusion_emitters=false"
 
 
 def _default_backend() -> str:
@@ -45,13 +47,18 @@ def _default_backend() -> str:
     return installed[0]
 
 
+def _xla_flags(given: str) -> str:
+    """Returns the flags that are given, and ours that are not among them."""
+    ours = [*XLA_FLAGS]
+    if find_spec("jaxlib") and tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+        ours.append(UNTIL_JAXLIB_0_11)
+    return " ".join([given, *(flag for flag in ours if flag.split("=")[0] not in given)]).strip()
+
+
 # Everything here must stand before the first import of keras, in this process and in children.
 os.environ.setdefault("KERAS_BACKEND", _default_backend())
 BACKEND = os.environ["KERAS_BACKEND"]
-_flags = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join(
-    [_flags, *(flag for flag in XLA_FLAGS if flag.split("=")[0] not in _flags)]
-).strip()
+os.environ["XLA_FLAGS"] = _xla_flags(os.environ.get("XLA_FLAGS", ""))
 os.environ["MPLBACKEND"] = "agg"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
