@@ -187,18 +187,24 @@ def references() -> Path:
 
 
 @pytest.fixture(scope="session")
-def exchange(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder shared by all runs of one `make test`; a backend writes to `exchange / backend`.
+def exchange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder shared by all runs of one `make test`; a backend writes to `exchange / backend`."""
+    named = os.environ.get("KMODELS_EXCHANGE")
+    folder = Path(named) if named else tmp_path_factory.mktemp("exchange")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exchange(request: pytest.FixtureRequest, exchange_folder: Path) -> Path:
+    """The same folder for those that read there: across frameworks it is waited for.
 
     Tests that need several backends wait for those that are still at work (tests/run.py marks
     them).
     """
-    named = os.environ.get("KMODELS_EXCHANGE")
-    folder = Path(named) if named else tmp_path_factory.mktemp("exchange")
-    folder.mkdir(parents=True, exist_ok=True)
-    while request.config.getoption("--across") and any(folder.glob("*.running")):
+    while request.config.getoption("--across") and any(exchange_folder.glob("*.running")):
         time.sleep(1)
-    return folder
+    return exchange_folder
 
 
 @pytest.fixture(scope="module", autouse=True)

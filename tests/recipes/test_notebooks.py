@@ -66,7 +66,7 @@ def test_no_outputs_are_stored(path):
 # Jupyter's own packages leave sockets and event loops to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_runs_at_small_size(path, tmp_path, monkeypatch, exchange):
+def test_runs_at_small_size(path, tmp_path, monkeypatch, exchange_folder):
     monkeypatch.setenv("KMODELS_SMALL", "1")
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
@@ -79,6 +79,6 @@ def test_runs_at_small_size(path, tmp_path, monkeypatch, exchange):
     # Without %matplotlib inline a figure is shown as a line of text.
     assert figures and all("image/png" in shown for shown in figures)
     # For the site, whose pages show what came out.
-    kept = exchange / os.environ["KERAS_BACKEND"] / "notebooks"
+    kept = exchange_folder / os.environ["KERAS_BACKEND"] / "notebooks"
     kept.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, kept / path.name)
