@@ -83,6 +83,10 @@ if BACKEND == "jax":
     if hasattr(mlir, "make_ir_context"):
         mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
+    from compiled_once_jax import compile_equal_programs_once
+
+    compile_equal_programs_once()
+
 if ENVIRONMENT == "full":
     from torchvision_cpu import define_torchvision_operators
 
