@@ -105,7 +105,7 @@ def test_table_shows_reasons(capsys, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("doctor", "--jsn"), "--jsn"), (("nope",), "nope"), ((), "Missing command")],
+    [(("doctor", "--jsn"), "--jsn"), (("nope",), "nope")],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys) -> None:
     assert run(*arguments) == 2
