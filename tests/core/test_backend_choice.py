@@ -75,7 +75,7 @@ def test_a_keras_that_is_imported_keeps_its_backend(machine, monkeypatch):
     ("installed", "variable", "words"),
     [
         ((), None, "no backend is installed; pip install jax, torch or tensorflow"),
-        (("jax",), "wrong", "KERAS_BACKEND is 'wrong'; set it to one of jax, torch, tensorflow"),
+        (("jax",), "wrong", "KERAS_BACKEND is 'wrong'; choose one of jax, torch, tensorflow"),
         (("jax", "torch"), "tensorflow", "not installed; pip install tensorflow, or set it to jax"),
     ],
 )

@@ -53,7 +53,7 @@ def check_backend() -> None:
             "no backend is installed; pip install jax, torch or tensorflow, one of which is enough"
         )
     if name and name not in BACKENDS:
-        raise InputError(f"{VARIABLE} is {name!r}; set it to one of {', '.join(BACKENDS)}")
+        raise InputError(f"{VARIABLE} is {name!r}; choose one of {', '.join(BACKENDS)}")
     if name and name not in installed:
         raise InputError(
             f"{VARIABLE} is {name!r}, which is not installed; pip install {name}, "
