@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from kmodels import training
 from kmodels.core import malloc
@@ -9,19 +10,23 @@ from kmodels.models import ViTImageClassifier
 
 if keras.backend.backend() == "tensorflow":
 
-    def test_a_step_is_traced_once():
-        """Slots that Keras made while tracing would have TensorFlow trace all of it again."""
+    @pytest.mark.parametrize("method", ["fit", "evaluate"])
+    @pytest.mark.parametrize(
+        "metrics", [{}, {"metrics": ["accuracy"]}, {"weighted_metrics": ["accuracy"]}]
+    )
+    def test_a_step_is_traced_once(metrics, method):
+        """Slots or metrics made while tracing would have TensorFlow trace all of it again."""
         model = ViTImageClassifier.from_preset("vit_debug", num_layers=1)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(training.AdamW(1e-3), loss)
+        model.compile(training.AdamW(1e-3), loss, **metrics)
         traced = []
         norm = model.backbone.blocks[0].mlp_norm
         own = norm.call
         norm.call = lambda x: traced.append(0) or own(x)
         images = np.zeros((4, *model.backbone.config.image_shape), "float32")
-        model.fit(images, np.zeros(4, "int32"), batch_size=2, verbose=0)
+        getattr(model, method)(images, np.zeros(4, "int32"), batch_size=2, verbose=0)
         assert len(traced) == 1
-        assert model.optimizer.iterations == 2
+        assert model.optimizer.iterations == (2 if method == "fit" else 0)
 
     def test_what_tracing_took_is_given_back_after_the_first_step(monkeypatch):
         model = ViTImageClassifier.from_preset("vit_debug", num_layers=1)

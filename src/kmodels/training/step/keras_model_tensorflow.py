@@ -1,6 +1,7 @@
 """The training step on TensorFlow."""
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -36,6 +37,17 @@ class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, keras.Model)
         if self.distribute_strategy.num_replicas_in_sync > 1:
             iterator, data_batch = None, part_of(self.distribute_strategy, iterator, data_batch)
         super().build_where_needed(iterator, data_batch)
+
+    def compute_metrics(
+        self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tree = None
+    ) -> dict[str, Any]:
+        """Keras' metrics; those given by name are made beside the graph of the step."""
+        # A function that makes variables is traced once more, the whole step with it. TensorFlow
+        # counts those of the thread that traces, in an init_scope too; only shapes are asked for.
+        if tf.inside_function() and self.distribute_strategy.num_replicas_in_sync == 1:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(keras_internals.build_metrics, self, y, y_pred).result()
+        return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def loss_of_step(
         self,
