@@ -37,7 +37,7 @@ def in_a_list_of_keras(callbacks, model):
 
 @pytest.fixture(scope="module")
 def task():
-    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"])
     x = np.random.default_rng(0).normal(size=(ROWS, *model.backbone.config.image_shape))
