@@ -14,9 +14,15 @@ def to_numpy(x: Any) -> np.ndarray:
 
 
 def value_and_grad(
-    function: Callable[..., Any], *arrays: np.ndarray, dtype: str = "float32"
+    function: Callable[..., Any],
+    *arrays: np.ndarray,
+    dtype: str = "float32",
+    compiled: bool = False,
 ) -> tuple[Any, list[np.ndarray]]:
-    """`function(*arrays)` and the gradients of its sum weighted by fixed numbers, by each array."""
+    """`function(*arrays)` and the gradients of its sum weighted by fixed numbers, by each array.
+
+    A function of many ops is `compiled` as one program on JAX, which spares one for each op.
+    """
     tensors = [keras.ops.cast(keras.ops.convert_to_tensor(x), dtype) for x in arrays]
 
     def total(output: Any) -> Any:
@@ -42,7 +48,10 @@ def value_and_grad(
             return total(output), output
 
         everything = tuple(range(len(tensors)))
-        (_, output), gradients = jax.value_and_grad(step, everything, has_aux=True)(*tensors)
+        differentiate = jax.value_and_grad(step, everything, has_aux=True)
+        if compiled:
+            differentiate = jax.jit(differentiate)
+        (_, output), gradients = differentiate(*tensors)
     else:
         import tensorflow as tf
 
