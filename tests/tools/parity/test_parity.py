@@ -136,9 +136,11 @@ def test_wrong_flags_are_one_line(arguments, message, capsys):
     assert len(error.strip().splitlines()) == 1
 
 
-def test_the_coarser_precision_decides():
+def test_the_roundings_of_both_sides_add_up_by_their_squares():
     sides = (Side("jax", "x", "float32"), Side("torch", "x", "mixed_bfloat16"))
-    assert ParityOptions(*sides).allowed == TOLERANCES["mixed_bfloat16"]
+    half = TOLERANCES["mixed_bfloat16"]
+    assert ParityOptions(*sides).allowed == pytest.approx(half, rel=1e-5)
+    assert ParityOptions(sides[1], sides[1]).allowed == pytest.approx(half * 2**0.5)
     assert ParityOptions(*sides, tolerance=0.5).allowed == 0.5
     assert sides[0].told(sides[1]) == "jax float32"
     with pytest.raises(InputError, match="batch_size is 0; give at least 1"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# How far two backends may be apart in each precision, as a share of a tensor's largest value.
+# How far rounding may take one side from the exact result, as a share of a tensor's largest value.
 TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "mixed_bfloat16": 5e-2, "bfloat16": 5e-2}
 # A tensor counts as at least this share of the largest of its stage: the gradient of a key's bias,
 # say, is 0 but for rounding.

@@ -1,5 +1,6 @@
 """The options of `kmodels parity`."""
 
+import math
 from dataclasses import asdict, dataclass
 
 from kmodels.core.backend_choice import BACKENDS
@@ -44,7 +45,7 @@ class ParityOptions:
         image_size: height and width in pixels; the preset's by default.
         num_classes: of a classifier; the preset's by default.
         seed: of first weights and data.
-        tolerance: share of a tensor's largest value; by the coarser precision by default.
+        tolerance: share of a tensor's largest value; by the two precisions by default.
         limit: seconds that a process may take for an answer.
     """
 
@@ -73,6 +74,7 @@ class ParityOptions:
 
     @property
     def allowed(self) -> float:
-        """The tolerance in force."""
-        coarser = max(TOLERANCES[side.precision] for side in (self.left, self.right))
-        return coarser if self.tolerance is None else self.tolerance
+        """The tolerance in force: each side rounds by itself, so that squares add up."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return math.hypot(*(TOLERANCES[side.precision] for side in (self.left, self.right)))
