@@ -115,6 +115,7 @@ def gemma(plan, optimizer, *args, **settings):
     scores = model.evaluate(x, y, sample_weight=weights, batch_size=8, verbose=0, return_dict=True)
     logits = model.predict(x, batch_size=8, verbose=0)
     return found | {
+        "tokens": int(weights.sum()),
         "begun": begun,
         "frozen": frozen == digest(model.non_trainable_weights),
         "waiting": [waiting, len(model.weights)],

@@ -70,14 +70,24 @@ def _run(count, folder, meshes):
     return [output.result() for output in launch(processes, 280)]
 
 
-def _same_numbers(found, wanted, atol):
+def _same_numbers(found, wanted, atol, step_of_counts=0.0):
+    """Compares numbers; those that count tokens may differ by a step."""
+
+    def same(numbers, expected, name):
+        allowed = max(atol, step_of_counts) if name.endswith("accuracy") else atol
+        np.testing.assert_allclose(numbers, expected, atol=allowed, rtol=0, err_msg=name)
+
     assert found["history"].keys() == wanted["history"].keys()
     for name, values in wanted["history"].items():
-        np.testing.assert_allclose(found["history"][name], values, atol=atol, rtol=0, err_msg=name)
+        same(found["history"][name], values, name)
     for step, numbers in zip(found["steps"], wanted["steps"], strict=True):
         assert step == pytest.approx(numbers, abs=atol, rel=0)
-    for what in {"scores", "logits"} & wanted.keys():
-        assert found[what] == pytest.approx(wanted[what], abs=atol, rel=0)
+    if "scores" in wanted:
+        assert found["scores"].keys() == wanted["scores"].keys()
+        for name, value in wanted["scores"].items():
+            same(found["scores"][name], value, name)
+    if "logits" in wanted:
+        assert found["logits"] == pytest.approx(wanted["logits"], abs=atol, rel=0)
 
 
 def _same_ranks(first, *others):
@@ -91,7 +101,10 @@ def test_ranks_are_equal_and_train_what_one_trains(run, alone, ranks):
     name = run.rpartition(":")[2]
     _same_ranks(*ranks[run])
     dtype = "bfloat16" if name in ("half", "drawn") else "float32"
-    _same_numbers(ranks[run][0], alone[name], tolerance("losses_of_ranks", dtype))
+    # In bfloat16 two logits may tie, and one token more or less is counted as right.
+    tokens = alone[name].get("tokens") if dtype == "bfloat16" else None
+    step = 1.001 / tokens if tokens else 0.0
+    _same_numbers(ranks[run][0], alone[name], tolerance("losses_of_ranks", dtype), step)
 
 
 def test_inner_steps_of_accumulation_reduce_nothing(ranks):
