@@ -2,7 +2,7 @@
 
     python recipes/distill.py
 
-first trains the teacher on scikit-learn's digits, then a student of two blocks. Others:
+first trains the teacher on handwritten digits, then a student of two blocks. Others:
 
     python recipes/distill.py --teacher runs/mine/model --data folder:PATH \\
         --layers 4 --temperature 3 --share 0.9 --precision mixed_bfloat16

@@ -2,7 +2,7 @@
 
     python recipes/vit.py
 
-trains on scikit-learn's digits (1,437 pictures of 8x8): on JAX, on two CPU cores, within a minute,
+trains on handwritten digits (1,437 pictures of 8x8): on JAX, on two CPU cores, within a minute,
 to a validation accuracy of 0.99 (0.98 on the test part). Others:
 
     python recipes/vit.py --preset vit_micro_patch7_28 \\

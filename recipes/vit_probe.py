@@ -70,6 +70,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     if settings.evaluate:
         raise recipe.InputError("--evaluate has no meaning here: every run ends with its table")
+    probe.check_installed()
     recipe.prepare(settings)
 
     # === Data ===

@@ -32,7 +32,7 @@ ENVIRONMENTS = {
     "torch": "torch,test",
     "tensorflow": "tensorflow,test",
     "full": "jax,torch,tensorflow,dev",
-    "vit": "jax",
+    "vit": "jax,plots",
     "nightly-jax": "jax,test",
     "nightly-torch": "torch,test",
     "nightly-tensorflow": "tensorflow,test",

@@ -1,6 +1,12 @@
-"""curves.png, predictions.png and confusion.png; matplotlib is imported when one is drawn."""
+"""curves.png, predictions.png, confusion.png and probe.png, where Matplotlib is installed.
 
-from collections.abc import Sequence
+It comes with `kmodels[plots]` and is imported when a picture is drawn. Without it a line says which
+picture is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +19,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["confusion", "curves", "predictions", "probe"]
+__all__ = ["confusion", "curves", "installed", "predictions", "probe"]
 
+EXTRA = "pip install 'kmodels[plots]'"
 _INK = "#333333"
 _TRAIN, _HELD_OUT, _WRONG = "#4477aa", "#cc6677", "#bb3333"
 
 
+def installed() -> bool:
+    """Returns whether pictures can be drawn."""
+    return find_spec("matplotlib") is not None
+
+
+def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
+    """Leaves a picture out, with a line, where there is nothing to draw it with."""
+
+    @wraps(draw)
+    def run(path: Path, *given: Any) -> None:
+        if installed():
+            draw(path, *given)
+        elif processes.is_rank_zero():
+            print(f"{path.name} is left out, as Matplotlib is not installed: {EXTRA}")
+
+    return run
+
+
+@_drawn
 def curves(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Loss by step and, below each other by epoch, loss and accuracy.
 
@@ -45,6 +71,7 @@ def curves(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     _save(figure, path)
 
 
+@_drawn
 def predictions(
     path: Path,
     images: Sequence[np.ndarray],
@@ -79,6 +106,7 @@ def predictions(
     _save(figure, path)
 
 
+@_drawn
 def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[str]) -> None:
     """Draws the confusion matrix: how often each class is taken for each other.
 
@@ -117,6 +145,7 @@ def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[
     _save(figure, path)
 
 
+@_drawn
 def probe(
     path: Path,
     scores: dict[str, float],

@@ -1,6 +1,7 @@
 """Evaluation of frozen features by neighbours and a linear probe, on the host."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from kmodels.core.errors import InputError, check_whole
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["compare", "features", "linear", "neighbours"]
+__all__ = ["check_installed", "compare", "features", "linear", "neighbours"]
 
 # Strengths of regularisation among which the held-out pictures choose.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -105,6 +106,16 @@ def neighbours(
 def _unit(x: np.ndarray) -> np.ndarray:
     x = x.astype("float64")
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def check_installed() -> None:
+    """Checks that the linear probe can be fitted.
+
+    Raises:
+        InputError: where scikit-learn is not installed.
+    """
+    if not find_spec("sklearn"):
+        raise InputError("a linear probe needs scikit-learn: pip install 'kmodels[probe]'")
 
 
 def linear(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kmodels.core.errors import InputError
 from kmodels.data import ImageSource, open_dataset
+from kmodels.data.formats import readers
 from kmodels.data.images.sources import split
 
 pytestmark = pytest.mark.once
@@ -44,6 +45,16 @@ def test_digits_have_a_fixed_split():
     assert data.mean == pytest.approx((pixels.mean(),)) and data.std == pytest.approx(
         (pixels.std(),)
     )
+
+
+@pytest.mark.needs("sklearn")
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    theirs, labels = load_digits(return_X_y=True)
+    with np.load(readers.DIGITS) as file:
+        np.testing.assert_array_equal(file["pixels"], theirs.reshape(-1, 8, 8))
+        np.testing.assert_array_equal(file["labels"], labels)
 
 
 def test_synthetic_depends_on_the_number_of_a_picture_alone():

@@ -32,7 +32,7 @@ def open_dataset(
     training part, as a pure function of the seed.
 
     Args:
-        spec: digits (scikit-learn's, 8x8 grey, always split 80/10/10) | synthetic[:N] (N random
+        spec: digits (1,797 of 8x8, grey, always split 80/10/10) | synthetic[:N] (N random
             pictures, 1,000 by default) | idx:DIR (files of MNIST or Fashion-MNIST, gz or not) |
             folder:DIR (a folder of pictures per class, perhaps below train, validation and test;
             or a zip of these) | npz:FILE (x_train, y_train, x_test, y_test, or x, y) |

@@ -110,7 +110,7 @@ PRESETS: dict[str, dict[str, Any]] = (
             "task_pooling": "gap",
             "task_dropout": 0.5,
         },
-        # Small enough to train on two cores: scikit-learn's digits, and Fashion-MNIST.
+        # Small enough to train on two cores: handwritten digits, and Fashion-MNIST.
         "vit_micro_patch2_8": {
             "image_shape": (8, 8, 1),
             "patch_size": 2,

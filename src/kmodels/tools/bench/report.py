@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.units import pluralize
+from kmodels.runs import plots
 
 # The colours of the precisions that have rows; colour-blind eyes tell them apart.
 _COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#117733")
@@ -123,13 +124,13 @@ def draw(result: dict[str, Any]) -> Any:
         result: of `run`, or read from its JSON.
 
     Returns:
-        A figure, or None where no row was measured.
+        A figure, or None where no row was measured, or Matplotlib is not installed.
     """
+    rows = [row for row in result["rows"] if row["failed"] is None]
+    if not rows or not plots.installed():
+        return None
     from matplotlib.figure import Figure
 
-    rows = [row for row in result["rows"] if row["failed"] is None]
-    if not rows:
-        return None
     figure = Figure(figsize=(11, 1.6 + 0.32 * len(rows)), layout="constrained")
     speed, memory = figure.subplots(1, 2, sharey=True)
     names = list(dict.fromkeys(row["precision"] for row in rows))
