@@ -1,11 +1,11 @@
 """curves.png, predictions.png, confusion.png and probe.png, where Matplotlib is installed.
 
-It comes with `kmodels[plots]` and is imported when a picture is drawn. Without it a line says which
-picture is left out.
+It comes with `kmodels[plots]` and is imported when a picture is drawn. Without it a line says that
+pictures are left out.
 """
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,16 +32,21 @@ def installed() -> bool:
 
 
 def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
-    """Leaves a picture out, with a line, where there is nothing to draw it with."""
+    """Leaves a picture out where there is nothing to draw it with."""
 
     @wraps(draw)
     def run(path: Path, *given: Any) -> None:
         if installed():
             draw(path, *given)
         elif processes.is_rank_zero():
-            print(f"{path.name} is left out, as Matplotlib is not installed: {EXTRA}")
+            _say_left_out()
 
     return run
+
+
+@cache
+def _say_left_out() -> None:
+    print(f"pictures are left out, as Matplotlib is not installed: {EXTRA}")
 
 
 @_drawn
