@@ -1,6 +1,8 @@
 """The `kmodels` command as a whole: what it shows by itself, and the recipes by name."""
 
 import runpy
+import tomllib
+from pathlib import Path
 
 import pytest
 import typer
@@ -10,6 +12,7 @@ from kmodels.runs import shipped
 from kmodels.tools import cli
 
 pytestmark = pytest.mark.once
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*arguments):
@@ -71,6 +74,14 @@ def test_wrong_uses_give_a_line(arguments, words, capsys, tmp_path, monkeypatch)
     shown = capsys.readouterr()
     assert words in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_the_wheel_holds_every_recipe():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    included = wheel["targets"]["wheel"]["force-include"]
+    files = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.py")}
+    assert included == {file: f"kmodels/{file}" for file in files}
+    assert {f"recipes/{name}.py" for name in shipped.RECIPES.values()} == files
 
 
 def test_a_recipe_that_is_not_installed(monkeypatch, capsys, tmp_path):
