@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from vit_peers.results import revision
+
 QUESTION = (__doc__ or "").splitlines()[0]
 ROOT = Path(__file__).resolve().parents[1]
 BACKEND = os.environ.get("KERAS_BACKEND", "torch")
@@ -154,11 +156,6 @@ def instructions(source: Path, loop: str) -> float:
         lines = out.read_text().splitlines()
         total = next(line for line in reversed(lines) if line.startswith("totals:"))
         return int(total.split()[1]) / COUNTED / 1e6
-
-
-def revision(source: Path) -> str:
-    command = ["git", "-C", str(source), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:

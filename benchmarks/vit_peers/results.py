@@ -58,10 +58,10 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def revision() -> str:
-    """The commit that was measured, with a + where files differ from it."""
+def revision(folder: Path = HERE) -> str:
+    """The commit of a checkout that was measured, with a + where files differ from it."""
     command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 

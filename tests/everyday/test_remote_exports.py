@@ -11,9 +11,9 @@ from arrays import to_numpy
 from kmodels import models, training
 from kmodels.core.errors import InputError
 from kmodels.tools.convert import convert
-from remote_storage import FailingFileSystem, empty_storage, files
+from remote_storage import FailingFileSystem, files
 
-pytestmark = pytest.mark.needs("fsspec")
+pytestmark = [pytest.mark.needs("fsspec"), pytest.mark.usefixtures("only_addresses")]
 VIT = {
     "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 1, "hidden_dim": 4,
     "mlp_dim": 8,
@@ -26,14 +26,6 @@ HEADS = {"num_heads": 1}  # which an .npz does not say
 PICTURES = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 IDS = np.arange(12).reshape(2, 6)
-
-
-@pytest.fixture(autouse=True)
-def empty(tmp_path, monkeypatch):
-    empty_storage()
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not list(tmp_path.iterdir()), "a folder is called as an address"
 
 
 def vit():

@@ -13,21 +13,13 @@ import keras
 from kmodels import data, models, presets, text
 from kmodels.core.errors import InputError
 from record_files import encoded, write_shard
-from remote_storage import FailingFileSystem, empty_storage, files
+from remote_storage import FailingFileSystem, files
 
-pytestmark = pytest.mark.needs("fsspec")
+pytestmark = [pytest.mark.needs("fsspec"), pytest.mark.usefixtures("only_addresses")]
 CONFIG = {
     "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 1, "hidden_dim": 4,
     "mlp_dim": 8,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def empty(tmp_path, monkeypatch):
-    empty_storage()
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not list(tmp_path.iterdir()), "a folder is called as an address"
 
 
 def make():

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import keras
-
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
@@ -91,7 +89,7 @@ def join() -> None:
     _engine.join(limit())
     if count() > 1 and keras_internals.random_seed() is None:
         seed = broadcast("seed", lambda: int.from_bytes(os.urandom(4), "little"))
-        keras.utils.set_random_seed(seed)
+        keras_internals.set_random_seed(seed)
 
 
 def current() -> "ParallelPlan | None":

@@ -35,7 +35,7 @@ def prepare(name: str, seed: int) -> str:
     """
     policy, products = PRECISIONS[name]
     precision.set_matmul_precision(products)  # type: ignore[arg-type]
-    keras.utils.set_random_seed(seed)
+    keras_internals.set_random_seed(seed)
     return policy
 
 
