@@ -1,4 +1,4 @@
-"""Keras' own methods of any model on any data, by way of `kmodels.data.fit`."""
+"""Keras' own methods of any model on any data, through `kmodels.data.fit`."""
 
 from typing import Any
 

@@ -3,7 +3,7 @@
 python3 tests/environments.py NAME...   makes or reuses them, NAME one of ENVIRONMENTS
 
 An environment is reused while its stamp matches: dependencies in pyproject.toml, constraints.txt
-and the Python version. Otherwise it is made anew, so that nothing old is left in it.
+and the Python version. Otherwise it is made again, so that nothing old is left in it.
 """
 
 import hashlib

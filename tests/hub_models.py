@@ -129,7 +129,7 @@ def inputs(name):
 
 
 def output(model, x):
-    """Values on the host; keras-hub's towers take their pictures by name."""
+    """Values on the host; keras-hub's towers take their images by name."""
     if isinstance(model.input, dict) and not isinstance(x, dict):
         x = {"images": x}
     return keras.ops.convert_to_numpy(model(x, training=False))

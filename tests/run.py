@@ -65,7 +65,7 @@ class Outcome:
 
 def variables(environment: str, backend: str) -> dict[str, str]:
     """The variables that a run is given; tests/conftest.py says what they mean."""
-    # Each process without bytecode compiles all that it imports anew: 10 s of CPU time for torch.
+    # Each process without bytecode compiles all that it imports again: 10 s of CPU time for torch.
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
         **ours,
@@ -80,7 +80,7 @@ def variables(environment: str, backend: str) -> dict[str, str]:
 
 
 def write_references() -> bool:
-    """Write the references anew if the writer or the pinned packages changed."""
+    """Write the references again if the writer or the pinned packages changed."""
     if not WRITER.is_file():
         say("references", "no tests/write_references.py, so none are written")
         return True

@@ -57,4 +57,4 @@ def test_the_picture_has_every_room():
     rooms = {
         path.stem for path in SOURCE.iterdir() if path.name not in ("__pycache__", "__init__.py")
     }
-    assert rooms <= named, f"the picture lacks {sorted(rooms - named)}"
+    assert rooms <= named, f"the image lacks {sorted(rooms - named)}"

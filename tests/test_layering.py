@@ -1,4 +1,4 @@
-"""The picture in docs/architecture.md, held by the syntax trees: who may import what."""
+"""The image in docs/architecture.md, held by the syntax trees: who may import what."""
 
 import ast
 import re

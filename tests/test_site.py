@@ -1,4 +1,4 @@
-"""The documentation builds as a site, strictly, with all its pages and pictures."""
+"""The documentation builds as a site, strictly, with all its pages and images."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def test_every_picture_is_there(site):
             shown += 1
     assert shown >= 1
     executed = len(list((site / "notebooks").rglob("*.png")))
-    print(f"{shown} pictures, {executed} of notebooks")
+    print(f"{shown} images, {executed} of notebooks")
 
 
 def test_the_api_has_what_is_public(site):

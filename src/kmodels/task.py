@@ -231,7 +231,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
         self.preprocessor = preprocessor
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Keras' own, but that a preprocessor is no layer of the graph, though it is a layer."""
+        """Keras' own, but that a preprocessor is not a layer of the graph, though it is a layer."""
         if name == "preprocessor":
             object.__setattr__(self, name, value)
         else:

@@ -1,4 +1,4 @@
-"""A run that was saved on one backend goes on with another as if it had stayed."""
+"""A run that was saved on one backend continues with another as if it had stayed."""
 
 import json
 import shutil

@@ -195,7 +195,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     run(tmp_path, epochs=1, settings={"data": "a"})
     with pytest.raises(InputError, match="is of another run: data was 'a'; give the same"):
         run(tmp_path, epochs=2, settings={"data": "b"})
-    with pytest.raises(InputError, match="holds checkpoints of a run; go on with it by resume=Tr"):
+    with pytest.raises(
+        InputError, match="holds checkpoints of a run; continue it with resume=True"
+    ):
         run(tmp_path, resume=False)
     model = make_model()
     with pytest.raises(InputError, match="an epoch had 6 batches, not 11"):

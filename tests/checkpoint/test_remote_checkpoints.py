@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket: a run goes on on another machine, and what is damaged is absent."""
+"""Checkpoints in a bucket: a run continues on another machine, and what is damaged is absent."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A Checkpoint beside another one, and one that goes on with another setting."""
+"""A Checkpoint beside another one, and one that continues with another setting."""
 
 import keras
 import numpy as np

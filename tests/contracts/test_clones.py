@@ -115,7 +115,7 @@ def test_a_step_of_fit(cls):
     make, x = CASES[cls]
     model = random(make())
     model.backbone.blocks[0].mlp.trainable = False
-    # The two Gemmas are one but for their names.
+    # The two Gemmas are one except for their names.
     eager = cls is models.Gemma3CausalLM
     model.compile(keras.optimizers.SGD(0.1), run_eagerly=eager, **MORE.get(cls, {}))
     clone = keras.models.clone_model(model)

@@ -1,4 +1,4 @@
-"""Keras' `image_data_format`: "channels_first" is refused wherever pictures come in."""
+"""Keras' `image_data_format`: "channels_first" is refused wherever images come in."""
 
 import keras
 import numpy as np
@@ -8,9 +8,7 @@ from kmodels import data, models
 from kmodels.core.errors import InputError
 
 PICTURES = np.random.default_rng(0).random((2, 16, 16, 3)).astype("float32")
-REFUSED = pytest.raises(
-    InputError, match=r"^Keras' image_data_format is 'channels_first'; pictures"
-)
+REFUSED = pytest.raises(InputError, match=r"^Keras' image_data_format is 'channels_first'; images")
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ def test_an_optimizer_that_has_made_steps_begins_anew_for_other_variables():
             model.compile(keras.optimizers.Adam(1e-2), LOSS)
             model.fit(IMAGES, LABELS, verbose=0, epochs=2)
         else:
-            with pytest.warns(UserWarning, match="made 1 steps .* begin anew; call compile"):
+            with pytest.warns(UserWarning, match="made 1 steps .* start over; call compile"):
                 model.fit(IMAGES, LABELS, verbose=0, epochs=2)
         assert int(model.optimizer.iterations) == 2
         found.append({v.path: to_numpy(v.value) for v in model.variables})
@@ -240,7 +240,7 @@ def test_train_step_follows_and_trains_the_adapters():
     np.testing.assert_allclose(step.evaluate(IMAGES, LABELS, verbose=0), wanted, **NARROW)
     frozen = {v.path: to_numpy(v.value) for v in model.non_trainable_variables}
     adapters = {v.path: to_numpy(v.value) for v in model.trainable_variables}
-    with pytest.warns(UserWarning, match="begin anew"):
+    with pytest.warns(UserWarning, match="start over"):
         step.fit(IMAGES, LABELS, verbose=0)
     for variable in model.non_trainable_variables:
         np.testing.assert_array_equal(to_numpy(variable.value), frozen[variable.path])

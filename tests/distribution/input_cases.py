@@ -20,7 +20,7 @@ FULL = ROWS // BATCH * BATCH
 
 
 def numbers(rows=ROWS, seed=0):
-    """Pictures and labels."""
+    """Images and labels."""
     rng = np.random.default_rng(seed)
     x = rng.random((rows, 8, 8, 3), "float32")
     return x, np.eye(CLASSES, dtype="float32")[rng.integers(0, CLASSES, rows)]

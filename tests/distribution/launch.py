@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# How long the others may go on when one has failed and all were to succeed.
+# How long the others may continue when one has failed and all were to succeed.
 GRACE = 15.0
 
 

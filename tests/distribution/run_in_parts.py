@@ -133,7 +133,7 @@ def whole(folder, mesh, found):
 
 
 def cut(folder, mesh, found):
-    """The same, left within the second epoch, and gone on with by another model."""
+    """The same, left within the second epoch, and continued by another model."""
     plan, model = make(mesh)
     try:
         fit(plan, model, folder / "cut", Stop(KILLED, leave))

@@ -1,4 +1,4 @@
-"""Runs of several processes: saved in parts, killed, gone on with, read on any mesh and backend."""
+"""Runs of several processes: saved in parts, killed, continued, read on any mesh and backend."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def start(backend, folder, *told, check=True):
 
 
 def run_jax(folder):
-    """When one process was killed the other ends too, and both are started anew."""
+    """When one process was killed the other ends too, and both are started again."""
     survivor, dead = start("jax", folder, "killed:fsdp=4", check=False)
     assert dead.status == -signal.SIGKILL and not survivor.late
     assert survivor.status not in (0, None)
@@ -57,7 +57,7 @@ def run_jax(folder):
 
 
 def run_torch(folder):
-    """torchrun starts both ranks anew when one of them was killed."""
+    """torchrun starts both ranks again when one of them was killed."""
     told = ["cut:data=2", "killed:fsdp=2", "whole:data=2", *acts("fsdp=2", ["data=2"])]
     run = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", str(SCRIPT), str(folder)]
     env = {"KMODELS_PROCESS_SECONDS": "60"}
@@ -68,7 +68,7 @@ def run_torch(folder):
 
 
 def resumed(folder):
-    """What the first process says when a killed run goes on."""
+    """What the first process says when a killed run continues."""
     return f"resumed from {folder}/killed/step_00000005 at step 5"
 
 
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused_by_all(ran):
     said = found["refused"]
     assert "the optimizer was AdamW 'adamw', not Adam 'adamw'; give" in said["class"]
     assert "the optimizer was AdamW 'adamw', not AdamW 'other'; give" in said["name"]
-    assert "process 1 does not see what the first one writes to" in said["apart"]
+    assert "process 1 cannot see what the first one writes to" in said["apart"]
     damaged, good, reasons = found["damaged"]
     assert (damaged, good, len(reasons)) == ("step_00000008", "step_00000005", 1)
     assert "step_00000008/model-00001" in reasons[0]
@@ -205,7 +205,7 @@ def test_any_cut_of_parts_gives_the_whole(tmp_path):
     for rows, columns in [((0, 5), (0, 4)), ((2, 4), (0, 2)), ((4, 5), (1, 3)), ((1, 1), (0, 4))]:
         index = slice(*rows), slice(*columns)
         np.testing.assert_array_equal(found["a"].part(index), whole["a"][index])
-    with pytest.raises(InputError, match=f"{tmp_path} has not all parts of a; copy the directory"):
+    with pytest.raises(InputError, match=f"{tmp_path} lacks parts of a; copy the directory"):
         read_parts(paths[:2] + paths[:1])
 
 

@@ -191,7 +191,7 @@ def test_weights_travel_and_activations_stay(backend, mesh):
     tokens = 5
     rows = {int(found) for found in re.findall(rf"f32\[(\d+),{tokens},", text)}
     assert max(rows) == BATCH // mesh.replicas, rows
-    # XLA names an operation by its result: the kernel of a query, whole but for its heads.
+    # XLA names an operation by its result: the kernel of a query, whole except for its heads.
     gathered = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)
     assert f"32,{32 // mesh.model}" in gathered
     assert {shape for shape in gathered if f",{tokens}," in shape} == {f"1,{tokens},32"}, gathered

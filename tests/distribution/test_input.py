@@ -85,7 +85,7 @@ def test_one_writes_and_all_decide_alike(two):
         ("counts", "number of batches is 3 on process 0, 2 on process 1"),
         ("content", "the first batch is '"),
         ("stream", "the first batch is '"),
-        ("own", "ends after 3 batches on process 1 and goes on on others"),
+        ("own", "ends after 3 batches on process 1 and continues on others"),
         ("batch", "does not divide the batch of 15; the nearest batches that work are"),
         ("few", "the data has 9 samples and a batch 16; give a smaller batch_size"),
         ("metrics", r"metrics=\['accuracy'\] would count the rows .* 56 samples"),
@@ -105,7 +105,7 @@ def test_data_that_ends_early_ends_the_run(two):
     """By the time they compare how many there were, or one of them has waited in vain."""
     assert two[0].status == 1 and two[1].status not in (0, None)
     compared = "number of batches is 2 on process 0, 3 on process 1; give all of them the same"
-    waited = "process 0 of 2 waited 3 s in vain for the others"
+    waited = "process 0 of 2 waited 3 s for the others"
     assert compared in two[0].stderr or waited in two[0].stderr, two[0].stderr[-3000:]
 
 

@@ -195,9 +195,9 @@ def test_halves_travel_and_sums_are_made_in_float32(ranks):
 
 REFUSED = {
     "bare": "got Sequential, whose step is Keras' own; give a task of kmodels",
-    "norm": r"BatchNormalization, which would norm by one.*or use .*torch.nn.SyncBatchNorm\(4\)",
+    "norm": r"BatchNormalization, which would normalize by.*or use .*torch.nn.SyncBatchNorm\(4\)",
     "wrapped": "BatchNorm1d.*use torch.nn.SyncBatchNorm",
-    "sum": "reduction 'sum', which the parts of a batch do not know",
+    "sum": "reduction 'sum', which parts of a batch cannot compute",
     "other": r"differs between the processes: 1 variables.*on process 1 what",
     "idle": "leaves 1 of 2 processes without work; start 1, or give data=-1",
 } | ({} if SPLITS else {"model": "which torch has from Keras 3.16 on"})

@@ -245,7 +245,7 @@ if keras.backend.backend() == "tensorflow":
         with pytest.raises(InputError, match=r"TF_CONFIG names 2 hosts, .*keras#20585"):
             distribute("data=2")
         monkeypatch.setenv("TF_CONFIG", "[1]")
-        with pytest.raises(InputError, match=r"TF_CONFIG is '\[1\]', which says no cluster"):
+        with pytest.raises(InputError, match=r"TF_CONFIG is '\[1\]', which names no cluster"):
             distribute("data=2")
         monkeypatch.delenv("TF_CONFIG")
         other = tf.distribute.MirroredStrategy(["CPU:0"]).scope()

@@ -12,7 +12,7 @@ from tolerances import tolerance
 SIZES = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 1, "num_heads": 2}
 WIDTHS = {"hidden_dim": 16, "mlp_dim": 32}
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-# The brighter half of a picture tells its class.
+# The brighter half of an image tells its class.
 rng = np.random.default_rng(0)
 y = np.arange(48) % 2
 x = rng.normal(size=(48, 8, 8, 1)).astype("float32")

@@ -1,4 +1,4 @@
-"""Programs that train for a while: what they save, how they stop, and how they go on."""
+"""Programs that train for a while: what they save, how they stop, and how they continue."""
 
 import csv
 import gc
@@ -127,7 +127,7 @@ def test_a_directory_of_transformers_gives_the_same_logits(tmp_path):
     theirs.save_pretrained(tmp_path)
     with torch.no_grad():
         wanted = theirs(torch.from_numpy(X).permute(0, 3, 1, 2)).logits.numpy()
-    with pytest.warns(UserWarning, match="how its pictures are normalised"):
+    with pytest.warns(UserWarning, match="how its images are normalised"):
         ours = ViTImageClassifier.from_preset(tmp_path)  # no image processor was saved with it
     np.testing.assert_allclose(ours.predict(X, verbose=0), wanted, atol=tolerance("logits"))
 

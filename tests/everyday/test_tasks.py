@@ -9,7 +9,7 @@ from tolerances import tolerance
 
 
 def shades(count=24):
-    """Dark, grey and bright pictures, (count, 16, 16, 3) in [0, 1], and which they are."""
+    """Dark, grey and bright images, (count, 16, 16, 3) in [0, 1], and which they are."""
     labels = np.arange(count) % 3
     noise = np.random.default_rng(0).normal(scale=0.1, size=(count, 16, 16, 3))
     return (noise + labels[:, None, None, None] / 2).astype("float32"), labels

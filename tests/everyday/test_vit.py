@@ -1,4 +1,4 @@
-"""Programs of people who classify pictures."""
+"""Programs of people who classify images."""
 
 import keras
 import numpy as np

@@ -68,7 +68,7 @@ def test_files_that_do_not_fit_change_nothing(models, tmp_path):
         interop.read_lora(shorter, file)
     assert not lora.describe(wider) and not lora.describe(shorter)
     (tmp_path / "other.lora.h5").write_bytes(b"no such file")
-    with pytest.raises(InputError, match=r"is no .lora.h5 of keras-hub"):
+    with pytest.raises(InputError, match=r"is not a .lora.h5 of keras-hub"):
         interop.read_lora(wider, tmp_path / "other.lora.h5")
     wider.enable_lora(2)
     with pytest.raises(InputError, match="has LoRA adapters already"):

@@ -50,7 +50,7 @@ def classifier(**settings):
 def test_pictures_come_out_alike(interpolation, antialias, crop):
     ours = classifier(interpolation=interpolation, antialias=antialias, crop_to_aspect_ratio=crop)
     theirs = interop.to_hub(ours)
-    # Smooth, so that no cubic overshoots what a picture can hold; each side treats that otherwise.
+    # Smooth, so that no cubic overshoots what an image can hold; each side treats that otherwise.
     rows, columns = np.meshgrid(np.arange(37), np.arange(61), indexing="ij")
     waves = [np.sin(rows / 5 + i) * np.cos(columns / (7 - i)) for i in range(3)]
     # Floats, since of uint8 it rounds what it resized to whole numbers again.

@@ -34,13 +34,13 @@ from kmodels.models import *
 from kmodels.text import demo
 
 sizes = {"patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
-pictures = ViTImageClassifierPreprocessor((16, 16))
-ours = ViTImageClassifier(ViTBackbone((16, 16, 3), **sizes), 3, preprocessor=pictures)
+images = ViTImageClassifierPreprocessor((16, 16))
+ours = ViTImageClassifier(ViTBackbone((16, 16, 3), **sizes), 3, preprocessor=images)
 theirs = keras_hub.to_hub(ours)
 x = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype("uint8")
 difference = abs(theirs.predict(x, verbose=0) - ours.predict(x, verbose=0)).max()
 again = keras_hub.from_hub(theirs).preprocessor
-print("pictures", difference <= 1e-4, again.to_dict() == pictures.to_dict())
+print("images", difference <= 1e-4, again.to_dict() == images.to_dict())
 
 tokenizer = hub_models.tokenizer(demo.texts())
 sizes = {**hub_models.GEMMA, "vocabulary_size": 800, "num_layers": 1, "intermediate_dim": 16}
@@ -73,7 +73,7 @@ def test_only_gemma_3s_preprocessor_needs_it():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == [
-        "pictures True True",
+        "images True True",
         "text True",
         "Gemma 3: keras-hub cannot make its Gemma3CausalLMPreprocessor: Gemma3CausalLMPreprocessor "
         "requires `tensorflow`. Run `pip install tensorflow` to install it. Or give "

@@ -1,4 +1,4 @@
-"""keras-cv's layers beside each backend: pictures, labels, boxes, and what they cannot do."""
+"""keras-cv's layers beside each backend: images, labels, boxes, and what they cannot do."""
 
 from importlib import import_module
 
@@ -85,7 +85,7 @@ def batch(labels="float32"):
     pictures = rng.integers(0, 256, (4, 24, 24, 3)).astype("float32")
     boxes = np.array([[[2, 3, 12, 14], [5, 5, 20, 20]]] * 4, "float32")
     classes = np.array([[1, 2]] * 4, "float32")
-    boxes[1, 1], classes[1, 1] = -1, -1  # one picture has one box alone
+    boxes[1, 1], classes[1, 1] = -1, -1  # one image has one box alone
     one_hot = np.eye(4, dtype="float32")
     found = one_hot if labels == "float32" else np.arange(4, dtype=labels)
     return pictures, found, {"boxes": boxes, "classes": classes}
@@ -197,5 +197,5 @@ def test_what_is_no_layer_is_refused():
         Augmentation("RandomFlip")
     with pytest.raises(InputError, match="got no layers"):
         Augmentation()
-    with pytest.raises(InputError, match="labels with names; keras-cv knows labels"):
+    with pytest.raises(InputError, match="labels with names; keras-cv supports labels"):
         Augmentation(keras.layers.Identity())(np.zeros((1, 4, 4, 3)), {"names": np.zeros(1)})

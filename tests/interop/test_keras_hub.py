@@ -215,7 +215,7 @@ def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
     interop.compare(ours, theirs)
     hub_models.make("dinov2", models).save_to_preset(str(tmp_path / "backbone"))
     assert isinstance(interop.from_hub(str(tmp_path / "backbone")), ViTBackbone)
-    with pytest.raises(InputError, match="is no directory"):
+    with pytest.raises(InputError, match="is not a directory"):
         interop.from_hub(tmp_path / "absent")
     ours.backbone.export_to_transformers(tmp_path / "hugging_face")
     with pytest.raises(InputError, match=r"no preset of keras-hub.*from_preset reads"):
@@ -227,7 +227,7 @@ def test_presets_with_a_weight_too_few_or_too_many_are_named(models, tmp_path):
     theirs.save_to_preset(str(tmp_path))
     with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
         file["layers/extra/vars/0"] = np.ones(2)
-    with pytest.raises(InputError, match=r"that ViTBackbone has not: layers/extra/vars/0$"):
+    with pytest.raises(InputError, match=r"that ViTBackbone does not have: layers/extra/vars/0$"):
         interop.from_hub(tmp_path)
     with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
         found: list[str] = []

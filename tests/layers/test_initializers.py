@@ -85,7 +85,7 @@ def first_weights(model):
 
 
 def test_models_of_one_process_are_no_copies_of_each_other():
-    """Also under one name, as clones, and made anew after `clear_session`."""
+    """Also under one name, as clones, and made again after `clear_session`."""
     made = [ViTBackbone(**VIT), ViTBackbone(**VIT), ViTBackbone(**VIT, name="other")]
     made.append(keras.models.clone_model(made[0]))
     made.append(ViTBackbone.from_config(made[0].get_config()))

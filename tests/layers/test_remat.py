@@ -61,7 +61,7 @@ def test_same_loss_and_gradients(mode, settings):
     for (loss, gradients), (again, found) in zip(*results, strict=True):
         assert again == pytest.approx(loss, rel=within)
         assert gradients.keys() == found.keys()
-        # One bound for all: the bias of the keys has a gradient of zero but for rounding.
+        # One bound for all: the bias of the keys has a gradient of zero except for rounding.
         largest = max(np.abs(gradient).max() for gradient in gradients.values())
         bound = within * largest
         for path, gradient in gradients.items():

@@ -179,7 +179,7 @@ def test_weights_with_adapters_fill_a_model_without(tmp_path):
         plain = classifier()
         plain.load_weights(file)
         check_outputs(plain, to_numpy(model(IMAGES)), IMAGES)
-        # The other way: adapters of which the file says nothing start anew.
+        # The other way: adapters of which the file says nothing start over.
         plain.save_weights(file)
         model.load_weights(file)
         check_outputs(model, to_numpy(plain(IMAGES)), IMAGES)

@@ -26,7 +26,7 @@ def file(tmp_path_factory):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"layers": 1}, "block_1/attention/query is no linear layer here"),
+        ({"layers": 1}, "block_1/attention/query is not a linear layer here"),
         ({"layers": 2, "mlp_dim": 8}, "block_0/mlp/up has other sizes there"),
         ({"layers": 2, "targets": "all-linear"}, "attention/key has an adapter only here"),
         ({"layers": 2, "targets": ("query",)}, "block_0/mlp/up has an adapter only there"),

@@ -196,9 +196,9 @@ def test_adapters_are_saved_with_the_model(tmp_path):
         ({"rank": 2, "targets": ()}, "got no targets"),
         (
             {"rank": 2, "targets": ("query", "q_proj")},
-            "'q_proj' is no linear layer .* attention/key",
+            "'q_proj' is not a linear layer .* attention/key",
         ),
-        ({"rank": 2, "targets": "block_["}, r"'block_\[' is no pattern"),
+        ({"rank": 2, "targets": "block_["}, r"'block_\[' is not a pattern"),
     ],
 )
 def test_wrong_settings_change_nothing(plain, settings, message):

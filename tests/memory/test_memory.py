@@ -154,8 +154,11 @@ def test_the_command(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--preset gemma3_270", "'gemma3_270' is no preset and no directory; did you mean gemma3"),
-        ("--preset gemma3_debug --targets keys", "LoRA target 'keys' is no linear layer"),
+        (
+            "--preset gemma3_270",
+            "'gemma3_270' is neither a preset nor a directory; did you mean gemma3",
+        ),
+        ("--preset gemma3_debug --targets keys", "LoRA target 'keys' is not a linear layer"),
         ("--preset gemma3_debug --rank 0", "LoRA rank is 0"),
         ("--preset gemma3_debug --remat all", "remat is 'all'; choose none, block, attention, mlp"),
         ("--preset gemma3_debug --full --quantize int8", "quantize is 'int8' but all weights are"),
@@ -164,7 +167,7 @@ def test_the_command(capsys):
         ("--preset gemma3_debug --batch-size 0", "batch size is 0; give at least 1"),
         ("--preset gemma3_debug --sequence-length 1", "sequence_length is 1; give a whole"),
         ("--preset gemma3_debug --image-size 32", "takes no images"),
-        ("--preset gemma3_debug --memory much", "'much' is no amount of memory"),
+        ("--preset gemma3_debug --memory much", "'much' is not an amount of memory"),
         (
             "--preset gemma_debug --mesh fsdp=3",
             "fsdp=3 does not divide the batch of 8; the nearest batches that work are 6",

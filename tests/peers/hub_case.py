@@ -190,7 +190,7 @@ def _train(layer: Any, x: Any, y: Any) -> None:
             return self.layer(**x) if isinstance(x, dict) else self.layer(x)
 
     model = Around()
-    # Keras on torch would hand the step to torch.compile, which is no part of the question.
+    # Keras on torch would hand the step to torch.compile, which is not a part of the question.
     model.compile(optimizer="sgd", loss="mse", jit_compile=BACKEND != "torch")
     model.fit(x, y, verbose=0)
 
@@ -373,7 +373,7 @@ def run_precision_test(cls: type, init_kwargs: Mapping[str, Any], input_data: An
 
 
 def _of_policy(init_kwargs: Mapping[str, Any], policy: Any) -> dict[str, Any]:
-    """The arguments, with every layer among them made anew under a policy."""
+    """The arguments, with every layer among them made again under a policy."""
     return {
         name: type(value).from_config({**value.get_config(), "dtype": policy})
         if isinstance(value, keras.Layer)

@@ -47,7 +47,7 @@ def test_saved_model(sizes, tmp_path):
 
 
 def test_position_embedding_interpolation(tmp_path):
-    """A .keras file keeps the positions; a preset is resized for other pictures."""
+    """A .keras file keeps the positions; a preset is resized for other images."""
     model = DINOV2Backbone(**PLAIN)
     output = model(INPUT)
     model.save(tmp_path / "model.keras")

@@ -38,7 +38,7 @@ def test_tokenizer_basics(tmp_path):
 
 
 def test_errors_missing_special_tokens():
-    """A vocabulary without the tokens of pictures is refused where they are asked for."""
+    """A vocabulary without the tokens of images is refused where they are asked for."""
     with pytest.raises(ValueError, match="has no <img>, <start_of_image>, <end_of_image>; give"):
         Gemma3Tokenizer(words_model(WORDS), has_vision_tokens=True)
     tokenizer = Gemma3Tokenizer(words_model(WORDS), has_vision_tokens=False)
@@ -111,7 +111,7 @@ def test_call_with_python_only_tokenizer(tokenizer):
 
 
 def test_preprocessor_basics(tokenizer):
-    """Pictures, of which keras-hub's test is, are refused in a line: the model is of text alone."""
+    """Images, of which keras-hub's test is, are refused in a line: the model is of text alone."""
     preprocessor = Gemma3CausalLMPreprocessor(tokenizer, image_converter=object())
-    with pytest.raises(ValueError, match="Gemma 3 takes text alone here; leave 'images' out"):
+    with pytest.raises(ValueError, match="Gemma 3 takes only text here; leave 'images' out"):
         preprocessor({"prompts": "the", "responses": "fox", "images": np.ones((8, 8, 3))})

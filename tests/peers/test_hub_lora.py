@@ -134,7 +134,7 @@ def test_names_of_keras_hub_and_a_new_model(tmp_path):
     fresh = GemmaBackbone(**GEMMA)
     fresh.load_lora_weights(tmp_path / "a.lora.h5")
     assert len(fresh.trainable_weights) == 2 * 3 * 2
-    with pytest.raises(ValueError, match="is no file of save_lora_weights"):
+    with pytest.raises(ValueError, match="is not a file of save_lora_weights"):
         fresh.load_lora_weights(tmp_path / "w.weights.h5")
     with pytest.raises(ValueError, match="target_layer_names is 'query'; give a list"):
         GemmaBackbone(**GEMMA).enable_lora(2, target_layer_names="query")

@@ -9,7 +9,7 @@ from kmodels.models import SigLIPVisionEncoder, ViTImageClassifier
 
 pytestmark = pytest.mark.across
 
-# keras-hub's tests give these by position, in this order; its pictures have 224 pixels.
+# keras-hub's tests give these by position, in this order; its images have 224 pixels.
 NAMES = ("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim")
 FIRST = {**dict(zip(NAMES, (16, 64, 2, 2, 128), strict=True)), "image_shape": (64, 64, 3)}
 SECOND = {**FIRST, "hidden_dim": 128}
@@ -18,7 +18,7 @@ INPUT = {"images": np.ones((2, 64, 64, 3), "float32")}
 
 @pytest.mark.parametrize("sizes", [FIRST, SECOND], ids=["siglip", "siglip2"])
 def test_backbone_basics(sizes):
-    """The encoder gives one vector for each picture."""
+    """The encoder gives one vector for each image."""
     sizes = {**sizes, "name": "sig_lip_vision_encoder"}
     run_backbone_test(SigLIPVisionEncoder, sizes, INPUT, (2, sizes["hidden_dim"]))
 

@@ -4,7 +4,7 @@ Each case is a folder: `model` (a directory as transformers writes it) and `expe
 `token_ids` (B, T), `padding_mask`, `hidden` and `pooled` under that mask, `hidden_all` and
 `pooled_all` without one, `block_<i>`, and `embeds` where there is a projection; `many64` and
 `many16` of `many` in float64 and bfloat16, enough rows for a mean of what was rounded. Rows end
-with the end token; the first goes on behind it, with it again and with higher ids, and lacks a
+with the end token; the first continues behind it, with it again and with higher ids, and lacks a
 token in the middle by its mask, so that a wrong rule and a mask that is passed over show. `both` is
 a whole CLIP with `images` and its logits, `tokenizer` a directory with a small tokenizer, its ids
 of texts and how it pads them, `adapter` written by PEFT over `projected`.

@@ -74,7 +74,7 @@ def pictures(size: tuple[int, int], channels: int = 3, number: int = 2) -> torch
 
 
 def arrays(**tensors: torch.Tensor) -> dict[str, np.ndarray]:
-    """NumPy arrays; pictures become NHWC."""
+    """NumPy arrays; images become NHWC."""
     found = {name: x.detach().numpy() for name, x in tensors.items()}
     for name in ("images", "resized_images"):
         if name in found:

@@ -4,7 +4,7 @@ Each case is a folder: `model` (a directory or file as its package writes it) an
 with `images` (NHWC), `parameters` (those of the image tower), and what the package gives of
 `block_<i>`, `final` (after the last norm), `pooled` and `logits`; the same with `resized_` for
 another image size. Sizes are such that each feature changes the result, and else alike, since JAX
-compiles for each length anew.
+compiles for each length again.
 """
 
 from pathlib import Path

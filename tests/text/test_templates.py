@@ -56,7 +56,7 @@ def test_text_and_ready_prompts_go_through_as_they_are():
 
 
 def test_chat_is_that_of_the_instruction_tuned_models():
-    # The text that transformers' apply_chat_template gives for Gemma 3, but for <bos>.
+    # The text that transformers' apply_chat_template gives for Gemma 3, except for <bos>.
     expected = (
         "<start_of_turn>user\nBe short.\n\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n"
         "<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\nd<end_of_turn>\n"

@@ -9,7 +9,7 @@ call, do not count.
 
 - "plain" is `fit(x, y)`.
 - "saved" is that with a new `Checkpoint` in an empty directory.
-- "resumed" is that with a new `Checkpoint` that goes on after the epoch in its directory.
+- "resumed" is that with a new `Checkpoint` that continues after the epoch in its directory.
 
 On torch Python runs the network itself in each step, 23 files of layers, ops and overrides; so what
 `fit` adds to the files that one call of the model enters has bounds of its own.

@@ -115,7 +115,7 @@ def test_tensors_of_a_pickled_file(tmp_path):
     np.testing.assert_array_equal(found["a"].read(), a.numpy())
     assert (found["b"].shape, found["b"].dtype.name) == ((2,), "bfloat16")
     np.testing.assert_array_equal(found["b"].read().astype("float32"), [1.5, -2.0])
-    for wrong, said in (([a], "holds a list"), ({"a": "b"}, "'a' is no tensor")):
+    for wrong, said in (([a], "holds a list"), ({"a": "b"}, "'a' is not a tensor")):
         torch.save(wrong, tmp_path / "pytorch_model.bin")
         with pytest.raises(InputError, match=said):
             read_safetensors(tmp_path)
@@ -125,7 +125,9 @@ def test_an_index_cannot_point_elsewhere(tmp_path):
     for shard in ("../x.safetensors", "/x.safetensors", "", "..", 3, ["x"]):
         index = {"weight_map": {"a": shard}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(InputError, match="which is no file of the directory; copy the direct"):
+        with pytest.raises(
+            InputError, match="which is not a file of the directory; copy the direct"
+        ):
             read_safetensors(tmp_path)
 
 

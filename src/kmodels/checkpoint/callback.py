@@ -1,4 +1,4 @@
-"""Checkpoint: a callback that keeps the whole state of `fit` on the disk, and goes on from it."""
+"""Checkpoint: a callback that keeps the whole state of `fit` on the disk, and continues from it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +20,7 @@ from kmodels.core.types import Logs
 
 
 class Checkpoint(FitHooks):
-    """Saves all that `fit` needs to go on, and goes on from the newest checkpoint that verifies.
+    """Saves all that `fit` needs to continue, and resumes from the newest checkpoint that verifies.
 
         checkpoint = kmodels.callbacks.Checkpoint("runs/first", every=500, keep=3, best="val_loss")
         model.fit(x, y, epochs=10, callbacks=[checkpoint, keras.callbacks.EarlyStopping()])
@@ -28,8 +28,8 @@ class Checkpoint(FitHooks):
     The same script, run again, ends with the weights of a run that was never stopped, bit for bit
     on the same machine and backend; on another backend it goes on too. A checkpoint has weights,
     optimizer, running averages, states of seeds and random generators, and what the other callbacks
-    know. Within an epoch the data goes on with the batch that comes next: a loader with a state is
-    given it (`kmodels.data.StatefulLoader`), a PyDataset is asked for batches by their number, and
+    know. Within an epoch the data continues with the next batch: a loader with a state is given it
+    (`kmodels.data.StatefulLoader`), a PyDataset is asked for batches by their number, and
     anything else is gone through again, as a warning says. Set `keras.utils.set_random_seed`.
 
     SIGTERM and SIGINT save at the end of the batch, and end the process with 143 or 130.
@@ -128,7 +128,7 @@ class Checkpoint(FitHooks):
             )
         elif not self._prepared:
             self.prepare(self.model, self.params.get("steps"), beside)
-        self._prepared = False  # A `fit` after one that an error ended restores anew.
+        self._prepared = False  # A `fit` after one that an error ended restores again.
         if isinstance(self.model.train_function, LastStep):
             LastStep.forget(self.model)
         others = CallbackStates(c for c in beside if c is not self)

@@ -30,7 +30,7 @@ class FitRun:
         epoch: finished epochs.
         batch: finished batches of the running epoch.
         step: finished batches of all.
-        resumer: of the checkpoint that the run goes on from; None in one that begins anew.
+        resumer: of the checkpoint that the run continues from; None in one that starts over.
         given: numbers of the optimizer as the user gave them.
         leader: the run of the first Checkpoint of the `fit`, which resumes and hears signals.
         log_names: of the logs of a step.
@@ -64,7 +64,7 @@ class FitRun:
         self.given: Mapping[str, Any] = {}
 
     def open(self, model: keras.Model) -> None:
-        """Takes the directory for a new `fit`, or one that goes on."""
+        """Takes the directory for a new `fit`, or one that continues."""
         self.saver.writer.wait()
         manager.take(self.directory, self._resume)
         self._restart()

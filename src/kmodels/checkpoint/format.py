@@ -154,7 +154,7 @@ def arrays_of_data(state: Any) -> Arrays:
     """Returns arrays by name, one of them the text of the whole; {} for None.
 
     Raises:
-        InputError: for a value that is no number, string, bytes, array or nest of them.
+        InputError: for a value that is not a number, string, bytes, array or nest of them.
     """
     if state is None:
         return {}

@@ -71,7 +71,7 @@ def take(directory: Path, resume: bool) -> None:
 
     Raises:
         InputError: where another run uses it, a process does not see it, or it holds checkpoints
-            that nobody is to go on with.
+            that nobody is to continue with.
     """
 
     def lock_it() -> str:
@@ -101,7 +101,7 @@ def _check_seen(directory: Path, token: str) -> None:
         seen = None
     if seen != token:
         raise InputError(
-            f"process {processes.index()} does not see what the first one writes to "
+            f"process {processes.index()} cannot see what the first one writes to "
             f"{directory}; give a directory on a disk that all processes share"
         )
 
@@ -109,7 +109,7 @@ def _check_seen(directory: Path, token: str) -> None:
 def _check_new(directory: Path, resume: bool) -> None:
     if not resume and list_checkpoints(directory):
         raise InputError(
-            f"{directory} holds checkpoints of a run; go on with it by resume=True, or "
+            f"{directory} holds checkpoints of a run; continue it with resume=True, or "
             "give another directory"
         )
 

@@ -105,7 +105,7 @@ class Resumer:
         self.phase = Phase.WITHIN if run.batch else Phase.DONE
         if run.batch and data.iterator is None:
             raise InputError(
-                f"{self.path} is within an epoch, which a loop of one's own cannot begin at; give "
+                f"{self.path} is within an epoch, which a loop of your own cannot begin at; give "
                 "another directory, or train by Keras' fit"
             )
         replays = data.way(run.data) in (Way.REPLAY, Way.SLICES)
@@ -190,12 +190,12 @@ def say_who_resumes(directory: Path, newest: int, first: Path, resumes: bool) ->
         )
     say(
         f"{directory} has step {newest}, but the Checkpoint that stands first resumes the run; put "
-        "this one first to go on from there"
+        "this one first to continue from there"
     )
 
 
 def warn_where_done(directory: Path, epoch: int, epochs: int, ended: bool) -> None:
-    """Warns where a `fit` goes on from a run that has nothing left to do.
+    """Warns where a `fit` continues from a run that has nothing left to do.
 
     Args:
         directory: of the run's checkpoints.
@@ -204,11 +204,11 @@ def warn_where_done(directory: Path, epoch: int, epochs: int, ended: bool) -> No
         ended: whether a callback has ended the run.
     """
     if ended:
-        done = f"a callback has ended it after {epoch} epochs; give another directory to begin anew"
+        done = f"a callback has ended it after {epoch} epochs; give another directory to start over"
     elif epoch >= epochs:
         done = (
-            f"{epoch} of {epochs} epochs are done; give more epochs to go on, or another directory "
-            "to begin anew"
+            f"{epoch} of {epochs} epochs are done; give more epochs to continue, or another "
+            "directory to start over"
         )
     else:
         return

@@ -157,7 +157,7 @@ def check_same(
     settings: Mapping[str, Any],
     steps: int | None,
 ) -> None:
-    """Compares a checkpoint with the run that is to go on from it.
+    """Compares a checkpoint with the run that is to continue from it.
 
     Args:
         path: of the checkpoint.

@@ -142,12 +142,12 @@ class SaveInterval:
         return self.steps is None and self.seconds is None
 
     def begin(self, step: int) -> None:
-        """The run begins, or goes on, after this step."""
+        """The run begins, or continues, after this step."""
         self._counted = self._reached = step
         self.restart()
 
     def restart(self) -> None:
-        """The clock starts anew: a checkpoint was made, or the run begins."""
+        """The clock starts over: a checkpoint was made, or the run begins."""
         self._since = perf_counter()
 
     def now(self, step: int) -> bool:

@@ -152,7 +152,7 @@ def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def finite_averages(arrays: Arrays) -> Arrays:
-    """Running averages, begun anew where one is not finite: a step that was skipped is in them."""
+    """Running averages, started over where one is not finite: they hold a step that was skipped."""
     if all(map(_is_finite, arrays.values())):
         return arrays
     return {name: np.zeros_like(values) for name, values in arrays.items()}

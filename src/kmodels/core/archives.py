@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from kmodels.core.errors import InputError
 
-# Weights and pictures hardly shrink: what unpacks to far more is there to use up memory and time.
+# Weights and images hardly shrink: what unpacks to far more is there to use up memory and time.
 MOST_EXPANSION = 100
 ALWAYS_ALLOWED = 2**26
 

@@ -5,7 +5,7 @@ is a function with the same signature in `overrides/<op>_<backend>.py`. Importin
 imports the overrides of the running backend only: a listing of `overrides/` is the registry.
 
 The path is chosen when Python runs the op, which for a compiled step means when it is traced.
-Steps of kmodels' models are traced anew where `generic_only()` changed, see `kmodels.core.traced`;
+Steps of kmodels' models are traced again where `generic_only()` changed, see `kmodels.core.traced`;
 around other compiled code it must surround building *and* the first call. To turn off overrides for
 a whole run, set the environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated
 list of ops.

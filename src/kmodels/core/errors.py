@@ -12,7 +12,7 @@ class InputError(ValueError):
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raises `InputError` for what is no whole number, or too small.
+    """Raises `InputError` for what is not a whole number, or too small.
 
     Args:
         name: of the setting, for the message.

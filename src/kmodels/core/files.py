@@ -33,7 +33,7 @@ def local_path(path: str | Path) -> Path:
         text = text[local.end() :]
     elif _SCHEME.match(text):
         raise InputError(
-            f"{text} is an address, and kmodels reads and writes local paths alone in this place; "
+            f"{text} is an address, and kmodels reads and writes only local paths here; "
             "copy it to or from a local directory with the storage's own tool, and give that one"
         )
     return Path(text).expanduser()

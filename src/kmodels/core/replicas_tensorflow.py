@@ -26,7 +26,7 @@ def inside() -> Any:
 def share(rows: tf.Tensor) -> Any:
     """Returns this replica's rows over the rows that each would have, a float32 scalar.
 
-    1 but for a batch that does not divide.
+    1 except for a batch that does not divide.
 
     Args:
         rows: that it has, an int scalar.

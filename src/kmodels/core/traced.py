@@ -160,7 +160,7 @@ def _begin_optimizer_anew(model: keras.Model) -> None:
     # There is no warning: a caller that compiles next has done all that it could ask for.
     log.warning(
         "%s has slots for other variables than %s trains now: they, and its count of steps, begin "
-        "anew, as after compile",
+        "again, as after compile",
         optimizer.name,
         model.name,
     )

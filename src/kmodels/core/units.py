@@ -22,7 +22,7 @@ def parse_bytes(text: str) -> int:
     try:
         return int(float(number) * UNITS[unit or "B"])
     except (KeyError, ValueError):
-        raise InputError(f"{text!r} is no amount of memory; give one such as 80GiB") from None
+        raise InputError(f"{text!r} is not an amount of memory; give one such as 80GiB") from None
 
 
 def pluralize(number: int, thing: str) -> str:

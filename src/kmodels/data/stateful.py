@@ -11,8 +11,8 @@ class StatefulLoader(Protocol):
     of the steps, and keeps that of the last batch which was trained on. torchdata's
     `StatefulDataLoader` has these methods too.
 
-    A loader of one's own counts what it has given in a pass, and a pass begins with the first
-    batch, but for the one after `load_state_dict`:
+    A loader of your own counts what it has given in a pass, and a pass begins with the first
+    batch, except for the one after `load_state_dict`:
 
         def __iter__(self):
             first, self.first = self.first, 0

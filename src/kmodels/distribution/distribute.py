@@ -48,8 +48,8 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
     module = backend_module("kmodels.distribution.engines.engine", EngineBackend, optional=True)
     if module is None:
         raise InputError(
-            f"a mesh ({spec}) is not there on {backend()} yet; set KERAS_BACKEND=jax or leave the "
-            "mesh out"
+            f"a mesh ({spec}) is not supported on {backend()} yet; set KERAS_BACKEND=jax or leave "
+            "the mesh out"
         )
     processes.join()
     mesh = fill(mesh, module.devices(), module.MORE)

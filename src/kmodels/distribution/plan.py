@@ -37,7 +37,7 @@ class ParallelPlan:
         """Makes a built model ready for `compile`; after loading weights and `enable_lora`.
 
         Args:
-            model: a task of kmodels, or a `keras.Model` of one's own.
+            model: a task of kmodels, or a `keras.Model` of your own.
 
         Returns:
             The model to compile and to train.
@@ -78,7 +78,7 @@ class ParallelPlan:
     ) -> Any:
         """Returns the rows of this process, for `fit`, `evaluate` or `predict`.
 
-        Tasks do it by themselves with what they are given; a `keras.Model` of one's own needs it
+        Tasks do it by themselves with what they are given; a `keras.Model` of your own needs it
         in a run of several processes. Give all processes the same data in the same order.
 
         Args:
@@ -117,7 +117,7 @@ class ParallelPlan:
         return fit.shard(data, fit.rule(self, own), Method.FIT if training else Method.EVALUATE)
 
     def callbacks(self, directory: str | Path, **settings: Any) -> list[Any]:
-        """Returns what makes a run go on from where it was, whatever ends it.
+        """Returns what makes a run continue from where it was, whatever ends it.
 
         The same script, started again over this mesh, ends with the weights of a run that was never
         stopped; over another mesh, or another number of processes, it goes on too.
@@ -127,7 +127,7 @@ class ParallelPlan:
             **settings: of `kmodels.callbacks.Checkpoint`, such as `every=500`.
 
         Returns:
-            Returns callbacks for `fit`, beside those of one's own.
+            Returns callbacks for `fit`, beside those of your own.
         """
         from kmodels.callbacks import Checkpoint
 

@@ -137,7 +137,7 @@ def all_gather_object(what: str, value: object) -> list[Any]:
         texts = _engine.exchange(f"{what}/{number}", json.dumps(value), limit())
     except TimeoutError as error:
         raise InputError(
-            f"process {index()} of {count()} waited {limit():g} s in vain for the others at "
+            f"process {index()} of {count()} waited {limit():g} s for the others at "
             f"{what!r}: one has ended, hangs, or has other data ({_first_line(error)}); see what "
             f"they wrote, or set {ENVIRONMENT} higher"
         ) from error

@@ -37,7 +37,7 @@ class _Search:
     def go_on(
         self, values: np.ndarray, tokens: np.ndarray, stop: Collection[int]
     ) -> tuple[list[int], list[int]]:
-        """Takes (beams, K) log probabilities and tokens; returns which beam each goes on from."""
+        """Takes (beams, K) log probabilities and tokens; returns which beam each continues from."""
         count = tokens.shape[1]
         found = (self.likely[:, None] + values).reshape(-1)
         best = np.argsort(-found, kind="stable")
@@ -124,7 +124,7 @@ def continue_by_beams(
 def _chosen(
     searches: list[_Search], found: Any, stop: Collection[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lets every search go on; (rows,) int32 that each row goes on from, and its token."""
+    """Lets every search continue; (rows,) int32 that each row continues from, and its token."""
     beams = searches[0].beams
     values, ranked = (np.asarray(keras.ops.convert_to_numpy(x)) for x in found)
     order = np.arange(len(searches) * beams, dtype="int32")

@@ -31,7 +31,7 @@ class Loop(Protocol):
         ...
 
     def reorder(self, order: np.ndarray) -> None:
-        """Lets row i go on from what row `order[i]` holds."""
+        """Lets row i continue from what row `order[i]` holds."""
         ...
 
     def finish(self) -> None:

@@ -90,7 +90,7 @@ class Loop:
         return tokens
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i go on from what row `order[i]` holds."""
+        """Has row i continue from what row `order[i]` holds."""
         self.rings = _taken(self.rings, order)
 
     def finish(self) -> None:

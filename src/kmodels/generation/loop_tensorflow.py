@@ -77,7 +77,7 @@ class Loop:
         return self.following(tokens, tf.constant(index), self.lengths, tf.constant(draws))
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i go on from what row `order[i]` holds."""
+        """Has row i continue from what row `order[i]` holds."""
         for ring in self.rings:
             ring.assign(tf.gather(ring, order))
 

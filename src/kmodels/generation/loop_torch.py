@@ -106,7 +106,7 @@ class Loop:
             return self.following(self.rings, tokens, step, self.lengths, self._put(draws))
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i go on from what row `order[i]` holds."""
+        """Has row i continue from what row `order[i]` holds."""
         rows = self._put(order).long()
         with torch.no_grad():
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}

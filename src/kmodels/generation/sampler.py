@@ -33,7 +33,7 @@ class Sampler:
         min_p: keeps tokens with at least p times the probability of the most likely one.
         repetition_penalty: divides positive, multiplies negative logits of tokens that the row
             holds already.
-        seed: of the draws, which go on from call to call and begin anew with a new sampler; by
+        seed: of the draws, which continue from call to call and start over with a new sampler; by
             default they go on since `keras.utils.set_random_seed`, and are new in each process
             where that was not called.
 

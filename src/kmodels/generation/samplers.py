@@ -175,7 +175,7 @@ class BeamSampler(Sampler):
             # One row of logits stands for all, as in keras-hub.
             likely = np.broadcast_to(likely, (batch * beams, likely.shape[-1]))
             likely = likely.reshape(batch, beams, -1)
-            # A token that stays is no choice: each beam goes on with it.
+            # A token that stays is not a choice: each beam continues with it.
             stays = rows.kept[:, at].reshape(batch, beams)[:, :1]
             found = (total[:, :, None] + likely).reshape(batch, -1)
             best = np.argsort(-found, axis=1, kind="stable")[:, :beams]

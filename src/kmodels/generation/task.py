@@ -81,7 +81,7 @@ class Generates:
                 tf.data data set or another iterable of batches of one of them.
             max_length: of prompt and continuation together; the preprocessor's `sequence_length`,
                 or T, by default.
-            stop_token_ids: end a row; "auto" asks the tokenizer, None goes on to `max_length`.
+            stop_token_ids: end a row; "auto" asks the tokenizer, None continues to `max_length`.
             strip_prompt: gives the continuation only.
             stream: called as tokens come, with the row's number and its new piece of text (without
                 a preprocessor: the token's id).
@@ -188,8 +188,8 @@ class Generates:
             raise InputError(f"{type(sampler).__name__} has no token before it has all; no stream")
         if own_cache and (on_token is not None or isinstance(sampler, BeamSampler)):
             raise InputError(
-                "generate goes by this model's own call_with_cache, which knows no stream and no "
-                "beams; leave stream out, and take another sampler than 'beam'"
+                "generate goes by this model's own call_with_cache, which supports neither streams "
+                "nor beams; leave stream out, and use another sampler than 'beam'"
             )
         if isinstance(sampler, BeamSampler):
             if count > sampler.num_beams:

@@ -77,7 +77,7 @@ def _stored(file: Path) -> tuple[int, dict[int, Factors]]:
             }
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{file} is no .lora.h5 of keras-hub: {reason}") from None
+        raise InputError(f"{file} is not a .lora.h5 of keras-hub: {reason}") from None
     if not found:
         raise InputError(f"{file} holds no adapters")
     return rank, {number: (a, b) for number, (a, b) in sorted(found.items())}

@@ -67,7 +67,9 @@ def check_file(file: Path, model: keras.Model) -> None:
         opened.visititems(note)
     known = keras_internals.saved_arrays(model)
     if surplus := _listed("", [name for name in held if name not in known]):
-        raise InputError(f"{file} holds weights that {type(model).__name__} has not{surplus[0]}")
+        raise InputError(
+            f"{file} holds weights that {type(model).__name__} does not have{surplus[0]}"
+        )
 
 
 def tensors(peer: KerasHubMapping, model: keras.Model) -> dict[str, LazyArray]:

@@ -23,7 +23,7 @@ from kmodels.interop.packages import need
 
 __all__ = ["Augmentation", "layers"]
 
-# The names in keras-cv of the parts of an example beside the pictures.
+# The names in keras-cv of the parts of an example beside the images.
 PARTS = ("labels", "bounding_boxes", "segmentation_masks", "keypoints")
 BOXES = ("boxes", "classes")
 # Layers that hand boxes through although what they mark is elsewhere, or not there any more.
@@ -48,7 +48,7 @@ class Augmentation:
     """keras-cv layers, one after the other, on batches in NumPy.
 
     Give it as `preprocess` to `kmodels.data.as_dataset`, or put it over a loader by `over`. Its
-    numbers follow the seed and go on from batch to batch, so that the same run from its beginning
+    numbers follow the seed and continue from batch to batch, so that the same run from its start
     gives the same; one that is resumed does not, for which there is `kmodels.data.Augment`.
 
     Args:
@@ -58,13 +58,13 @@ class Augmentation:
             from.
 
     Call:
-        x: pictures (B, H, W, C), or a dictionary of keras-cv with "images" in it.
+        x: images (B, H, W, C), or a dictionary of keras-cv with "images" in it.
         y: labels, or a dictionary with "labels", "bounding_boxes" ({"boxes" (B, N, 4), "classes"
             (B, N)}), "segmentation_masks" or "keypoints", or boxes alone ({"boxes", "classes"}).
             Rows of boxes that are not there are -1, in and out.
         sample_weight: handed through.
 
-        It gives the same structure; pictures float32, labels of the dtype that they had.
+        It gives the same structure; images float32, labels of the dtype that they had.
 
     Raises:
         InputError: without keras-cv or TensorFlow, inside a compiled step, for labels that a layer
@@ -114,7 +114,7 @@ class Augmentation:
         """Returns the batches of an `ImageLoader` or any other PyDataset after these layers.
 
         Args:
-            loader: of pictures in the range that the layers were told, such as
+            loader: of images in the range that the layers were told, such as
                 `ImageLoader(..., std=1 / 255)` for 0 to 255.
         """
         return Mapped(loader, self)
@@ -148,7 +148,7 @@ def _parts(y: Data) -> dict[str, Any]:
         return {"bounding_boxes": dict(y)}
     if unknown := sorted(set(y) - set(PARTS)):
         raise InputError(
-            f"labels with {', '.join(map(str, unknown))}; keras-cv knows {', '.join(PARTS)}"
+            f"labels with {', '.join(map(str, unknown))}; keras-cv supports {', '.join(PARTS)}"
         )
     return dict(y)
 

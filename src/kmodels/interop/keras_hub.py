@@ -167,7 +167,9 @@ def _mapping_of(backbone: keras.Model, settings: Mapping[str, Any]) -> KerasHubM
 def _load(source: str | Path) -> Any:
     hub, path = _hub(), local_copy(source)
     if not path.is_dir():
-        raise InputError(f"{path} is no directory; give one that keras-hub's save_to_preset wrote")
+        raise InputError(
+            f"{path} is not a directory; give one that keras-hub's save_to_preset wrote"
+        )
     described = path / "config.json"
     config = json.loads(described.read_text()) if described.is_file() else {}
     if "class_name" not in config:

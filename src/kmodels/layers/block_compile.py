@@ -55,7 +55,7 @@ def choose(model: keras.Model, jit_compile: bool | str, run_eagerly: bool = Fals
     chosen = declines() is None if jit_compile == "auto" else jit_compile
     if not chosen or run_eagerly:
         _engine.remove(found)
-        # True beside run_eagerly goes on to Keras, which warns of it.
+        # True beside run_eagerly continues to Keras, which warns of it.
         return jit_compile if run_eagerly else False
     check(model)
     _engine.put(found)

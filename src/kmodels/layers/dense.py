@@ -277,7 +277,7 @@ class Dense(WithKernel):
         """Reads what `save_own_variables` wrote.
 
         A layer without an adapter adds that of the file to its kernel; one with an adapter starts
-        anew where the file has none. So does Keras' Dense.
+        again where the file has none. So does Keras' Dense.
 
         Raises:
             InputError: for a kernel or adapter of another kind or size.

@@ -141,7 +141,7 @@ class Embedding(traced.Noted, Layer):
             input_dim: rows of the new table.
 
         Raises:
-            InputError: for a size that is no whole number above 0, or that leaves out a trained
+            InputError: for a size that is not a whole number above 0, or that leaves out a trained
                 row.
         """
         check_whole("input_dim", input_dim)
@@ -224,7 +224,7 @@ class Embedding(traced.Noted, Layer):
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads what `save_own_variables` wrote.
 
-        A layer without rows takes those of the file into its table; rows start anew where the file
+        A layer without rows takes those of the file into its table; rows start over where the file
         has none.
 
         Raises:

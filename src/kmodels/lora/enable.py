@@ -41,7 +41,7 @@ def enable(
         InputError: for unknown targets or tokens, or a model that has adapters.
     """
     if adapters(model) or adapters(model, merged=True):
-        raise InputError("this model has LoRA adapters already; make a new one to start afresh")
+        raise InputError("this model has LoRA adapters already; make a new one to start over")
     layers = choose(model, settings.targets)
     begin = vocabulary.choose(model, trainable_token_indices, modules_to_save)
     warn_of_rank(layers, settings.rank)

@@ -91,7 +91,7 @@ def load(model: keras.Model, path: str | Path) -> None:
         name: LoraSettings(**_plain(described), targets=ends)
         for name, (described, _) in held.items()
     }
-    problems = [f"{name} is no linear layer here" for name in held if name not in layers]
+    problems = [f"{name} is not a linear layer here" for name in held if name not in layers]
     if own:
         problems += [f"{name} has an adapter only here" for name in own if name not in held]
         problems += [f"{name} has an adapter only there" for name in held if name not in own]
@@ -149,7 +149,7 @@ def _read(path: Path) -> tuple[Held, Held]:
     found: Held = {}
     rows: Held = {}
     if not path.is_file() or not h5py.is_hdf5(path):
-        raise InputError(f"{path} is no file of save_lora_weights")
+        raise InputError(f"{path} is not a file of save_lora_weights")
 
     def note(name: str, group: "h5py.Group") -> None:
         if isinstance(group, h5py.Group) and PARTS[0] in group:
@@ -167,7 +167,7 @@ def _read(path: Path) -> tuple[Held, Held]:
                 "kmodels.interop.keras_hub.read_lora(model, file)"
             )
         if "adapters" not in file:
-            raise InputError(f"{path} is no file of save_lora_weights")
+            raise InputError(f"{path} is not a file of save_lora_weights")
         file["adapters"].visititems(note)
         if "rows" in file:
             file["rows"].visititems(note_rows)

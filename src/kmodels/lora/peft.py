@@ -216,7 +216,7 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
         why = ", which changes the base too" if changes else ""
         wrong.append(_said(described, "init_lora_weights") + why)
     if wrong:
-        raise InputError(f"{origin} is an adapter of a kind not known here: {', '.join(wrong)}")
+        raise InputError(f"{origin} is an adapter of an unsupported kind: {', '.join(wrong)}")
     try:
         rank, alpha = int(described["r"]), float(described["lora_alpha"])
         dropout = float(described.get("lora_dropout") or 0.0)

@@ -1,7 +1,7 @@
 """A hash in an adapter's file over all that `load_adapter` takes from its directory.
 
 It stands in the header of the safetensors file, where PEFT does not look. A program that writes the
-file anew writes it without the hash, whereas a list of hashes beside it would stay and be wrong.
+file again writes it without the hash, whereas a list of hashes beside it would stay and be wrong.
 """
 
 import hashlib

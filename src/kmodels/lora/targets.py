@@ -43,11 +43,11 @@ def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]
         try:
             found = any(matches(path, target) for path in layers)
         except re.error as problem:
-            raise InputError(f"LoRA target {target!r} is no pattern: {problem}") from None
+            raise InputError(f"LoRA target {target!r} is not a pattern: {problem}") from None
         if not found:
             ends = sorted({"/".join(path.split("/")[-2:]) for path in layers})
             raise InputError(
-                f"LoRA target {target!r} is no linear layer of this model; there are "
+                f"LoRA target {target!r} is not a linear layer of this model; there are "
                 f"{', '.join(ends)}; or give {ALL!r}"
             )
     return {

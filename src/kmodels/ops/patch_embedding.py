@@ -25,7 +25,8 @@ def patch_embedding(
         patch_size: side of a patch in pixels.
 
     Raises:
-        InputError: if height or width is no multiple of the patch size, or the kernel does not fit.
+        InputError: if height or width is not a multiple of the patch size, or the kernel does not
+            fit.
 
     Parity: `keras.layers.Conv2D(D, p, strides=p)` on the reshaped kernel.
     Source: https://arxiv.org/abs/2010.11929, section 3.1

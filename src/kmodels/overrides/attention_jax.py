@@ -24,7 +24,7 @@ SIZE = 64
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves CPUs, but no soft caps, seeds that are no generator, and model parallelism."""
+    """Serves CPUs, but no soft caps, seeds that are not a generator, and model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU were products by blocks measured to be faster"
     if call.soft_cap is not None:

@@ -38,7 +38,7 @@ NEAR = 2**18
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves everything but soft caps, and seeds that are no generator."""
+    """Serves everything but soft caps, and seeds that are not a generator."""
     if call.soft_cap is not None:
         return "scaled_dot_product_attention has no soft cap"
     query, drops = call.query, call.dropout and call.seed is not None
@@ -149,7 +149,7 @@ def _one_query(
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
-    """Returns the last token, which sees all keys but for a mask: (B, 1, N, H).
+    """Returns the last token, which sees all keys except for a mask: (B, 1, N, H).
 
     The heads that share a key stand for queries, so that it is read once for all of them.
     """

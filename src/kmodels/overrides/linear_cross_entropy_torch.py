@@ -116,7 +116,7 @@ class _Losses(torch.autograd.Function):
 
 
 class _Room:
-    """Memory that each tile uses again: asking for it anew costs a CPU page faults.
+    """Memory that each tile uses again: asking for it again costs a CPU page faults.
 
     Args:
         rows: positions.

@@ -153,7 +153,7 @@ def _unknown(name: str, known: list[str]) -> InputError:
         return InputError(f"there is no file or directory {name}")
     near = difflib.get_close_matches(name, known, 3, 0.5) or known
     return InputError(
-        f"{name!r} is no preset and no directory; did you mean {', '.join(near[:8])}?"
+        f"{name!r} is neither a preset nor a directory; did you mean {', '.join(near[:8])}?"
     )
 
 

@@ -75,7 +75,7 @@ def load(
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
         with keras_internals.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
-            if not skip:  # a head with other weights begins anew
+            if not skip:  # a head with other weights starts over
                 changes.restore(model, checkpoint.changes.get("head", {}), without=backbone)
         body += head
     steps: list[Callable[[], Any]] = [lambda: keras_internals.draw_values(body)]
@@ -100,7 +100,7 @@ def load(
     if checkpoint.left_out and checkpoint.kind != "kmodels":
         warnings.warn(
             f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
-            "takes text alone",
+            "takes only text",
             stacklevel=3,
         )
     return model

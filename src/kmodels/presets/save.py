@@ -49,7 +49,7 @@ def check_parts(model: keras.Model, partial: bool, kind: str) -> None:
     if parts and not partial:
         raise InputError(
             f"the checkpoint's {', '.join(parts)} were left out when it was read, so {kind} of it "
-            "would be a text model alone; give text_only=True if that is what you want"
+            "would be only a text model; give text_only=True if that is what you want"
         )
 
 

@@ -57,7 +57,7 @@ class Folder:
         if not resume and self.has_checkpoints:
             self.close()
             raise InputError(
-                f"--out {self.path} holds checkpoints of a run; add --resume to go on with it, or "
+                f"--out {self.path} holds checkpoints of a run; add --resume to continue it, or "
                 "give another directory"
             )
         return str(self.path)

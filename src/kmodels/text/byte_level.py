@@ -128,7 +128,7 @@ def read(
         try:
             vocabulary = json.loads(_text(vocabulary))
         except json.JSONDecodeError as error:
-            raise InputError(f"{vocabulary} is no vocab.json: {error}") from error
+            raise InputError(f"{vocabulary} is not a vocab.json: {error}") from error
     if isinstance(merges, str | Path):
         lines = _text(merges).splitlines()
         merges = [line for line in lines if line and not line.startswith("#version")]
@@ -150,7 +150,7 @@ def pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
     for line in merges:
         left, blank, right = line.partition(" ")
         if not (left and blank and right):
-            raise InputError(f"{line!r} is no merge; give two tokens with a blank between them")
+            raise InputError(f"{line!r} is not a merge; give two tokens with a blank between them")
         found.append((left, right))
     return found
 

@@ -144,7 +144,7 @@ def _lacking(value: dict[str, Any]) -> str:
             return f"field {' or '.join(others)!r} is missing beside {prompt!r}"
         if response in value:
             return f"field {prompt!r} is missing beside {response!r}"
-    return f"the fields {', '.join(value) or 'of an empty object'} are no record: give {FORMS}"
+    return f"the fields {', '.join(value) or 'of an empty object'} are not a record: give {FORMS}"
 
 
 def _text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str = "") -> str:
@@ -161,12 +161,12 @@ def _text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str 
 
 def _messages(messages: object) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
-        raise InputError("field 'messages' is no list of messages")
+        raise InputError("field 'messages' is not a list of messages")
     checked = []
     for place, message in enumerate(messages):
         at = f"messages[{place}]."
         if not isinstance(message, dict):
-            raise InputError(f"field 'messages[{place}]' is no object with role and content")
+            raise InputError(f"field 'messages[{place}]' is not an object with role and content")
         role = _text(message, "role", at=at)
         if role not in ROLES:
             raise InputError(f"field '{at}role' is {role!r}; known are {', '.join(ROLES)}")

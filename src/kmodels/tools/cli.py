@@ -17,7 +17,7 @@ from kmodels.runs.command_line import invoke
 OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyTorch and TensorFlow.
 
 Train, and resume or evaluate what was trained:
-  kmodels vit --data folder:PICTURES      a classifier, on a folder of pictures
+  kmodels vit --data folder:PICTURES      a classifier, on a folder of images
   kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on texts
   kmodels probe --data folder:PICTURES    a linear probe of a frozen backbone
   kmodels distill --data folder:PICTURES  a small model taught by a large one
@@ -73,7 +73,7 @@ def _add_recipe(command: str, summary: str) -> None:
         return shipped.run(command, context.args)
 
 
-_add_recipe("vit", "Train a Vision Transformer to tell pictures apart.")
+_add_recipe("vit", "Train a Vision Transformer to tell images apart.")
 _add_recipe("gemma", "Fine-tune a language model with LoRA on instructions or texts.")
 _add_recipe("probe", "Compare ways to use a pretrained backbone with few labels.")
 _add_recipe("distill", "Train a small classifier to imitate a large one.")
@@ -169,7 +169,7 @@ def bench(
     attention: Annotated[str, typer.Option(help="generic, fused (overrides) or both.")] = "",
     ops: Annotated[str, typer.Option(help="generic, override or both: all ops.")] = "",
     compile: Annotated[str, typer.Option(help="Some of auto,none,inductor,openxla,xla.")] = "auto",
-    workers: Annotated[str, typer.Option(help="Of a loader of pictures, such as 0,2.")] = "",
+    workers: Annotated[str, typer.Option(help="Of a loader of images, such as 0,2.")] = "",
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
     num_classes: Annotated[int | None, typer.Option(help="Of a classifier.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 512,

@@ -11,7 +11,7 @@ from kmodels.distribution.input.sharding_rule import BatchSharding
 class WholeBatches(ShardedDataset):
     """Fills the last batch up with rows of no weight.
 
-    A shorter last batch would be compiled anew on JAX, and does not divide over a mesh. The other
+    A shorter last batch would be compiled again on JAX, and does not divide over a mesh. The other
     rows weigh a little more than 1, so that averages over the padded number of rows, which is how
     Keras averages losses, are averages over the real ones. Metrics must be `weighted_metrics`.
     Each process has its rows of every batch over a mesh.

@@ -29,7 +29,7 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
         that and what else `fun` returned.
 
     Raises:
-        InputError: when called, for arguments that are no floats, results that are no scalar, and
+        InputError: when called, for arguments that are not floats, results that are no scalar, and
             what the backend cannot trace.
 
     Example:

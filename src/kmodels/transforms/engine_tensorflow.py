@@ -16,7 +16,7 @@ from kmodels.transforms.trees import Join, apart
 _mapping: ContextVar[bool] = ContextVar("kmodels_mapping", default=False)
 ZERO = tf.UnconnectedGradients.ZERO
 # TensorFlow can map and differentiate all overrides, but with oneDNN a ViT's, mapped over 256
-# pictures, ended the process; the generic path did not.
+# images, ended the process; the generic path did not.
 GENERIC = frozenset({"hessian", "vmap"})
 
 

@@ -34,7 +34,7 @@ def explain(error: Exception) -> str | None:
             "under jit; use scan, or a fori_loop between Python's numbers"
         )
     if "saved tensor hooks" in text:
-        return "torch.func has no rematerialisation by hooks; take kmodels.transforms.remat"
+        return "torch.func has no rematerialisation by hooks; use kmodels.transforms.remat"
     if "setup_context staticmethod" in text or "generate_vmap_rule" in text:
         return "a torch.autograd.Function in it is not made for torch.func; write it with keras.ops"
     if "forward AD" in text:

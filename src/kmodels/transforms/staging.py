@@ -21,7 +21,7 @@ def jit(
 ) -> Function:
     """Returns a function that is traced once and then runs without Python.
 
-    It is traced anew for each structure, shape and dtype of its arguments, each value of a static
+    It is traced again for each structure, shape and dtype of its arguments, each value of a static
     one, each choice of `kmodels.generic_only`, and after adapters were put on a model, merged or
     disabled. Tensors that `fun` finds elsewhere than in its
     arguments may be read at that time only. XLA compiles the trace on JAX. It is a graph on

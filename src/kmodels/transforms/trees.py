@@ -117,7 +117,7 @@ def floats(tree: Tree, what: str) -> tuple[list[Any], Join]:
     """`apart`, of a tree by which is differentiated.
 
     Raises:
-        InputError: for a leaf that is no tensor of floats.
+        InputError: for a leaf that is not a tensor of floats.
     """
     tensors, join = apart(tree, numbers=True)
     wrong = [x.dtype for x in tensors if "float" not in str(x.dtype)]

@@ -72,7 +72,7 @@ def _join(name: str, parts: list[Part], folder: Path) -> LazyArray:
     if len(parts) == 1 and not any(parts[0][0]):
         return parts[0][1]
     if sum(math.prod(array.shape) for _, array in parts) != math.prod(shape):
-        raise InputError(f"{folder} has not all parts of {name}; copy the directory again")
+        raise InputError(f"{folder} lacks parts of {name}; copy the directory again")
 
     def read_part(index: Index) -> np.ndarray:
         wanted = [piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)]

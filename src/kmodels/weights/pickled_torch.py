@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, LazyArray]:
         raise InputError(f"{path} holds a {type(held).__name__}; a dictionary of tensors is needed")
     wrong = [name for name, value in held.items() if not _is_plain(name, value)]
     if wrong:
-        raise InputError(f"{path}: {wrong[0]!r} is no tensor; write it again as safetensors")
+        raise InputError(f"{path}: {wrong[0]!r} is not a tensor; write it again as safetensors")
     return {name: _lazy(tensor) for name, tensor in held.items()}
 
 

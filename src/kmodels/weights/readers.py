@@ -35,7 +35,7 @@ _DTYPES = {
 PART = 2**25  # bytes of a large tensor that are mapped together
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-# A description of tensors beyond this is no model's: it is there to use up memory and time.
+# A description of tensors beyond this is not a model's: it is there to use up memory and time.
 MOST_HEADER = 5_000_000
 
 
@@ -123,7 +123,7 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
             return nullcontext(file)  # removed since, such as an old checkpoint by its writer
 
     def read(name: str) -> Any:
-        # Opened anew for each part: pages of a mapped file count to the process until it is closed,
+        # Opened again for each part: pages of a mapped file count to the process until it closes,
         # and what is read would be in memory twice.
         with reopened() as once:
             header = once.get_slice(name)
@@ -162,7 +162,7 @@ def _sharded(path: Path) -> dict[str, LazyArray]:
     strange = [shard for shard in index.values() if not _is_file_name(shard)]
     if strange:
         raise InputError(
-            f"{path / INDEX} names {strange[0]!r}, which is no file of the directory; copy the "
+            f"{path / INDEX} names {strange[0]!r}, which is not a file of the directory; copy the "
             "directory again"
         )
     shards = sorted(set(index.values()))

@@ -17,7 +17,7 @@ class LazyArray:
     Args:
         shape: of the array that `read` gives.
         dtype: of the array that `read` gives.
-        read: makes the array; nothing is kept, so each call reads anew.
+        read: makes the array; nothing is kept, so each call reads again.
         read_part: makes what a slice for each dimension chooses, without reading the rest; None
             where that is not possible.
     """

@@ -193,8 +193,8 @@ def test_validation_split_takes_the_last_part(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((Batches(), Y), "SizedBatches gives its own batches, so y must not be given"),
-        ((Batches(), None, Y), "so sample_weight must not be given"),
+        ((Batches(), Y), "SizedBatches makes its own batches, so y cannot be given"),
+        ((Batches(), None, Y), "so sample_weight cannot be given"),
         ((object(),), "cannot train on object; give arrays"),
         (("words",), "cannot train on 'words'"),
         (([],), "the data gave no batch"),

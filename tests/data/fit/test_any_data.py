@@ -301,7 +301,7 @@ def test_data_that_workers_cannot_be_given(model):
 
 @pytest.mark.across("torch")
 def test_arrow_files_stay_on_the_disk(tmp_path):
-    """Pictures of 6 MB, gone through batch by batch: Arrow holds none of them."""
+    """Images of 6 MB, gone through batch by batch: Arrow holds none of them."""
     import datasets
     import pyarrow
     from PIL import Image

@@ -119,7 +119,7 @@ class Batches:
     def __iter__(self):
         for start in (0, 4, 8):
             if start == self.wrong:
-                raise OSError("cannot read picture 17")
+                raise OSError("cannot read image 17")
             yield X[start : start + 4] + np.random.rand(), Y[start : start + 4]
 
 
@@ -127,7 +127,7 @@ def test_an_error_of_the_data_arrives_as_it_was(model, ahead):
     for arguments in ({"x": Batches(8)}, {"x": Batches(), "validation_data": Batches(8)}):
         held_out = arguments.get("validation_data")
         more = {} if held_out is None else {"validation_data": as_dataset(held_out)}
-        with pytest.raises(OSError, match="cannot read picture 17"):
+        with pytest.raises(OSError, match="cannot read image 17"):
             run(model, "fit", arguments["x"], shuffle=False, verbose=0, **more)
         assert not threads()
 
@@ -146,7 +146,7 @@ def test_the_model_survives_a_first_batch_that_goes_wrong(model, ahead):
             return super().__iter__()
 
     for told in ({"x": Later(1)}, {"x": Batches(), "validation_data": as_dataset(Later(1))}):
-        with pytest.raises(OSError, match="cannot read picture 17"):
+        with pytest.raises(OSError, match="cannot read image 17"):
             run(model, "fit", told.pop("x"), epochs=3, shuffle=False, verbose=0, **told)
         assert np.isfinite(model.predict(X, verbose=0)).all()
 

@@ -133,7 +133,7 @@ def test_a_record_that_is_no_example(tmp_path):
     finally:
         record_files.example = write
     for number in range(2):
-        with pytest.raises(InputError, match=f"record {number} is no tf.train.Example"):
+        with pytest.raises(InputError, match=f"record {number} is not a tf.train.Example"):
             TFRecords(str(path))[number]
 
 
@@ -177,7 +177,7 @@ def test_errors(tmp_path):
     shard = write_shard(tmp_path / "a.tar", {"a": {"png": PICTURES[0]}, "b": {"txt": "x"}})
     with pytest.raises(InputError, match=r"a.tar: sample a has no label; give KEY.cls or KEY.json"):
         open_dataset(str(shard))
-    with pytest.raises(InputError, match=r"sample b: no picture in it, only txt"):
+    with pytest.raises(InputError, match=r"sample b: no image in it, only txt"):
         TarShards(str(shard)).picture(1)
     with pytest.raises(InputError, match="cls is damaged"):
         TarShards(str(write_shard(tmp_path / "b.tar", {"a": {"cls": "x"}})))[0]
@@ -193,14 +193,14 @@ def test_errors(tmp_path):
         open_dataset(str(record))
     with pytest.raises(InputError, match="record 0 has no feature b, only a"):
         TFRecords(str(record), {"b": "b"})[0]
-    with pytest.raises(InputError, match="no picture under image/encoded, image, image_raw"):
+    with pytest.raises(InputError, match="no image under image/encoded, image, image_raw"):
         TFRecords(str(record)).picture(0)
     (tmp_path / "b.tfrecord").write_bytes(gzip.compress(record.read_bytes()))
     with pytest.raises(InputError, match=r"b.tfrecord is compressed; unpack it, as by gunzip"):
         TFRecords(str(tmp_path / "b.tfrecord"))
     sizes = {f"{n}": {"png": np.zeros((4, 4 + n % 2, 3), "uint8"), "cls": 0} for n in range(20)}
     uneven = str(write_shard(tmp_path / "e.tar", sizes))
-    with pytest.raises(InputError, match=r"pictures differ in size \(4x4, 4x5, ...\); give image"):
+    with pytest.raises(InputError, match=r"images differ in size \(4x4, 4x5, ...\); give image"):
         open_dataset(uneven)
     assert open_dataset(uneven, image_size=(8, 8)).image_shape == (8, 8, 3)
 
@@ -209,7 +209,7 @@ def test_a_bad_picture_can_be_left_out(tmp_path):
     samples = samples_of_a_shard()
     samples["dir.d/0003"]["png"] = b"none"
     data = open_dataset(str(write_shard(tmp_path / "a.tar", samples)), skip_bad=True)
-    assert len(data.skipped) == 1 and data.skipped[0][1] == "not a JPEG, PNG or WebP picture"
+    assert len(data.skipped) == 1 and data.skipped[0][1] == "not a JPEG, PNG or WebP image"
     assert len(data.train) + len(data.validation) + len(data.test) == 23
 
 

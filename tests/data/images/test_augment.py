@@ -236,5 +236,5 @@ def test_pictures_of_different_size_need_image_size():
         def batch(self, indices):
             return [IMAGES[i][: 5 + i] for i in range(len(indices))], self.labels[indices]
 
-    with pytest.raises(InputError, match="pictures differ in size; give image_size"):
+    with pytest.raises(InputError, match="images differ in size; give image_size"):
         maker(source=Listed(IMAGES, LABELS)).make(0, 0)

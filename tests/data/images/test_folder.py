@@ -1,4 +1,4 @@
-"""Folders and zips of real small picture files."""
+"""Folders and zips of real small image files."""
 
 import io
 import zipfile
@@ -79,8 +79,8 @@ def test_a_class_may_be_called_train(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ((), r"holds no pictures"),
-        (("cat/notes.txt",), r"holds no pictures"),
+        ((), r"holds no images"),
+        (("cat/notes.txt",), r"holds no images"),
         (("1.jpg", "2.jpg"), r"no class folders"),
         (("cat/1.jpg", "cat/2.jpg"), r"has 1 class \(cat\)"),
         (("train/cat/1.jpg", "train/dog/1.jpg", "test/cow/1.jpg"), r"class cow is in test but not"),
@@ -98,7 +98,7 @@ def test_folder_errors(tmp_path, names, message):
 def test_an_empty_class_is_an_error(tmp_path):
     folder_of(tmp_path, *CLASSES)
     (tmp_path / "eel").mkdir()
-    with pytest.raises(InputError, match="no usable training picture in class eel"):
+    with pytest.raises(InputError, match="no usable training image in class eel"):
         open_dataset(f"folder:{tmp_path}")
 
 
@@ -121,11 +121,11 @@ def test_bad_pictures_are_named_or_skipped_and_listed(tmp_path):
     folder_of(tmp_path, *CLASSES, "cat/3.jpg", "dog/3.jpg")
     whole = encode(Image.effect_noise((64, 64), 90), "JPEG")
     folder_of(tmp_path, "cat/bad.jpg", content=whole[: len(whole) // 2])
-    folder_of(tmp_path, "dog/bad.png", content=b"not a picture")
+    folder_of(tmp_path, "dog/bad.png", content=b"not an image")
     data = open_dataset(f"folder:{tmp_path}", image_size=(4, 4), skip_bad=True)
     assert [(file.rsplit("/", 1)[-1], reason.split(" (")[0]) for file, reason in data.skipped] == [
         ("bad.jpg", "truncated or damaged"),
-        ("bad.png", "not a JPEG, PNG or WebP picture"),
+        ("bad.png", "not a JPEG, PNG or WebP image"),
     ]
     assert len(data.train) + len(data.validation) + len(data.test) == 6
     data = open_dataset(f"folder:{tmp_path}", image_size=(4, 4), validation_split=0.0)
@@ -203,7 +203,7 @@ def test_bombs_are_refused(monkeypatch, tmp_path):
     with pytest.raises(PictureError, match="400x300 is over 100000 pixels, refused"):
         decode(content, "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(PictureError, match="refused as a bomb"):
+    with pytest.raises(PictureError, match="refused as a decompression bomb"):
         decode(content, "a.png")
     monkeypatch.setattr("kmodels.data.images.folder.MAX_BYTES", 100)
     path = tmp_path / "a.zip"

@@ -135,7 +135,7 @@ def lack_labels(folder):
         ),
         (
             lambda f: (write_idx(f, "train"), write_idx(f, "t10k", size=4)),
-            r"test pictures are \(4, 4\)",
+            r"test images are \(4, 4\)",
         ),
     ],
 )
@@ -204,7 +204,7 @@ def test_npz_scales_to_bytes(tmp_path, images):
         ),
         (
             {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:, :2], "y_test": LABELS},
-            r"pictures of test are \(2, 4, 1\)",
+            r"images of test are \(2, 4, 1\)",
         ),
     ],
 )

@@ -181,8 +181,8 @@ def test_unknown_and_missing_tensors_are_named(references, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_act": "relu"}, "hidden_act is 'relu'; the model knows gelu"),
-        ({"eos_token_id": [2, 40]}, r"eos_token_id is \[2, 40\]; the model knows one number"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; the model supports gelu"),
+        ({"eos_token_id": [2, 40]}, r"eos_token_id is \[2, 40\]; the model supports one number"),
     ],
 )
 def test_settings_without_counterpart_are_named(references, tmp_path, change, message):
@@ -211,7 +211,7 @@ def test_a_config_of_both_towers_says_all(references, tmp_path):
 def test_logits_per_image_are_those_of_transformers(references):
     folder = references / "clip" / "both"
     expected = read_npz(folder / "expected.npz")
-    with pytest.warns(UserWarning, match="does not say how its pictures are normalised"):
+    with pytest.warns(UserWarning, match="does not say how its images are normalised"):
         images = ViTImageClassifier.from_preset(folder / "model")
     texts = CLIPTextModelWithProjection.from_preset(folder / "model")
     assert texts.logit_scale == 2.0

@@ -72,7 +72,7 @@ def test_compiled_functions_the_optimizer_and_generation_follow():
     prompt = {"token_ids": x[:, :3]}
     for name in ("evaluate", "fit", "evaluate"):
         if name == "fit":
-            with pytest.warns(UserWarning, match="begin anew"):
+            with pytest.warns(UserWarning, match="start over"):
                 model.fit(x, y, verbose=0)
             fresh.fit(x, y, verbose=0)
         else:

@@ -49,7 +49,7 @@ def test_a_chat_is_written_as_the_template_of_the_tokenizer_writes_it(folder, sa
     tokenizer = Qwen3Tokenizer.from_preset(folder)
     found = tokenizer.apply_chat_template(said["chat"], tokenize=False, add_generation_prompt=True)
     assert found == said["written"]
-    # The preprocessor's own chat format gives the same text, but for a system's own turn.
+    # The preprocessor's own chat format gives the same text, except for a system's own turn.
     preprocessor = Qwen3CausalLMPreprocessor(tokenizer, template="qwen3")
     own = preprocessor.generate_preprocess(CHAT, sequence_length=64)
     expected = tokenizer.apply_chat_template(
@@ -115,7 +115,7 @@ def test_the_vocabulary_of_a_gguf_file(folder, said, tmp_path):
     ("vocabulary", "merges", "message"),
     [
         ({"a": 0}, None, "needs merges; give the merges.txt too"),
-        ({"a": 0}, ["ab"], "'ab' is no merge; give two tokens"),
+        ({"a": 0}, ["ab"], "'ab' is not a merge; give two tokens"),
         ("none.json", ["a b"], "none.json cannot be read"),
         (3, ["a b"], "vocabulary is a int; give token to id"),
     ],
@@ -133,5 +133,5 @@ def test_a_file_that_is_no_json_is_named(tmp_path):
 
 def test_pictures_are_refused(folder):
     preprocessor = Qwen3CausalLMPreprocessor.from_preset(folder)
-    with pytest.raises(InputError, match="Qwen 3 takes text alone here"):
+    with pytest.raises(InputError, match="Qwen 3 takes only text here"):
         preprocessor({"prompts": ["a"], "responses": ["b"], "images": [np.zeros(3)]})

@@ -327,7 +327,7 @@ def test_a_mask_token_can_be_left_aside_on_the_way_to_timm(references, tmp_path)
     model = ViTImageClassifier.from_preset(source, num_classes=0, use_mask_token=False)
     model.export_to_timm(tmp_path / "out")
     again = ViTImageClassifier.from_preset(tmp_path / "out", num_classes=0)
-    # The classifier's own predict takes pictures as they come.
+    # The classifier's own predict takes images as they come.
     _near(_run(again.feature_model(), expected["images"]), expected["pooled"], "pooled")
 
 

@@ -1,4 +1,4 @@
-"""Pictures to normalised floats."""
+"""Images to normalised floats."""
 
 import copy
 import json
@@ -56,7 +56,7 @@ def test_wrong_pictures_and_settings():
 
 
 class Listed(ArraySource):
-    """Pictures of different sizes."""
+    """Images of different sizes."""
 
     def __init__(self, pictures):
         super().__init__(np.zeros((len(pictures), 1, 1, 3), "uint8"), np.arange(len(pictures)))
@@ -127,7 +127,7 @@ def test_a_preprocessor_comes_from_a_model_or_a_name(tmp_path):
     with pytest.raises(InputError, match="a ViTImageClassifierPreprocessor, not a ViTImageConv"):
         ViTImageConverter.from_preset(tmp_path / "own")
     (tmp_path / "own" / "preprocessor.json").write_text("[")
-    with pytest.raises(InputError, match="is no file of a preprocessor"):
+    with pytest.raises(InputError, match="is not a file of a preprocessor"):
         ViTImageClassifierPreprocessor.from_preset(tmp_path / "own")
 
 
@@ -154,9 +154,9 @@ def test_an_image_converter_has_the_arguments_of_keras_hub():
     ):
         with pytest.raises(InputError, match=message):
             ViTImageConverter((4, 4), **settings)
-    with pytest.raises(InputError, match="offset has 3 values and the pictures 1 channels"):
+    with pytest.raises(InputError, match="offset has 3 values and the images 1 channels"):
         converter(x[..., :1])
-    with pytest.raises(InputError, match=r"a picture has shape \(6, 9\)"):
+    with pytest.raises(InputError, match=r"an image has shape \(6, 9\)"):
         converter(x[0, :, :, 0])
 
 

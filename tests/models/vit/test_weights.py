@@ -93,7 +93,7 @@ def _kept(tensor):
 def test_an_export_reads_back_with_equal_logits(tmp_path, variant):
     model = _model(**variant)
     model.export_to_transformers(tmp_path / "out")
-    with pytest.warns(UserWarning, match="does not say how its pictures are normalised"):
+    with pytest.warns(UserWarning, match="does not say how its images are normalised"):
         again = ViTImageClassifier.from_preset(tmp_path / "out")
     assert again.preprocessor is None
     images = np.random.default_rng(0).normal(size=(2, 16, 24, 3)).astype("float32")
@@ -147,8 +147,8 @@ def _huggingface(tmp_path, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "relu"}, "hidden_act is 'relu'; the model knows gelu, gelu_new"),
-        ({"patch_size": [8, 4]}, r"patches of \(8, 4\) pixels; only square ones are known"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; the model supports gelu, gelu_new"),
+        ({"patch_size": [8, 4]}, r"patches of \(8, 4\) pixels; only square ones are supported"),
         ({"num_hidden_layers": 1}, "16 tensors without a variable: vit.encoder.layer.1"),
         ({"num_hidden_layers": 3}, "16 variables without a tensor: block_2/attention_norm/scale"),
     ],
@@ -164,7 +164,7 @@ def test_a_pooler_that_is_not_tanh_is_refused(tmp_path):
     zeros = np.zeros((16, 16), "float32")
     tensors["vit.pooler.dense.weight"] = LazyArray(zeros.shape, zeros.dtype, lambda: zeros)
     write_safetensors(folder / "model.safetensors", tensors)
-    with pytest.raises(InputError, match="pooler_act is 'relu'; only tanh is known"):
+    with pytest.raises(InputError, match="pooler_act is 'relu'; only tanh is supported"):
         ViTImageClassifier.from_preset(folder)
 
 
@@ -201,16 +201,16 @@ def test_timm_settings_that_do_not_fit(tmp_path, description, message):
 
 def test_timm_files_that_are_no_vit(tmp_path):
     folder = _timm(tmp_path / "timm", drop=("pos_embed",))
-    with pytest.raises(InputError, match="is no timm ViT: it lacks pos_embed"):
+    with pytest.raises(InputError, match="is not a timm ViT: it lacks pos_embed"):
         ViTImageClassifier.from_preset(folder)
-    with pytest.raises(InputError, match="is no timm ViT: it lacks pos_embed"):
+    with pytest.raises(InputError, match="is not a timm ViT: it lacks pos_embed"):
         ViTImageClassifier.from_preset(folder / "model.safetensors")
 
 
 def test_a_bare_timm_file_tells_all_but_the_heads(tmp_path):
     _timm(tmp_path / "timm", image_shape=(24, 24, 3))
     file = (tmp_path / "timm" / "model.safetensors").rename(tmp_path / "vit.safetensors")
-    with pytest.warns(UserWarning, match="vit.safetensors does not say how its pictures are norm"):
+    with pytest.warns(UserWarning, match="vit.safetensors does not say how its images are norm"):
         model = ViTImageClassifier.from_preset(file, num_heads=2)
     assert model.preprocessor is None
     assert _bits(model) == _bits(_model(image_shape=(24, 24, 3)))
@@ -244,11 +244,11 @@ def test_npz_files_that_are_no_vit(tmp_path):
     file = tmp_path / "x.npz"
     kernel = np.zeros((8, 8, 3, 16), "float32")
     for arrays, message in (
-        ({"a": np.zeros(2)}, "is no ViT of vision_transformer or big_vision"),
-        ({"embedding/kernel": kernel}, "only learned position embeddings are known"),
+        ({"a": np.zeros(2)}, "is not a ViT of vision_transformer or big_vision"),
+        ({"embedding/kernel": kernel}, "only learned position embeddings are supported"),
         (
             {"embedding/kernel": kernel, "pos_embedding": np.zeros((1, 4, 16))},
-            "is no ViT that is known: it lacks Transformer/encoderblock_0/Multi",
+            "is not a known ViT: it lacks Transformer/encoderblock_0/Multi",
         ),
     ):
         np.savez(file, **arrays)

@@ -138,7 +138,7 @@ def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
 def test_a_preset_that_does_not_exist_is_one_line(capsys, tmp_path):
     assert run("bench", "vit_nowhere", "--backends", BACKEND, "--out", tmp_path / "none") == 2
     error = capsys.readouterr().err
-    assert error.startswith("kmodels: 'vit_nowhere' is no preset and no directory")
+    assert error.startswith("kmodels: 'vit_nowhere' is neither a preset nor a directory")
     assert len(error.strip().splitlines()) == 1
     assert not (tmp_path / "none").exists()
 

@@ -137,7 +137,9 @@ def test_lists_and_sizes():
     with pytest.raises(InputError, match="workers is two; give whole numbers"):
         bench.numbers("workers", "0,two")
     assert parse_bytes("1.5GiB") == 3 * 2**29
-    with pytest.raises(InputError, match="'much' is no amount of memory; give one such as 80GiB"):
+    with pytest.raises(
+        InputError, match="'much' is not an amount of memory; give one such as 80GiB"
+    ):
         parse_bytes("much")
 
 

@@ -107,5 +107,5 @@ def test_what_another_interpreter_has(tmp_path):
     python.symlink_to(sys.executable)
     assert installed(str(python), ["json", "no_such_package"]) == {"json"}
     assert installed(sys.executable, ["json", "no_such_package"]) == {"json"}
-    with pytest.raises(InputError, match="nowhere is no Python that runs"):
+    with pytest.raises(InputError, match="nowhere is not a Python that runs"):
         installed(os.path.join(tmp_path, "nowhere"), ["json"])

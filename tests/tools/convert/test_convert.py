@@ -304,7 +304,7 @@ def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
         ("gemma", "model", ["--to", "timm"], "timm holds models of vit; this is a GemmaCausalLM"),
         ("vit", "out", ["--to", "timm", "--dtype", "q8_0"], "timm is written as float32, bfloat16"),
         ("vit_debug", "out", ["--to", "timm"], "vit_debug is an architecture without weights"),
-        ("nothing", "out", ["--to", "timm"], "'nothing' is no preset and no directory"),
+        ("nothing", "out", ["--to", "timm"], "'nothing' is neither a preset nor a directory"),
         ("vit", "out", ["--to", "hf", "--sequence-length", "1"], "sequence_length is 1; give at"),
     ],
 )

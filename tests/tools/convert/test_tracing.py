@@ -82,7 +82,7 @@ if BACKEND == "torch":
         near(torch.export.load(held).module()(tensors(inputs)), model(inputs))
 
     def test_model_export(tmp_path) -> None:
-        """Keras traces a single picture, and the program takes no more."""
+        """Keras traces a single image, and the program takes no more."""
         model, images = vit()
         model.export(tmp_path / "model.pt2", format="torch", verbose=False)
         program = torch.export.load(tmp_path / "model.pt2").module()

@@ -99,7 +99,7 @@ class Scale(keras.layers.Layer):
 
 
 def contrastive():
-    """Pictures and texts, each pair alone (Zhai et al. 2023)."""
+    """Images and texts, each pair alone (Zhai et al. 2023)."""
 
     def loss_fn(models, batch, training):
         towers = (models["image"], batch["image"]), (models["text"], batch["text"])

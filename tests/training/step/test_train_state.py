@@ -1,4 +1,4 @@
-"""A loop of one's own over train_state and train_step does what `fit` does."""
+"""A loop of your own over train_state and train_step does what `fit` does."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def test_a_loop_does_what_fit_does(fitted, step):
         state_, logs = step(state_, batch)
         losses.append(logs)
         if number == 1:
-            # Looked at on the way: the loop goes on from what is there.
+            # Looked at on the way: the loop continues from what is there.
             state_.write_back()
             model.predict(X, verbose=0)
     state_.write_back()

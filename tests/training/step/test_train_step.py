@@ -166,7 +166,7 @@ WRONG = {
     r"returned shape \(48, 1\)": lambda model, batch, training: model(batch[0]),
     "returned int32": lambda model, batch, training: ops.argmax(model(batch[0])[0]) * 0,
     "returned a list": lambda model, batch, training: [mean(model, batch, training)],
-    "logs that are no dictionary": lambda *a: (mean(*a), 3.0),
+    "logs that are not a dictionary": lambda *a: (mean(*a), 3.0),
     r"does not depend on any of the 2": lambda model, batch, training: ops.mean(
         ops.stop_gradient(model(batch[0]))
     ),

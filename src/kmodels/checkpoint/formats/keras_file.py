@@ -137,7 +137,7 @@ def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str
             item = group[name]
             address = h5py.h5o.get_info(item.id).addr
             if address in seen:
-                raise InputError(f"{path}: {where} is there twice; save the model again")
+                raise InputError(f"{path}: {where} appears twice; save the model again")
             seen.add(address)
             if len(seen) > most:
                 raise InputError(
@@ -148,7 +148,7 @@ def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str
                 groups.append((f"{where}/", item))
                 continue
             if not isinstance(item, h5py.Dataset):
-                raise InputError(f"{path}: {where} is no array; save the model again")
+                raise InputError(f"{path}: {where} is not an array; save the model again")
             plan: Any = item.id.get_create_plist()
             filters = [plan.get_filter(i)[0] for i in range(plan.get_nfilters())]
             if item.external or item.is_virtual or max(filters, default=0) > _LAST_OWN_FILTER:

@@ -81,7 +81,7 @@ def _check_new(path: Path) -> None:
 def _module() -> OrbaxBackend:
     if _orbax is None:
         raise InputError(
-            f"Orbax needs the jax backend and this is {backend()}; checkpoints of "
+            f"Orbax needs the jax backend, and this is {backend()}; checkpoints of "
             "kmodels.callbacks.Checkpoint are read on every backend"
         )
     return _orbax

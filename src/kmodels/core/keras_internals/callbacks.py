@@ -32,7 +32,7 @@ def fit_of_hook(callback: keras.callbacks.Callback) -> RunningFit:
 def preserve_monitor(callback: keras.callbacks.Callback, attributes: Iterable[str]) -> None:
     """Keeps what a callback that watches a number has found, when it first looks at that number.
 
-    It settles then what "better" means, and starts its best anew or turns the sign of its
+    It settles then what "better" means, and starts its best again or turns the sign of its
     tolerance.
     """
     if (settle := getattr(callback, "_set_monitor_op", None)) is None:

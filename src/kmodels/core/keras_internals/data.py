@@ -28,7 +28,7 @@ def set_epoch(adapter: Any, epoch: int) -> None:
     """Tells what `data_adapter` gave which epoch comes next.
 
     Since 3.16 Keras shuffles arrays and the batches of a PyDataset by a count of its own, which
-    would begin anew where a run is resumed. Earlier releases took random generators, and no count.
+    would start over where a run is resumed. Earlier releases took random generators, and no count.
     """
     if hasattr(adapter, "_epoch"):
         adapter._epoch = epoch + 1  # Keras has counted one when the first begins.

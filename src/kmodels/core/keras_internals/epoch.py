@@ -28,7 +28,7 @@ def begin_within(
     """Has the epoch that comes next begin within its steps, or `place` its data before the first.
 
     Keras tells callbacks of the last step that is done once more, with logs of zeros and nothing
-    trained, and of the steps after it as ever.
+    trained, and of the steps after it as always.
 
     Args:
         iterator: of a `RunningFit`.

@@ -83,7 +83,7 @@ def is_rematerialized(layer: keras.Layer) -> bool:
 
 
 def forget_parameters(model: keras.Model) -> None:
-    """Has a model list its parameters anew on torch, so that it lets go of those it lost."""
+    """Has a model list its parameters again on torch, so that it lets go of those it lost."""
     vars(model).get("_modules", {}).pop("_torch_params", None)
 
 

@@ -72,7 +72,7 @@ def unbuild(optimizer: "keras.Optimizer", restart: bool) -> None:
 
     Args:
         optimizer: built; with one inside, as under "mixed_float16", that one, too.
-        restart: begins the count of steps anew.
+        restart: begins the count of steps again.
     """
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         unbuild(inner, restart)

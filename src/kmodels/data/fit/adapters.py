@@ -190,7 +190,7 @@ def with_validation(request: FitRequest, preprocess: Preprocess | None = None) -
         preprocess: see `as_dataset`.
 
     Raises:
-        InputError: for a `validation_split` of what is no arrays, or that leaves a part empty.
+        InputError: for a `validation_split` of what is not arrays, or that leaves a part empty.
     """
     size = request.batch_size
     if request.validation_data is not None:
@@ -246,8 +246,8 @@ def _no_labels(x: Data, y: Data, sample_weight: Data) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise InputError(
-                f"{type(x).__name__} gives its own batches, so {name} must not be given; put it in "
-                "the batches"
+                f"{type(x).__name__} makes its own batches, so {name} cannot be given; put it "
+                "in the batches"
             )
 
 

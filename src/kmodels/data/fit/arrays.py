@@ -15,7 +15,7 @@ def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
     if isinstance(x, dict):
         return not _is_data(x) and all(is_arrays(part, None) for part in x.values())
     if isinstance(x, list | tuple):
-        # A list of tuples is batches; a list of arrays is inputs, or pictures to preprocess.
+        # A list of tuples is batches; a list of arrays is inputs, or images to preprocess.
         return bool(x) and (
             all(_is_leaf(part) for part in x)
             or (preprocess is None and isinstance(x, tuple) and all(map(_is_nested, x)))
@@ -103,7 +103,7 @@ def length(parts: Any) -> int:
     """Returns how many samples arrays have, and raises `InputError` where they differ."""
     lengths = set(_lengths(parts))
     if len(lengths) != 1:
-        raise InputError(f"arrays have {sorted(lengths)} samples; give as many in each")
+        raise InputError(f"arrays have {sorted(lengths)} samples; give the same number in each")
     return lengths.pop()
 
 

@@ -18,7 +18,7 @@ from kmodels.data.rng import order
 
 Preprocess = Callable[..., Any]
 
-# Names that data sets of pictures give their columns, the first found of each.
+# Names that data sets of images give their columns, the first found of each.
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "y")
 
@@ -26,7 +26,7 @@ LABEL_KEYS = ("label", "labels", "fine_label", "y")
 def as_tuple(batch: Tree) -> tuple:
     """Returns (x,), (x, y) or (x, y, sample_weight) of what a loader gave.
 
-    Of named columns the label is y, and x the picture where there is one, else all other columns,
+    Of named columns the label is y, and x the image where there is one, else all other columns,
     a model's named inputs. A list of texts is x, since loaders collate texts so.
     """
     if isinstance(batch, dict):
@@ -42,7 +42,7 @@ def as_tuple(batch: Tree) -> tuple:
         return (batch,)
     if not 1 <= len(batch) <= 3:
         raise InputError(
-            f"the data gave {len(batch)} things per batch; give (x,), (x, y) or "
+            f"the data gave {len(batch)} items per batch; give (x,), (x, y) or "
             "(x, y, sample_weight)"
         )
     return tuple(batch)
@@ -53,7 +53,7 @@ def _is_text(part: object) -> bool:
 
 
 def to_numpy(thing: Any) -> Any:
-    """Returns arrays of any framework, pictures and nested lists of them as NumPy arrays."""
+    """Returns arrays of any framework, images and nested lists of them as NumPy arrays."""
     if isinstance(thing, dict):
         return {key: to_numpy(value) for key, value in thing.items()}
     if isinstance(thing, tuple):
@@ -75,7 +75,7 @@ def to_numpy(thing: Any) -> Any:
 def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
     """Returns a batch as Keras takes it: the backend's own tensors stay, all else is NumPy's."""
     if preprocess is not None:
-        # Pictures of one batch may differ in size here; resizing is what preprocessing does.
+        # Images of one batch may differ in size here; resizing is what preprocessing does.
         x = batch[0]
         x = [to_numpy(picture) for picture in x] if isinstance(x, list) else to_numpy(x)
         done = preprocess(x, *(None if part is None else to_numpy(part) for part in batch[1:]))

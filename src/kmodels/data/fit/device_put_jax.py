@@ -23,7 +23,7 @@ def ahead() -> int:
 def placer() -> Callable[[Any], Any]:
     """Returns what puts a batch where the step wants it; ask for it in the thread that trains.
 
-    Transfers go on beside the computation. Under `keras.distribution` a batch stays on the host:
+    Transfers continue beside the computation. Under `keras.distribution` a batch stays on the host:
     Keras cuts it up and sends the parts, and does not wait for them either.
     """
     if keras.distribution.distribution() is not None:

@@ -70,7 +70,7 @@ class TrackedLoader:
         return self._loader.state_dict() if isinstance(self._loader, StatefulLoader) else None
 
     def load(self, state: Any, over: bool, undo: Callable[[], object]) -> bool:
-        """Has the next pass go on from a state, and makes its iterator.
+        """Has the next pass continue from a state, and makes its iterator.
 
         Args:
             state: that `state` gave.
@@ -220,7 +220,7 @@ class FitData:
 
     @property
     def spans_epochs(self) -> bool:
-        """Whether a pass over the data goes on in the next epoch, by `steps_per_epoch`."""
+        """Whether a pass over the data continues in the next epoch, by `steps_per_epoch`."""
         return bool(getattr(self.iterator, "steps_per_epoch", None))
 
     def state(self) -> Any:
@@ -245,7 +245,7 @@ class FitData:
             raise InputError(f"{self._name}.state_dict() returned {shown}: {error}") from None
 
     def way(self, state: Any) -> Way:
-        """Returns how this data goes on from a checkpoint with such a state, or None."""
+        """Returns how this data continues from a checkpoint with such a state, or None."""
         if self._tracked is not None and self._tracked.tells(state):
             return Way.STATE
         if self._tracked is not None and self._tracked.is_sequence:
@@ -334,7 +334,7 @@ class FitData:
     def _warn(self, batch: int, since: str) -> None:
         several = "batch" if batch == 1 else f"{batch} batches"
         warnings.warn(
-            f"this fit goes through the first {several} of its epoch again, "
+            f"this fit repeats the first {several} of its epoch, "
             f"without training on them, since {since.format(name=self._name)}",
             stacklevel=2,
         )

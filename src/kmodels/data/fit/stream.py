@@ -128,7 +128,7 @@ class _Sample(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple:
         if self._first is None:
             begin = self._batches()
-            assert begin is not None  # the stream asks, by way of Keras
+            assert begin is not None  # the stream asks, through Keras
             self._first = list(itertools.islice(begin(), 2))
             if not self._first:
                 raise InputError("the data gave no batch; give at least one")
@@ -172,7 +172,7 @@ class OneShot:
 
 
 class Calls:
-    """Calls a function anew for the batches of each epoch.
+    """Calls a function again for the batches of each epoch.
 
     Args:
         function: takes nothing and gives an iterable, as a generator function does.

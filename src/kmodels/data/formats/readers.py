@@ -62,7 +62,7 @@ def read_digits() -> DataBundle:
 
     They are the test part of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C.
     Kaynak (UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49), licensed under
-    CC BY 4.0: the pictures that scikit-learn's `load_digits` gives, in its order.
+    CC BY 4.0: the images that scikit-learn's `load_digits` gives, in its order.
     """
     with np.load(DIGITS) as file:
         pixels, labels = file["pixels"], file["labels"]
@@ -84,7 +84,7 @@ def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
         check_labels(test[1], classes, f"{folder}: test labels")
         if test[0].shape[1:] != train[0].shape[1:]:
             raise InputError(
-                f"{folder}: test pictures are {test[0].shape[1:3]}, training pictures "
+                f"{folder}: test images are {test[0].shape[1:3]}, training images "
                 f"{train[0].shape[1:3]}; give files of one data set"
             )
     fashion = "fashion" in folder.resolve().name.lower() and classes == len(FASHION)
@@ -132,7 +132,7 @@ def _read_idx(path: Path, kind: str) -> np.ndarray:
     magic, *shape = struct.unpack_from(f">{1 + dims}I", content)
     if magic != _IDX_MAGIC[kind]:
         raise InputError(
-            f"{path} starts with {magic}, not {_IDX_MAGIC[kind]}; it is no IDX file of {kind}"
+            f"{path} starts with {magic}, not {_IDX_MAGIC[kind]}; it is not an IDX file of {kind}"
         )
     body = np.frombuffer(content, "uint8", offset=4 + 4 * dims)
     if len(body) != np.prod(shape, dtype=np.int64):
@@ -147,7 +147,7 @@ def _unpacked(path: Path) -> bytes:
     with gzip.open(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise InputError(f"{path} unpacks to over {most:,} bytes, which no pictures do")
+        raise InputError(f"{path} unpacks to over {most:,} bytes, which no images do")
     return content
 
 
@@ -164,7 +164,7 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
     try:
         arrays = {name: tensor.read() for name, tensor in read_arrays(path).items()}
     except InputError as error:
-        raise InputError(f"{path} is no readable NumPy archive ({error})") from None
+        raise InputError(f"{path} is not a readable NumPy archive ({error})") from None
     if "x_train" in arrays and "y_train" in arrays:
         prefixes = {"train": "train", "validation": "val", "test": "test"}
         keys = {part: (f"x_{end}", f"y_{end}") for part, end in prefixes.items()}
@@ -192,8 +192,7 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
         check_labels(labels, classes, f"{path}: labels of {part}")
         if images.shape[1:] != shape:
             raise InputError(
-                f"{path}: pictures of {part} are {images.shape[1:]}, of train {shape}; give one "
-                "size"
+                f"{path}: images of {part} are {images.shape[1:]}, of train {shape}; give one size"
             )
     return bundle(
         parts["train"],

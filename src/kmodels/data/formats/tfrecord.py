@@ -26,7 +26,7 @@ _NEEDS = "TFRecord files need a small package: pip install 'kmodels[tfrecord]'"
 
 
 class TFRecords:
-    """Examples of TFRecord files, by number: a sequence for `fit`, pictures for `open_dataset`.
+    """Examples of TFRecord files, by number: a sequence for `fit`, images for `open_dataset`.
 
     A sample is a dictionary from feature names to int64 or float32 arrays, (n,) or () where there
     is one number, and bytes, or a list of them where there is not one. Opening a file counts its
@@ -70,12 +70,12 @@ class TFRecords:
         return f"{self._files.paths[file]}: record {record}"
 
     def picture(self, number: int) -> np.ndarray:
-        """Returns the picture of a record, uint8 (H, W, C), of a file or of raw pixels."""
+        """Returns the image of a record, uint8 (H, W, C), of a file or of raw pixels."""
         sample, where = self._example(number), self.name(number)
         key = next((k for k in PICTURE_KEYS if isinstance(sample.get(k), bytes)), None)
         if key is None:
             known = ", ".join(PICTURE_KEYS)
-            raise PictureError(where, f"no picture under {known}, only {', '.join(sample)}")
+            raise PictureError(where, f"no image under {known}, only {', '.join(sample)}")
         content = sample[key]
         sides = [
             next((sample[k] for k in (f"image/{side}", side) if np.ndim(sample.get(k, [])) == 0), 0)
@@ -103,7 +103,7 @@ class TFRecords:
         try:
             return _parsed(content[:size])
         except (ValueError, TypeError) as error:
-            raise InputError(f"{self.name(number)} is no tf.train.Example ({error})") from error
+            raise InputError(f"{self.name(number)} is not a tf.train.Example ({error})") from error
 
     def _index(self, number: int) -> list[tuple[int, int, int, int]]:
         path, found, offset = self._files.paths[number], [], 0
@@ -122,7 +122,7 @@ class TFRecords:
             if offset + size + 4 > whole:
                 raise InputError(f"{where} is cut short; write the file again")
             if size > MAX_BYTES:
-                raise InputError(f"{where} has {size} bytes, over {MAX_BYTES}; cut it up")
+                raise InputError(f"{where} has {size} bytes, over {MAX_BYTES}; split it")
             found.append((number, len(found), offset, size))
             offset += size + 4
         return found

@@ -1,4 +1,4 @@
-"""WebDataset's shards: tar files in which files of one name but for their ends are one sample.
+"""WebDataset's shards: tar files in which files of one name except for their ends are one sample.
 
 Read with Python's own tarfile, and sample by sample: nothing is unpacked to the disk, and nothing
 is unpickled, whatever a shard holds.
@@ -20,9 +20,9 @@ _PICTURES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
 
 
 class TarShards:
-    """Samples of tar shards, by number: a sequence for `fit`, and pictures for `open_dataset`.
+    """Samples of tar shards, by number: a sequence for `fit`, and images for `open_dataset`.
 
-    A sample is a dictionary from ends of names to contents. Decoded are pictures (jpg, jpeg, png,
+    A sample is a dictionary from ends of names to contents. Decoded are images (jpg, jpeg, png,
     webp: uint8 (H, W, 3)), cls and index (an int), txt and text, json, and npy (without pickled
     objects); what else there is stays bytes. The file "dir/0001.left.jpg" belongs to the sample
     "dir/0001" as "left.jpg".
@@ -70,11 +70,11 @@ class TarShards:
         return f"{self._files.paths[file]}: sample {_split(member.name)[0]}"
 
     def picture(self, number: int) -> np.ndarray:
-        """Returns the first picture of a sample, uint8 (H, W, 3)."""
+        """Returns the first image of a sample, uint8 (H, W, 3)."""
         held = self._held(number)
         kind = next((kind for kind in held if kind.rpartition(".")[2] in _PICTURES), None)
         if kind is None:
-            raise PictureError(self.name(number), f"no picture in it, only {', '.join(held)}")
+            raise PictureError(self.name(number), f"no image in it, only {', '.join(held)}")
         return self._value(number, kind, held[kind])
 
     def label(self, number: int) -> int:
@@ -98,7 +98,7 @@ class TarShards:
     def _value(self, number: int, kind: str, place: tuple[int, int, int]) -> Any:
         file, offset, size = place
         if size > MAX_BYTES:
-            raise InputError(f"{self.name(number)}: {kind} has {size} bytes; cut it up")
+            raise InputError(f"{self.name(number)}: {kind} has {size} bytes; split it")
         content = self._files.read(file, offset, size)
         try:
             return _decoded(kind, content)
@@ -138,7 +138,7 @@ class TarShards:
             if isinstance(error, InputError):
                 raise
             raise InputError(
-                f"{path} is no readable tar file ({error}); unpack it if it is compressed, or "
+                f"{path} is not a readable tar file ({error}); unpack it if it is compressed, or "
                 "copy it again"
             ) from error
         if self._files.read(number, end, 512) != bytes(512):
@@ -147,7 +147,7 @@ class TarShards:
 
 
 def _split(name: str) -> tuple[str | None, str]:
-    """Returns key and kind of a member; no key for what is no part of a sample."""
+    """Returns key and kind of a member; no key for what is not a part of a sample."""
     folder, slash, file = name.rpartition("/")
     stem, dot, kind = file.partition(".")
     if not dot or not stem or file.startswith("__"):

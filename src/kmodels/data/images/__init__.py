@@ -1,1 +1,1 @@
-"""Pictures: folders and sources of them, augmentation, and the loader."""
+"""Images: folders and sources of them, augmentation, and the loader."""

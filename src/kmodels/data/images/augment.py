@@ -1,4 +1,4 @@
-"""Augmentation of picture batches in NumPy, the same on every backend and with any workers.
+"""Augmentation of image batches in NumPy, the same on every backend and with any workers.
 
 Each sample's numbers depend on (seed, epoch, sample) alone. MixUp and CutMix mix the samples at
 places 2k and 2k + 1 of the epoch's order, so even they do not depend on the batch size.
@@ -16,7 +16,7 @@ from kmodels.data.rng import symmetric_beta, uniforms
 
 @dataclass(frozen=True)
 class Augment:
-    """Augmentations of training pictures, applied in this order.
+    """Augmentations of training images, applied in this order.
 
     Args:
         crop_padding: pads by so many black pixels on each side and crops the original size back.
@@ -77,7 +77,7 @@ class Augment:
         """Areas for random_resized_crop.
 
         Args:
-            shapes: (B, 2), height and width of each picture.
+            shapes: (B, 2), height and width of each image.
             seed: of the run.
             epoch: from 0.
             samples: (B,) sample numbers.
@@ -169,7 +169,7 @@ class Augment:
         which, share, down, right = uniforms(seed, "mix", epoch, pairs, 4).T
         mixes_all = (which < 0.5) if self.mixup and self.cutmix else np.full(len(pairs), self.mixup)
         mixes_all = mixes_all.astype(bool)
-        # Share of the picture that stays.
+        # Share of the image that stays.
         stays = np.where(
             mixes_all,
             symmetric_beta(share, self.mixup) if self.mixup else 0.0,
@@ -202,7 +202,7 @@ def crop_and_resize(
     size: tuple[int, int],
     resizing: Resizing,
 ) -> np.ndarray:
-    """Cuts each picture's box out and resizes it; (B, *size, C)."""
+    """Cuts each image's box out and resizes it; (B, *size, C)."""
     return np.stack(
         [
             resizing(picture, size, tuple(box))

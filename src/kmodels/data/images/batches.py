@@ -40,11 +40,11 @@ class BatchMaker:
 
     def __post_init__(self) -> None:
         if not len(self.source):
-            raise InputError("the data is empty; give at least one picture")
+            raise InputError("the data is empty; give at least one image")
         check_whole("batch_size", self.batch_size)
         if self.drop_last and len(self.source) < self.batch_size:
             raise InputError(
-                f"drop_last leaves nothing of {len(self.source)} pictures in batches of "
+                f"drop_last leaves nothing of {len(self.source)} images in batches of "
                 f"{self.batch_size}; give a smaller batch_size"
             )
         if min(self.std) <= 0:
@@ -107,7 +107,7 @@ class BatchMaker:
         return images[start - low : stop - low], labels[start - low : stop - low]
 
     def _pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns pictures decoded, cropped, resized, augmented and normalised, and labels."""
+        """Returns images decoded, cropped, resized, augmented and normalised, and labels."""
         pictures, labels = self.source.batch(samples)
         augment, size = self.augment, self.image_size
         if augment is not None and augment.random_resized_crop is not None:
@@ -116,7 +116,7 @@ class BatchMaker:
             pictures = crop_and_resize(pictures, boxes, size or tuple(shapes[0]), self.resizing)
         elif isinstance(pictures, list) or (size and pictures.shape[1:3] != tuple(size)):
             if size is None and len({picture.shape for picture in pictures}) > 1:
-                raise InputError("pictures differ in size; give image_size")
+                raise InputError("images differ in size; give image_size")
             pictures = np.stack([self.resizing(p, size or p.shape[:2]) for p in pictures])
         images = with_channels(pictures, self.channels or pictures.shape[-1])
         if augment is not None:

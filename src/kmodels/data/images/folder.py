@@ -1,4 +1,4 @@
-"""Folders of pictures, one per class, with or without split folders above, or a zip of them."""
+"""Folders of images, one per class, with or without split folders above, or a zip of them."""
 
 import zipfile
 import zlib
@@ -25,11 +25,11 @@ Listing = list[tuple[str, ...]]
 
 
 class FileSource:
-    """Pictures read from files, or from members of a zip, when asked for.
+    """Images read from files, or from members of a zip, when asked for.
 
     Args:
         root: the folder or the zip file.
-        names: path of each picture below root, with forward slashes.
+        names: path of each image below root, with forward slashes.
         labels: int (n,).
     """
 
@@ -51,7 +51,7 @@ class FileSource:
         return [self.picture(int(i)) for i in indices], self.labels[indices]
 
     def picture(self, number: int) -> np.ndarray:
-        """Returns one picture, uint8 (H, W, 3)."""
+        """Returns one image, uint8 (H, W, 3)."""
         name = self.names[number]
         where = f"{self.root}/{name}"
         try:
@@ -83,12 +83,12 @@ def read_folder(
 
     Raises:
         InputError: for a missing folder, fewer than two classes, an empty class, a class that only
-            a validation or test folder has, or an unreadable picture unless skip_bad is set.
+            a validation or test folder has, or an unreadable image unless skip_bad is set.
     """
     found = _below_wrapper(_list(root))
     if not any(parts[-1] for parts in found):
         raise InputError(
-            f"{root} holds no pictures ({', '.join(SUFFIXES)}); give folder:DIR with a folder per "
+            f"{root} holds no images ({', '.join(SUFFIXES)}); give folder:DIR with a folder per "
             "class"
         )
     by_split, names = _sort(root, found)
@@ -102,7 +102,7 @@ def read_folder(
     empty = [name for label, name in enumerate(names) if label not in train.labels]
     if empty:
         raise InputError(
-            f"{root}: no usable training picture in class {', '.join(empty)}; add some or remove "
+            f"{root}: no usable training image in class {', '.join(empty)}; add some or remove "
             "the folder"
         )
     shares = [0.0 if part in sources else validation_split for part in ("validation", "test")]
@@ -124,7 +124,7 @@ def read_folder(
 
 
 def _list(root: Path) -> Listing:
-    """Returns parts of every picture's path below root; a folder without any gives (*parts, "")."""
+    """Returns parts of every image's path below root; a folder without any gives (*parts, "")."""
     if root.is_dir():
         paths = [
             (*path.relative_to(root).parts, *(("",) if path.is_dir() else ()))
@@ -139,7 +139,7 @@ def _list(root: Path) -> Listing:
                     for info in archive.infolist()
                 ]
         except (zipfile.BadZipFile, OSError, NotImplementedError, UnicodeError) as error:
-            raise InputError(f"{root} is no readable zip file ({error}); give a zip") from error
+            raise InputError(f"{root} is not a readable zip file ({error}); give a zip") from error
     else:
         raise InputError(f"{root} does not exist; give folder:DIR or folder:FILE.zip")
     return [
@@ -153,7 +153,7 @@ def _list(root: Path) -> Listing:
 def _below_wrapper(found: Listing) -> Listing:
     """Looks below single folders that only wrap the data, as zips often have.
 
-    One folder with pictures right in it is a class, and one named train a split, not a wrapper.
+    One folder with images right in it is a class, and one named train a split, not a wrapper.
     The wrapper stays in the names, as an unsplit first part.
     """
     top = {parts[0] for parts in found}
@@ -171,7 +171,7 @@ def _below_wrapper(found: Listing) -> Listing:
 
 
 def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
-    """(path, class) of the pictures by split, and the class names in alphabetical order."""
+    """(path, class) of the images by split, and the class names in alphabetical order."""
     tops = {parts[0].rsplit("/", 1)[-1].lower() for parts in found if len(parts) > 1}
     has_splits = _has_splits(found)
     if has_splits and (strange := sorted(tops - set(_SPLITS))):
@@ -184,7 +184,7 @@ def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]],
     for parts in found:
         top, depth = parts[0].rsplit("/", 1)[-1], 1 if has_splits else 0
         if len(parts) < depth + 2:
-            continue  # a picture outside of all class folders
+            continue  # an image outside of all class folders
         part = _SPLITS[top.lower()] if has_splits else "train"
         label = parts[1] if has_splits else top
         classes[part].add(label)
@@ -196,7 +196,7 @@ def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]],
             f"{root} has {len(names)} class ({', '.join(names)}); give a folder for each of at "
             "least two"
             if names
-            else f"{root} has pictures but no class folders; put them in a folder per class"
+            else f"{root} has images but no class folders; put them in a folder per class"
         )
     for part in ("validation", "test"):
         if extra := sorted(classes[part] - set(names)):
@@ -209,7 +209,7 @@ def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]],
 
 
 def _has_splits(found: Listing) -> bool:
-    """Returns whether a train folder holds class folders; with pictures in it, it is a class."""
+    """Returns whether a train folder holds class folders; with images in it, it is a class."""
     train = [
         parts
         for parts in found
@@ -247,13 +247,13 @@ def _take(source: FileSource, chosen: np.ndarray) -> FileSource:
 
 
 def _common_size(source: FileSource) -> tuple[int, int]:
-    """Returns the size that a sample of the pictures has, or an InputError if they differ."""
+    """Returns the size that a sample of the images has, or an InputError if they differ."""
     numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
     sizes = {source.picture(int(number)).shape[:2] for number in numbers}
     if len(sizes) > 1:
         shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
         raise InputError(
-            f"{source.root}: pictures differ in size ({shown}, ...); give image_size, such as "
+            f"{source.root}: images differ in size ({shown}, ...); give image_size, such as "
             "(96, 96)"
         )
     return sizes.pop()

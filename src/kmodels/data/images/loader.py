@@ -19,26 +19,26 @@ from kmodels.data.workers.pool import WorkerPool
 
 
 class ImageLoader(keras.utils.PyDataset):
-    """Batches of pictures, equal on every backend and with any number of workers.
+    """Batches of images, equal on every backend and with any number of workers.
 
     The order of samples and all augmentation follow (seed, epoch). `Task.fit` tells the loader the
     epoch; with another `fit` the loader counts the epochs it has handed out in full, or call
     `set_epoch`. `fit` must not shuffle batches on top: give it `shuffle=False` (Task's does so).
 
     Args:
-        source: pictures, such as a split of `open_dataset`.
-        batch_size: pictures per batch.
+        source: images, such as a split of `open_dataset`.
+        batch_size: images per batch.
         shuffle: a new order in each epoch.
         seed: of order and augmentation.
-        augment: for training pictures.
-        preprocess: float pictures from pixels (B, H, W, C) in 0..255, instead of mean and std. With
+        augment: for training images.
+        preprocess: float images from pixels (B, H, W, C) in 0..255, instead of mean and std. With
             workers it must be importable: a function of a module, not of a script.
         workers: processes that make batches; 0 makes them in this one. They import NumPy and
             Pillow alone and are started fresh, never forked, so they are safe beside JAX.
         drop_last: leaves out a last batch that is not full.
-        image_size: (height, width) to resize to; the pictures' own by default.
+        image_size: (height, width) to resize to; the images' own by default.
         resizing: how; `model.preprocessor.resizing` is what the checkpoint was trained with.
-        channels: 1 or 3; the pictures' own by default.
+        channels: 1 or 3; the images' own by default.
         mean: of pixels / 255, one or one per channel.
         std: of pixels / 255, one or one per channel.
         one_hot: number of classes for labels as float32 (B, classes), which mixing always gives.
@@ -98,13 +98,13 @@ class ImageLoader(keras.utils.PyDataset):
 
     @property
     def samples(self) -> int:
-        """Pictures in an epoch."""
+        """Images in an epoch."""
         count = len(self.maker.source)
         return self.maker.batches * self.batch_size if self.maker.drop_last else count
 
     @property
     def batch_size(self) -> int:
-        """Pictures per batch."""
+        """Images per batch."""
         return self.maker.batch_size
 
     def part(self, start: int, stop: int) -> "ImageLoader":

@@ -26,24 +26,24 @@ def open_dataset(
     validation_split: float = 0.1,
     skip_bad: bool = False,
 ) -> DataBundle:
-    """Opens a data set of labelled pictures.
+    """Opens a data set of labelled images.
 
     Test and validation parts that the data brings are kept; a missing one is drawn from the
     training part, as a pure function of the seed.
 
     Args:
         spec: digits (1,797 of 8x8, grey, always split 80/10/10) | synthetic[:N] (N random
-            pictures, 1,000 by default) | idx:DIR (files of MNIST or Fashion-MNIST, gz or not) |
-            folder:DIR (a folder of pictures per class, perhaps below train, validation and test;
+            images, 1,000 by default) | idx:DIR (files of MNIST or Fashion-MNIST, gz or not) |
+            folder:DIR (a folder of images per class, perhaps below train, validation and test;
             or a zip of these) | npz:FILE (x_train, y_train, x_test, y_test, or x, y) |
             FILES.tar (WebDataset's shards, see `TarShards`) | FILES.tfrecord (see `TFRecords`),
             where FILES may name several: "train-{0000..0003}.tar", "train-*.tfrecord". A path may
             be an address such as "gs://bucket/train.tar"; files are copied to the local disk then.
-        image_size: (height, width) that loaders resize to; the data's own by default. Pictures of
+        image_size: (height, width) that loaders resize to; the data's own by default. Images of
             a folder that differ in size need it.
-        seed: of the split, and of synthetic pictures.
+        seed: of the split, and of synthetic images.
         validation_split: share of the training part for each part that is missing.
-        skip_bad: reads every picture of files now and leaves out the unreadable ones, which
+        skip_bad: reads every image of files now and leaves out the unreadable ones, which
             `DataBundle.skipped` lists. Otherwise they raise when they are read.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Picture files to arrays, as a viewer would show them."""
+"""Image files to arrays, as a viewer would show them."""
 
 import io
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 28
 
 
 class PictureError(InputError):
-    """One picture cannot be used; `reason` says why, without the name."""
+    """One image cannot be used; `reason` says why, without the name."""
 
     def __init__(self, name: str, reason: str):
         super().__init__(f"{name}: {reason}; repair or remove it, or set skip_bad=True")
@@ -55,9 +55,11 @@ def decode(content: bytes, name: str) -> np.ndarray:
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PictureError(name, f"over {MAX_PIXELS} pixels, refused as a bomb") from error
+        raise PictureError(
+            name, f"over {MAX_PIXELS} pixels, refused as a decompression bomb"
+        ) from error
     except Image.UnidentifiedImageError as error:
-        raise PictureError(name, "not a JPEG, PNG or WebP picture") from error
+        raise PictureError(name, "not a JPEG, PNG or WebP image") from error
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError) as error:
         # Pillow raises all of these for damaged files, depending on the format.
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -95,4 +97,4 @@ def with_channels(pictures: np.ndarray, channels: int) -> np.ndarray:
         luma = red * np.float32(0.299) + green * np.float32(0.587) + blue * np.float32(0.114)
         luma = np.round(luma) if pictures.dtype == np.uint8 else luma
         return luma[..., None].astype(pictures.dtype)
-    raise InputError(f"pictures have {have} channels but {channels} are wanted; give 1 or 3")
+    raise InputError(f"images have {have} channels but {channels} are wanted; give 1 or 3")

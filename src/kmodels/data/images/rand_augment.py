@@ -1,6 +1,6 @@
 """RandAugment (Cubuk et al. 2019) on whole batches, with the operations of the paper.
 
-Each operation runs once over all pictures that drew it, in NumPy, so that the result is the same
+Each operation runs once over all images that drew it, in NumPy, so that the result is the same
 bit for bit with any version of Pillow.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# (strength from 0 to 1, sign -1 or 1) for each picture, and the pictures.
+# (strength from 0 to 1, sign -1 or 1) for each image, and the images.
 Operation = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 

@@ -1,4 +1,4 @@
-"""Labelled pictures out of samples by number, for `open_dataset`."""
+"""Labelled images out of samples by number, for `open_dataset`."""
 
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from kmodels.data.images.sources import DataBundle, split
 
 
 class Samples(Protocol):
-    """Numbered samples with a picture and a label each."""
+    """Numbered samples with an image and a label each."""
 
     def __len__(self) -> int: ...
 
@@ -19,7 +19,7 @@ class Samples(Protocol):
         ...
 
     def picture(self, number: int) -> np.ndarray:
-        """Returns the picture, uint8 (H, W, C)."""
+        """Returns the image, uint8 (H, W, C)."""
         ...
 
     def label(self, number: int) -> int:
@@ -28,7 +28,7 @@ class Samples(Protocol):
 
 
 class SampledSource:
-    """Pictures of some of the samples, read when asked for.
+    """Images of some of the samples, read when asked for.
 
     Args:
         samples: all of them.
@@ -57,18 +57,18 @@ def read_samples(
     validation_split: float,
     skip_bad: bool,
 ) -> DataBundle:
-    """Reads all labels, and the pictures when a batch asks for them.
+    """Reads all labels, and the images when a batch asks for them.
 
     Args:
-        samples: with pictures and labels.
+        samples: with images and labels.
         spec: what was asked for, for messages.
         image_size: see `open_dataset`, as are all below.
         seed: of the split.
         validation_split: share for each part.
-        skip_bad: reads every picture now, and leaves out the unreadable ones.
+        skip_bad: reads every image now, and leaves out the unreadable ones.
 
     Raises:
-        InputError: for a sample without a label, or pictures that differ in size without
+        InputError: for a sample without a label, or images that differ in size without
             image_size.
     """
     labels = np.array([samples.label(number) for number in range(len(samples))])
@@ -83,7 +83,7 @@ def read_samples(
                 skipped.append((error.name, error.reason))
         numbers = np.array(good, int)
     if not len(numbers):
-        raise InputError(f"{spec} has no picture that can be read; repair it")
+        raise InputError(f"{spec} has no image that can be read; repair it")
     parts: list[Any] = [
         SampledSource(samples, numbers[chosen], labels[numbers[chosen]])
         for chosen in split(len(numbers), (validation_split, validation_split), seed)
@@ -94,7 +94,7 @@ def read_samples(
     if image_size is None and len({shape[:2] for shape in shapes}) > 1:
         sizes = ", ".join(f"{shape[0]}x{shape[1]}" for shape in sorted(shapes)[:3])
         raise InputError(
-            f"{spec}: pictures differ in size ({sizes}, ...); give image_size, such as (96, 96)"
+            f"{spec}: images differ in size ({sizes}, ...); give image_size, such as (96, 96)"
         )
     height, width, channels = next(iter(shapes))
     if image_size is not None:

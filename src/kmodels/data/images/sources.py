@@ -1,4 +1,4 @@
-"""Sources of pictures: the protocol, arrays, synthetic pictures, the bundle of splits."""
+"""Sources of images: the protocol, arrays, synthetic images, the bundle of splits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _STATISTICS_SAMPLES = 2048
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """Numbered pictures with labels. It must be picklable, and import no framework."""
+    """Numbered images with labels. It must be picklable, and import no framework."""
 
     labels: np.ndarray
     """int32 (n,)."""
@@ -23,17 +23,17 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Returns pictures and labels.
+        """Returns images and labels.
 
         Returns:
-            Pictures with values from 0 to 255, uint8 or float32: one array (B, H, W, C) where all
+            Images with values from 0 to 255, uint8 or float32: one array (B, H, W, C) where all
             have one size, else a list of arrays (H, W, C). Labels int32 (B,).
         """
         ...
 
 
 class ArraySource:
-    """Pictures held in memory.
+    """Images held in memory.
 
     Args:
         images: uint8 or float32 (n, H, W, C), values from 0 to 255.
@@ -43,7 +43,9 @@ class ArraySource:
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray | None = None):
         if len(images) != len(labels):
-            raise InputError(f"{len(images)} images but {len(labels)} labels; give as many")
+            raise InputError(
+                f"{len(images)} images but {len(labels)} labels; give the same number of both"
+            )
         self.images = images if indices is None else images[indices]
         self.labels = np.asarray(labels if indices is None else labels[indices], "int32")
 
@@ -56,14 +58,14 @@ class ArraySource:
 
 
 class SyntheticSource:
-    """Random pictures and labels, the same everywhere, made when asked for.
+    """Random images and labels, the same everywhere, made when asked for.
 
     Args:
         count: how many.
         shape: (H, W, C).
         num_classes: labels run from 0 to num_classes - 1.
         seed: of the run.
-        start: number of the first picture, so that splits differ.
+        start: number of the first image, so that splits differ.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class DataBundle:
         test: to report on; None where there is none.
         class_names: one per label.
         image_shape: (H, W, C) that loaders give by default.
-        skipped: (file, reason) of pictures left out under skip_bad.
+        skipped: (file, reason) of images left out under skip_bad.
     """
 
     train: ImageSource
@@ -128,7 +130,7 @@ class DataBundle:
 
     @cached_property
     def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation over all arrays, or over evenly spaced pictures where there are more.
+        """Mean and deviation over all arrays, or over evenly spaced images where there are more.
 
         Reading a million files for two numbers that go into a division would take minutes.
         """
@@ -148,12 +150,12 @@ class DataBundle:
                 pixels += len(flat)
         mean = total / pixels
         deviation = np.sqrt(np.maximum(squares / pixels - mean**2, 0.0))
-        # A picture of one colour has no deviation, and nothing may be divided by zero.
+        # An image of one colour has no deviation, and nothing may be divided by zero.
         return tuple(mean.tolist()), tuple(np.maximum(deviation, 1e-3).tolist())
 
 
 def _as_list(pictures: Any) -> list[np.ndarray]:
-    # One large array is cheaper to sum at once than picture by picture.
+    # One large array is cheaper to sum at once than image by image.
     return pictures if isinstance(pictures, list) else [pictures.reshape(-1, 1, pictures.shape[-1])]
 
 

@@ -55,16 +55,16 @@ def check_norms(model: keras.Model) -> None:
             continue
         if isinstance(layer, keras.layers.BatchNormalization):
             raise InputError(
-                f"{layer.path} is a BatchNormalization, which would norm by one process's rows "
-                "alone; freeze it by trainable=False, or use keras.layers.TorchModuleWrapper("
-                f"torch.nn.SyncBatchNorm({_channels(layer)}))"
+                f"{layer.path} is a BatchNormalization, which would normalize by the rows of one "
+                "process only; freeze it by trainable=False, or use "
+                f"keras.layers.TorchModuleWrapper(torch.nn.SyncBatchNorm({_channels(layer)}))"
             )
         module = getattr(layer, "module", None)
         for part in module.modules() if isinstance(module, torch.nn.Module) else ():
             if isinstance(part, _BATCH_NORMS):
                 raise InputError(
-                    f"{layer.name} holds a {type(part).__name__}, which would norm by one "
-                    "process's rows alone; use torch.nn.SyncBatchNorm, see its "
+                    f"{layer.name} holds a {type(part).__name__}, which would normalize "
+                    "by the rows of one process only; use torch.nn.SyncBatchNorm, see its "
                     "convert_sync_batchnorm"
                 )
 

@@ -1,6 +1,6 @@
 """One training step by several torch processes: `DistributedDataParallel` inside our train steps.
 
-DDP reduces gradients in the backward pass, while it goes on. It needs no more of a model than the
+DDP reduces gradients in the backward pass, while it continues. It needs no more of a model than the
 loss and the variables: what lies between is the model's own business, so Keras' step, a `TrainStep`
 of several objectives, adapters and compiled blocks are all alike.
 """

@@ -66,7 +66,7 @@ class TensorFlowEngine:
             batch_norm = isinstance(layer, keras.layers.BatchNormalization)
             if batch_norm and not layer.synchronized and self.mesh.data > 1:
                 raise InputError(
-                    f"{layer.name} would normalize by the rows of each device alone; make it with "
+                    f"{layer.name} would normalize by the rows of each device only; make it with "
                     "synchronized=True"
                 )
 
@@ -123,4 +123,4 @@ def _hosts() -> int:
         named = json.loads(text or "{}").get("cluster", {})
         return sum(len(addresses) for addresses in named.values())
     except (ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"TF_CONFIG is {text!r}, which says no cluster; unset it") from error
+        raise InputError(f"TF_CONFIG is {text!r}, which names no cluster; unset it") from error

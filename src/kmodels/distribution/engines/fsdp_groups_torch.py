@@ -84,7 +84,7 @@ def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
             f"{', '.join(lost[:8])}; keep each in one layer"
         )
     for layer in keras_internals.sublayers(model):
-        # Keras holds the whole tensors here too; it makes the dictionary anew when it is asked.
+        # Keras holds the whole tensors here too; it makes the dictionary again when it is asked.
         keras_internals.forget_parameters(layer)
     groups = [_cut(layer, mesh) for layer in layers]
     _prefetch(layers, groups)

@@ -31,7 +31,7 @@ def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Seq
         return
     refusal = InputError(
         f"{type(optimizer).__name__} keeps more than arrays of the weights' shapes, which fsdp "
-        "cannot cut as the weights are; take AdamW or SGD"
+        "cannot cut as the weights are; use AdamW or SGD"
     )
     try:
         with keras_internals.without_values() as made:

@@ -59,7 +59,7 @@ class FSDPEngine(DDPEngine):
             if layer.compute_dtype == "float16":
                 raise InputError(
                     f'{layer.path} has the policy "{layer.dtype_policy.name}", whose losses each '
-                    'rank would scale by itself; take "mixed_bfloat16" with fsdp'
+                    'rank would scale by itself; use "mixed_bfloat16" with fsdp'
                 )
             adapter = getattr(layer, "adapter", None)
             magnitude = getattr(adapter, "magnitude", None)

@@ -179,5 +179,5 @@ def _first(data: Any) -> str:
     source = getattr(getattr(data, "maker", None), "source", None)
     if source is None:
         return digest(data[0])
-    # Labels tell one set of pictures from another, and need no decoding.
+    # Labels tell one set of images from another, and need no decoding.
     return digest((source.labels, data.maker.order(0)[: data.batch_size]))

@@ -84,7 +84,7 @@ class ShardedDataset(keras.utils.PyDataset):
 
     @property
     def epoch(self) -> int:
-        """Returns the epoch that comes, or is going on."""
+        """Returns the epoch that comes, or is continuing."""
         return getattr(self.source, "epoch", 0)
 
     def set_epoch(self, epoch: int, skip: int | None = None) -> None:

@@ -97,7 +97,7 @@ class ShardedStream(Stream):
         if any(told) and not all(told):
             short = ", ".join(str(index) for index, one in enumerate(told) if one)
             raise InputError(
-                f"{self._name} ends after {count} batches on process {short} and goes on on "
+                f"{self._name} ends after {count} batches on process {short} and continues on "
                 "others; give each as many, or all of them all the data"
             )
 

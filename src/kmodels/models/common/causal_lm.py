@@ -265,7 +265,7 @@ class CausalLM(
     def get_quantization_layer_structure(self, mode: str | None = None) -> dict[str, Any] | None:
         """Returns the layers that quantization block by block walks through, as keras-hub's.
 
-        `quantize` itself knows int8 and int4 alone, which need no such walk.
+        `quantize` itself supports only int8 and int4, which need no such walk.
 
         Args:
             mode: "gptq" or "awq".
@@ -284,7 +284,7 @@ class CausalLM(
 def _check_vocabulary(rows: int, preprocessor: CausalLMPreprocessor | None) -> None:
     """Raises where a tokenizer belongs to another model; ids beyond the table have no embedding.
 
-    Tokens that were added later may go beyond it: Gemma 3 has one for pictures, of no use here.
+    Tokens that were added later may go beyond it: Gemma 3 has one for images, of no use here.
     """
     core = getattr(getattr(preprocessor, "tokenizer", None), "core", None)
     if core is not None and (tokens := core.get_vocab_size(with_added_tokens=False)) > rows:

@@ -177,7 +177,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         """Returns hidden states (B, T, D), with `intercept(x, i)` between the blocks, or None.
 
         It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D), and
-        what it returns goes on.
+        what it returns continues.
         """
         inputs = as_tensors(self, inputs)
         out, back = self._steps.run(**inputs, training=False, intercept=intercept)
@@ -198,7 +198,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         """Gives the embedding table and the output layer more or fewer rows.
 
         Compiled functions, `.keras` files, presets and exports follow. An optimizer that has made
-        steps begins anew, with a warning.
+        steps starts over, with a warning.
 
         Args:
             new_num_tokens: rows of the new table. New ones are the mean of all old ones; those that
@@ -209,7 +209,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             The layer with the table.
 
         Raises:
-            InputError: for numbers that are no whole ones above 0, or a model in parts.
+            InputError: for numbers that are not whole numbers above 0, or a model in parts.
 
         Source:
             The method of this name in Transformers, which draws new rows around that mean.

@@ -101,7 +101,7 @@ def rope(
     """
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ("default", "linear"):
-        raise InputError(f"{path}: rope_type is {kind!r}; the model knows default and linear")
+        raise InputError(f"{path}: rope_type is {kind!r}; the model supports default and linear")
     base = float(scaling.get("rope_theta", default if given is None else given))
     return base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0
 
@@ -225,7 +225,7 @@ def transformers_form(
         table: (config, prefix) to the rules.
 
     Returns:
-        config.json, nothing for pictures, the table, and no tensors of zeros.
+        config.json, nothing for images, the table, and no tensors of zeros.
     """
     backbone = getattr(model, "backbone", model)
     kind, causal, bare = names

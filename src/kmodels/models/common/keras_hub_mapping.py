@@ -37,7 +37,7 @@ class KerasHubMapping:
         inside: class of keras-hub to the attribute that holds such a backbone, of models that have
             other parts, which are left aside.
         ignored: attribute of a part of the backbone itself that is left aside.
-        copies: variables of keras-hub that are no weights of their own: what they are equal to, or
+        copies: variables of keras-hub that are not weights of their own: what they are equal to, or
             None for what its layers compute.
         renamed: patterns for whole paths to the name in the table, for variables without one.
     """

@@ -97,7 +97,7 @@ class Preprocessor(keras.layers.Layer):
             held = json.loads(file.read_text(encoding="utf-8"))
             config = dict(held["config"])
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file} is no file of a preprocessor: {error}") from error
+            raise InputError(f"{file} is not a file of a preprocessor: {error}") from error
         if held.get("class_name") != cls.__name__:
             raise InputError(f"{file} holds a {held.get('class_name')}, not a {cls.__name__}")
         return cls.from_config({**config, **settings})

@@ -30,7 +30,7 @@ class CausalLMPreprocessor(TextPreprocessor):
         add_end_token: put <eos> behind; a chat's turns end with their own token instead.
         template: how records become text: "instruction", "alpaca", a name of the family's chat
             formats, or a text with {instruction}, {context} and {response}. Strings go through as
-            they are, and so do {prompts, responses} but for chat formats.
+            they are, and so do {prompts, responses} except for chat formats.
         loss_on: "all" tokens, or "responses" alone.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 

@@ -18,7 +18,7 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
         reader: of the texts, in errors.
 
     Raises:
-        InputError: for pictures, or columns of different lengths.
+        InputError: for images, or columns of different lengths.
     """
     if isinstance(x, str | bytes):
         return [as_text(x)], False
@@ -27,7 +27,7 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
             return [dict(x)], False
         columns = {name: value for name, value in x.items() if value is not None}
         if "images" in columns:
-            raise InputError(f"{reader} takes text alone here; leave 'images' out")
+            raise InputError(f"{reader} takes only text here; leave 'images' out")
         if all(isinstance(value, str | bytes) for value in columns.values()):
             return [{name: as_text(value) for name, value in columns.items()}], False
         lists = {

@@ -39,7 +39,7 @@ def encoder(config: EncoderConfig, **more: Any) -> Sizes:
 
     Args:
         config: of the family.
-        **more: what the blocks do not tell: `tokens` where a picture decides them, and
+        **more: what the blocks do not tell: `tokens` where an image decides them, and
             `vocabulary` where logits over it are computed.
     """
     held = config.encoder_block

@@ -72,7 +72,7 @@ class TextPreprocessor(Preprocessor):
         self.add_end_token = add_end_token
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Keras' own, but that a tokenizer is no part of a model, though it may be a layer."""
+        """Keras' own, but that a tokenizer is not a part of a model, though it may be a layer."""
         if name == "tokenizer":
             object.__setattr__(self, name, value)
         else:

@@ -48,7 +48,7 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         model: a backbone or causal model.
 
     Returns:
-        config.json, nothing for pictures, the table, and no tensors of zeros.
+        config.json, nothing for images, the table, and no tensors of zeros.
 
     Raises:
         InputError: lists everything that transformers cannot express.
@@ -81,7 +81,7 @@ def _windows(config: GemmaConfig) -> dict[str, Any]:
 
 
 def _whole(value: float) -> int | float:
-    """Returns the whole number that a float is but for rounding, which transformers wants."""
+    """Returns the whole number that a float is except for rounding, which transformers wants."""
     return round(value) if abs(value - round(value)) < 1e-6 else value
 
 

@@ -33,7 +33,7 @@ class GemmaCausalLMPreprocessor(CausalLMPreprocessor):
         add_end_token: put <eos> behind; a chat's turns end with their own token instead.
         template: how records become text: "instruction", "alpaca", "gemma" (the chat format of the
             instruction-tuned models), or a text with {instruction}, {context} and {response}.
-            Strings go through as they are, and so do {prompts, responses} but for "gemma".
+            Strings go through as they are, and so do {prompts, responses} except for "gemma".
         loss_on: "all" tokens, or "responses" alone.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
@@ -54,18 +54,18 @@ class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
 
     Args:
         tokenizer: as there, like all that is not listed.
-        image_converter: keras-hub's, or None; not used, as there are no pictures.
+        image_converter: keras-hub's, or None; not used, as there are no images.
         sequence_length: as there.
         add_start_token: as there.
         add_end_token: as there.
-        max_images_per_prompt: any number; there are no pictures.
+        max_images_per_prompt: any number; there are no images.
         num_vision_tokens_per_image: any number, likewise.
         template: as there.
         loss_on: "responses" by default: prompts weigh 0.
         **kwargs: of `keras.layers.Layer`.
 
     Raises:
-        InputError: for pictures among the texts.
+        InputError: for images among the texts.
     """
 
     tokenizer_class = Gemma3Tokenizer

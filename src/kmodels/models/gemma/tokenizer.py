@@ -49,7 +49,7 @@ class GemmaTokenizer(LayerTokenizer):
         ragged for a batch.
 
     Raises:
-        InputError: for a file that is no SentencePiece model or lacks <bos>, <eos> or <pad>, or
+        InputError: for a file that is not a SentencePiece model or lacks <bos>, <eos> or <pad>, or
             another dtype.
     """
 
@@ -116,7 +116,7 @@ class GemmaTokenizer(LayerTokenizer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Gemma3Tokenizer(GemmaTokenizer):
-    """`GemmaTokenizer` with keras-hub's names for the tokens of pictures.
+    """`GemmaTokenizer` with keras-hub's names for the tokens of images.
 
     Args:
         proto: as `GemmaTokenizer`, like all that is not listed.

@@ -56,7 +56,7 @@ def _adapted(
 def adapt(kernel: np.ndarray, channels: int) -> np.ndarray:
     """Returns a kernel (p, p, C, D) for another number of channels.
 
-    One channel gets the sum over all, so that a grey picture gives what the same picture in equal
+    One channel gets the sum over all, so that a grey image gives what the same image in equal
     channels gave. Otherwise the channels are repeated in turn, scaled by old / new.
 
     Source:

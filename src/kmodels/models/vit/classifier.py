@@ -41,8 +41,8 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
     Args:
         backbone: a `ViTBackbone`.
         num_classes: number of logits; 0 for no head, so that the model gives what is pooled: the
-            features that a probe or another model goes on with.
-        preprocessor: turns raw pictures into what the backbone takes, or None.
+            features that a probe or another model continues with.
+        preprocessor: turns raw images into what the backbone takes, or None.
         pooling: "token" (the class token), "gap" or "avg" (mean over the patches), "max"
             (their maximum), "avgmax" (the mean of both), "token_gap" (class token and mean, one
             behind the other, as DINOv2's classifier), "distilled" (DeiT: a head each on class and
@@ -53,7 +53,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         dropout: rate in front of the head.
         pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
         head_bias: of the logits; False for CLIP's projection, whose "classes" are the dimensions
-            that pictures and texts share.
+            that images and texts share.
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32. A logit of 0.1 would otherwise be off by
             2e-4 there, and the head is a ten-thousandth of the work.
@@ -284,7 +284,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         )
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """Returns a copy for pictures, or patches, of another size; see `ViTBackbone.resized`."""
+        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
         return resize_positions.resized(self, image_size, patch_size)
 
     def head(self, tokens: Tensor, pre_logits: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures in the size and range of numbers that a model takes, by keras-hub's arguments."""
+"""Images in the size and range of numbers that a model takes, by keras-hub's arguments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ DIGITS = 10
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageConverter(Preprocessor):
-    """Resizes pictures, then multiplies them by `scale` and adds `offset`, as keras-hub's.
+    """Resizes images, then multiplies them by `scale` and adds `offset`, as keras-hub's.
 
     Args:
         image_size: (height, width) in pixels, or None to keep the size.
@@ -40,8 +40,8 @@ class ViTImageConverter(Preprocessor):
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
-        pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size -> float32
-        (B, height, width, C), or (height, width, C) of one picture.
+        images (B, H, W, C), one image (H, W, C), or a list of images of any size -> float32
+        (B, height, width, C), or (height, width, C) of one image.
 
     Raises:
         InputError: for padding, channels in front, or an interpolation that is not here.
@@ -65,7 +65,7 @@ class ViTImageConverter(Preprocessor):
         _check(pad_to_aspect_ratio, interpolation)
         if data_format not in (None, "channels_last"):
             raise InputError(
-                f"data_format is {data_format!r}; pictures are (height, width, channels): leave it "
+                f"data_format is {data_format!r}; images are (height, width, channels): leave it "
                 "out"
             )
         self.image_size = None if image_size is None else tuple(image_size)
@@ -75,7 +75,7 @@ class ViTImageConverter(Preprocessor):
         self.resizing = Resizing(INTERPOLATION[interpolation], antialias, crop_to_aspect_ratio)
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
-        """Returns converted pictures; with labels or weights a tuple."""
+        """Returns converted images; with labels or weights a tuple."""
         found = pictures(x, self.image_size, self.resizing)
         if self.scale is not None:
             found = found * self._by_channel("scale", found.shape[-1])
@@ -94,7 +94,7 @@ class ViTImageConverter(Preprocessor):
         value = np.asarray(getattr(self, name), "float32")
         if value.ndim and value.shape != (channels,):
             raise InputError(
-                f"{name} has {value.size} values and the pictures {channels} channels; give one "
+                f"{name} has {value.size} values and the images {channels} channels; give one "
                 "per channel, or one number"
             )
         return value
@@ -115,19 +115,19 @@ class ViTImageConverter(Preprocessor):
 def pictures(
     x: Any, size: Sequence[int] | None, resizing: Resizing, channels: int | None = None
 ) -> np.ndarray:
-    """Returns pictures of any framework in one size, float32 in [0, 255].
+    """Returns images of any framework in one size, float32 in [0, 255].
 
     Args:
-        x: (B, H, W, C), (H, W, C), or a list of pictures of any size.
+        x: (B, H, W, C), (H, W, C), or a list of images of any size.
         size: (height, width), or None for as they are.
         resizing: how.
-        channels: that each picture must have; None for any number.
+        channels: that each image must have; None for any number.
 
     Returns:
-        (B, height, width, C), or (height, width, C) of one picture.
+        (B, height, width, C), or (height, width, C) of one image.
 
     Raises:
-        InputError: for what is no picture, or has another number of channels; or where Keras'
+        InputError: for what is no image, or has another number of channels; or where Keras'
             `image_data_format` is "channels_first".
     """
     check_channels_last()
@@ -143,7 +143,7 @@ def pictures(
 
 
 def output_shape(shape: Sequence[int | None], size: Sequence[int] | None) -> tuple[int | None, ...]:
-    """Returns the shape of pictures after `pictures`."""
+    """Returns the shape of images after `pictures`."""
     check_channels_last()
     return tuple(shape) if size is None else (*shape[:-3], *size, shape[-1])
 
@@ -154,7 +154,7 @@ def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int
     Args:
         converter: a `ViTImageConverter` or a `keras_hub.layers.ImageConverter`.
         image_size: (height, width) where the converter has none.
-        channels: of the pictures, where scale and offset are one number for all.
+        channels: of the images, where scale and offset are one number for all.
 
     Raises:
         InputError: for padding, or an interpolation that is not here.
@@ -208,14 +208,14 @@ def _plain(value: Any) -> Any:
 def _picture(x: Any, channels: int | None) -> np.ndarray:
     x = to_numpy(x)
     if x.ndim != 3:
-        raise InputError(f"a picture has shape {x.shape}; give (height, width, channels)")
+        raise InputError(f"an image has shape {x.shape}; give (height, width, channels)")
     _check_channels(x, channels)
     return x
 
 
 def _check_channels(x: np.ndarray, channels: int | None) -> None:
     if channels is not None and x.shape[-1] != channels:
-        raise InputError(f"a picture has shape {x.shape}; give (height, width, {channels})")
+        raise InputError(f"an image has shape {x.shape}; give (height, width, {channels})")
 
 
 def _resize(picture: np.ndarray, size: Sequence[int] | None, resizing: Resizing) -> np.ndarray:

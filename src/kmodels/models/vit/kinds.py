@@ -77,7 +77,7 @@ class DINOV2Backbone(ViTBackbone):
         drop_path_rate: stochastic depth of the last block.
         image_shape: (height, width, channels) in pixels.
         position_embedding_shape: must be `image_shape`, or None: the table is of the size of the
-            pictures, and files are resized when they are read.
+            images, and files are resized when they are read.
         antialias_in_interpolation: how files are resized.
         apply_layernorm: puts the final norm on each of `pyramid_outputs`.
         **fields: of `ViTBackbone` and `ViTConfig`.
@@ -115,7 +115,7 @@ class DINOV2Backbone(ViTBackbone):
         ):
             raise InputError(
                 f"position_embedding_shape is {tuple(position_embedding_shape)}; the table has the "
-                f"size of the pictures, {tuple(image_shape)}: leave it out, files are resized when "
+                f"size of the images, {tuple(image_shape)}: leave it out, files are resized when "
                 "they are read"
             )
         given: dict[str, Any] = {

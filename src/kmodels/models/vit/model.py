@@ -48,7 +48,7 @@ class ViTBackbone(Backbone):
 
     Attributes:
         named_inputs: whether its input is {"images": ...}, as keras-hub has it in some classes.
-        token_embedding: None, as in keras-hub's models of pictures.
+        token_embedding: None, as in keras-hub's models of images.
 
     Call:
         images (B, height, width, C), preprocessed floats, or {"images": ...} -> tokens
@@ -79,7 +79,7 @@ class ViTBackbone(Backbone):
     ):
         if data_format not in (None, "channels_last"):
             raise InputError(
-                f"data_format is {data_format!r}; pictures are (height, width, channels): leave it "
+                f"data_format is {data_format!r}; images are (height, width, channels): leave it "
                 "out"
             )
         config = self.make_config(image_shape=image_shape, **sizes)
@@ -164,13 +164,13 @@ class ViTBackbone(Backbone):
         return []
 
     def _given(self, inputs: Any) -> Any:
-        """Returns pictures alone or by name, in the structure of the graph's input."""
+        """Returns images alone or by name, in the structure of the graph's input."""
         if isinstance(inputs, Mapping) == self.named_inputs:
             return inputs
         return {"images": inputs} if self.named_inputs else inputs["images"]
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """Returns a copy for pictures, or patches, of another size.
+        """Returns a copy for images, or patches, of another size.
 
         The position embedding is resized by its rule, the kernel of the patches by timm's, see
         `kmodels.models.vit.channels.resample`.

@@ -1,4 +1,4 @@
-"""Pictures to what a ViT takes."""
+"""Images to what a ViT takes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from kmodels.models.vit.image_converter import (
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageClassifierPreprocessor(Preprocessor):
-    """Resizes, scales to [0, 1] and normalises pictures.
+    """Resizes, scales to [0, 1] and normalises images.
 
     Args:
         image_size: (height, width) in pixels.
@@ -31,19 +31,19 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         antialias: smooths what is made smaller, as Pillow does; False with "nearest" and "bilinear"
             alone, for checkpoints that were trained so.
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`, instead of
-            stretching the picture.
+            stretching the image.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above is read from it.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
-        x: uint8 pictures (B, H, W, C), one picture (H, W, C), or a list of pictures of any size;
+        x: uint8 images (B, H, W, C), one image (H, W, C), or a list of images of any size;
             floats are taken as values in [0, 255].
         y, sample_weight: handed through.
-        -> float32 (B, height, width, C), or (height, width, C) of one picture; with y or weights a
+        -> float32 (B, height, width, C), or (height, width, C) of one image; with y or weights a
         tuple, as Keras' preprocessors give it.
 
     Raises:
-        InputError: for something that is not a picture or has another number of channels.
+        InputError: for something that is not an image or has another number of channels.
     """
 
     family = "vit"
@@ -87,12 +87,12 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     @property
     def antialias(self) -> bool:
-        """True if pictures are smoothed when they are made smaller."""
+        """True if images are smoothed when they are made smaller."""
         return self.resizing.antialias
 
     @property
     def crop_to_aspect_ratio(self) -> bool:
-        """True if the middle part is taken instead of stretching the picture."""
+        """True if the middle part is taken instead of stretching the image."""
         return self.resizing.crop_to_aspect_ratio
 
     @property
@@ -101,7 +101,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         return ViTImageConverter(**converter_settings(self))
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
-        """Returns pictures to normalised floats."""
+        """Returns images to normalised floats."""
         found = pictures(x, self.image_size, self.resizing, channels=len(self.mean))
         mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
         found = (found / np.float32(255.0) - mean) / std

@@ -23,7 +23,7 @@ LARGER: dict[str, tuple[int, int, int, int]] = {
 DINOV2_GIANT = "dinov2_giant"
 DEIT3 = {"small": 16, "medium": 16, "base": 16, "large": 16, "huge": 14}
 # Sides of the images by size and patch, of the first SigLIP and of the second. A patch of 14 does
-# not divide 384: what is left of the picture is not seen there, and 378 pixels are enough.
+# not divide 384: what is left of the image is not seen there, and 378 pixels are enough.
 SIGLIP: dict[tuple[str, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
     ("base", 16): ((224, 256, 384, 512), (224, 256, 384, 512)),
     ("base", 32): ((), (256,)),

@@ -44,9 +44,9 @@ def fitting(
 
 
 def resized(model: keras.Model, image_size: Sequence[int], patch_size: int | None = None) -> Any:
-    """Returns a copy of a backbone or task for other picture and patch sizes.
+    """Returns a copy of a backbone or task for other image and patch sizes.
 
-    It goes by way of a preset, which knows adapters, quantized kernels and the rules for positions
+    It goes through a preset, which knows adapters, quantized kernels and the rules for positions
     and patches.
     """
     height, width = image_size

@@ -1,4 +1,4 @@
-"""The statistics by which a checkpoint's pictures are normalised."""
+"""The statistics by which a checkpoint's images are normalised."""
 
 import warnings
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the fields of a `Checkpoint` that concern pictures.
+    """Returns the fields of a `Checkpoint` that concern images.
 
     Args:
         path: where the checkpoint lies, for the warning.
@@ -17,7 +17,7 @@ def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any
     def warn() -> None:
         if arguments is None:
             warnings.warn(
-                f"{path} does not say how its pictures are normalised, so the model has no "
+                f"{path} does not say how its images are normalised, so the model has no "
                 "preprocessor; give preprocessor=ViTImageClassifierPreprocessor(image_size, mean, "
                 "std), or preprocessor=None",
                 stacklevel=4,

@@ -8,7 +8,7 @@ MOST = 2**20
 
 
 def largest(fits: Callable[[int], bool], start: int) -> int:
-    """Returns the largest number that fits, but for a sixteenth.
+    """Returns the largest number that fits, except for a sixteenth.
 
     Args:
         fits: whether a number does; if one does, all smaller ones do.

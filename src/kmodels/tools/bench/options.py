@@ -38,7 +38,7 @@ class BenchOptions:
         compile: modes, see `MODES`; "auto" is what each backend does by itself.
         attention: "fused" for overrides in force, "generic" for attention without.
         ops: "override" for overrides in force, "generic" for none.
-        workers: of the loader that makes pictures while steps run; none where batches lie ready.
+        workers: of the loader that makes images while steps run; none where batches lie ready.
         batch_size: rows of a step.
         image_size: height and width in pixels; the preset's by default.
         num_classes: of a classifier; the preset's by default.

@@ -1,4 +1,4 @@
-"""The report of a benchmark: a table, a JSON file and a picture."""
+"""The report of a benchmark: a table, a JSON file and an image."""
 
 import json
 from functools import partial
@@ -97,14 +97,14 @@ def paths(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def write(result: dict[str, Any], out: str | Path) -> list[Path]:
-    """Writes the JSON and, beside it, the picture; what was there before is replaced whole.
+    """Writes the JSON and, beside it, the image; what was there before is replaced whole.
 
     Args:
         result: of `run`.
         out: a directory, for bench.json and bench.png, or the path of the JSON file.
 
     Returns:
-        What was written: the picture only where a row was measured.
+        What was written: the image only where a row was measured.
     """
     path = local_path(out)
     path = path if path.suffix == ".json" else path / "bench.json"

@@ -17,7 +17,7 @@ from kmodels.tools.bench.device import DeviceBackend
 from kmodels.tools.bench.options import PRECISIONS
 
 _ENDLESS = 1_000_000
-# The batches of a loader before its pictures come again in another order.
+# The batches of a loader before its images come again in another order.
 _LOADED = 1_000
 # Small enough that a few steps do not part what rounding parted, large enough that they matter.
 _RATES = {"adamw": 1e-4, "sgd": 1e-2}
@@ -149,7 +149,7 @@ def batches(
         rows: of a batch.
         length: tokens of a row of text.
         seed: of the numbers.
-        workers: that make pictures while steps run; None for batches that lie ready.
+        workers: that make images while steps run; None for batches that lie ready.
         ready: how many of these there are, in turn.
 
     Raises:
@@ -160,9 +160,9 @@ def batches(
         kept = [(x, y) if weights is None else (x, y, weights) for x, y, weights in made]
         return Batches(lambda index: kept[index % ready])
     if is_text(model):
-        raise InputError("--workers is about pictures; a model of text has its batches ready")
+        raise InputError("--workers is about images; a model of text has its batches ready")
     height, width, channels = model.backbone.config.image_shape
-    # The labels of these pictures are 0 to 9.
+    # The labels of these images are 0 to 9.
     if model.num_classes < 10:
         raise InputError(f"--workers needs 10 classes or more; this model has {model.num_classes}")
     data = open_dataset(f"synthetic:{_LOADED * rows}", image_size=(height, width), seed=seed)

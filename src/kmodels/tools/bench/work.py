@@ -116,7 +116,7 @@ def _train(job: dict[str, Any], turns: Turns, device: DeviceBackend) -> None:
     facts |= {"cpu": device.is_cpu(), "text": setting.is_text(model)}
     facts |= {"host_bytes": estimate.host_bytes()}
     if facts["dropout"] and job["compile"] == OPENXLA:
-        raise LeftOut("torchax traces no random generator of torch; take a model without dropout")
+        raise LeftOut("torchax traces no random generator of torch; use a model without dropout")
     if facts["dropout"]:
         # Each backend drops other values, so what can be compared is the loss without.
         x, y, weights = setting.batch(model, *shape)

@@ -195,7 +195,7 @@ def installed(python: str, packages: Sequence[str]) -> set[str]:
             [python, "-c", code, *packages], capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise InputError(f"{python} is no Python that runs: {error}") from None
+        raise InputError(f"{python} is not a Python that runs: {error}") from None
     return set(done.stdout.split())
 
 

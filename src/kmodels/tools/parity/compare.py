@@ -9,7 +9,7 @@ import numpy as np
 # How far rounding may take one side from the exact result, as a share of a tensor's largest value.
 TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "mixed_bfloat16": 5e-2, "bfloat16": 5e-2}
 # A tensor counts as at least this share of the largest of its stage: the gradient of a key's bias,
-# say, is 0 but for rounding.
+# say, is 0 except for rounding.
 FLOOR = 1e-2
 
 
@@ -90,7 +90,7 @@ def difference(
         return Difference(name, float("nan"), allowed, (), None)
     with np.errstate(invalid="ignore"):
         apart = np.abs(left - right)
-    # Infinities of one sign are equal; what is no number differs from everything.
+    # Infinities of one sign are equal; what is not a number differs from everything.
     apart = np.where(left == right, 0.0, np.where(np.isnan(apart), np.inf, apart))
     flat = int(np.argmax(apart)) if apart.size else 0
     index = tuple(int(i) for i in np.unravel_index(flat, apart.shape)) if apart.size else ()

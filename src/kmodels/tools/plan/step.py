@@ -202,7 +202,7 @@ def check(plan: Plan, flags: Sequence[str], anyway: str) -> None:
     Args:
         plan: of its step.
         flags: names of the flags that the caller has, such as "--remat".
-        anyway: the flag with which it goes on in spite of the plan.
+        anyway: the flag with which it continues in spite of the plan.
 
     Raises:
         InputError: if the step needs clearly more than there is; names the parts and the flags.

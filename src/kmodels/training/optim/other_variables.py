@@ -14,9 +14,9 @@ def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> No
     """Builds an optimizer for these variables, whatever it was built for before.
 
     Keras settles in `compile` what is trained. If fewer variables are trained since, the slots of
-    those that are left go on. If others are, all begins anew as after `compile`, and a warning says
-    so if steps were made: beside slots at zero a high count of steps would make the first steps of
-    Adam too large.
+    those that are left continue. If others are, all start over as after `compile`, and a warning
+    says so if steps were made: with slots at zero and a high count of steps, Adam's first steps
+    would be too large.
 
     Args:
         optimizer: of Keras, built or not.
@@ -42,7 +42,7 @@ def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> No
         warnings.warn(
             f"{optimizer.name} has made {steps} steps for {len(before)} variables, and the model "
             f"now trains {len(variables)}, others among them: its slots and its count of steps "
-            "begin anew; call compile after such a change to choose an optimizer for it",
+            "start over; call compile after such a change to choose an optimizer for it",
             stacklevel=2,
         )
 

@@ -102,12 +102,12 @@ def check_replicated(
     if inner is not optimizer and getattr(inner, "looks_at_sums", False):
         raise InputError(
             "clip_norm, accumulate and skip_non_finite do not go with the scaled loss of "
-            "mixed_float16 on several devices; take mixed_bfloat16"
+            "mixed_float16 on several devices; use mixed_bfloat16"
         )
     if any(_reduction(part) == "mean_with_sample_weight" for part in keras.tree.flatten(loss)):
         raise InputError(
             "a loss with reduction='mean_with_sample_weight' would divide by the weights of each "
-            "device alone; take 'sum_over_batch_size', with weights whose mean is 1"
+            "device alone; use 'sum_over_batch_size', with weights whose mean is 1"
         )
 
 

@@ -191,7 +191,7 @@ class Objectives:
         """Returns an objective's loss, with the regularisers of its models, and its logs.
 
         Raises:
-            InputError: for a loss that is no floating point scalar, or logs without names.
+            InputError: for a loss that is not a floating point scalar, or logs without names.
         """
         for layer in objective.layers:
             keras_internals.forget_losses(layer)
@@ -212,7 +212,7 @@ class Objectives:
             raise InputError(f"{objective.who} returned {what}; return a scalar, or (scalar, logs)")
         if not isinstance(logs, dict) or not all(isinstance(name, str) for name in logs):
             raise InputError(
-                f"{objective.who} returned logs that are no dictionary of names; return "
+                f"{objective.who} returned logs that are not a dictionary of names; return "
                 '(scalar, {"name": value})'
             )
         loss = keras.ops.convert_to_tensor(loss)
@@ -277,7 +277,9 @@ def _shares(
     """Returns the models of each objective."""
     if names is None:
         if isinstance(train, Mapping):
-            raise InputError("train is by objective, and there is only one; give a list of models")
+            raise InputError(
+                "train is named by objective, but there is only one; give a list of models"
+            )
         return {ONLY: tuple(layers) if train is None else _listed(train)}
     names = list(names)
     if not names:

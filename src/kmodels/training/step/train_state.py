@@ -26,7 +26,7 @@ class State(Protocol):
 
 
 class TrainStateBackend(Protocol):
-    """Steps in a loop of one's own on one backend."""
+    """Steps in a loop of your own on one backend."""
 
     @property
     def State(self) -> type[State]:
@@ -115,7 +115,7 @@ class TrainState(_State):
         self._former: Any = None
 
     def write_back(self) -> None:
-        """Puts everything into models and optimizers; the next step goes on from what is there."""
+        """Puts everything into models and optimizers; the next step continues from there."""
         super().write_back()
 
     def __enter__(self) -> Self:
@@ -177,8 +177,8 @@ class StepFunction:
             "<objective>_loss", and what the loss functions logged.
 
         Raises:
-            InputError: where losses and objectives do not fit, a loss is no scalar, or the models
-                have other variables than the state.
+            InputError: where losses and objectives do not fit, a loss is not a scalar, or the
+                models have other variables than the state.
         """
         names = state.objectives.names
         if sorted(names) != sorted(self.losses):

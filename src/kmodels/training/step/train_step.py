@@ -61,7 +61,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     `fit` compiles it as it does any model: with XLA on JAX, as a graph on TensorFlow. Optimizers,
     gradient accumulation, clipping, moving averages and loss scaling are those of `compile`;
-    regularisers of the models that are trained count; states of batch norm and dropout go on;
+    regularisers of the models that are trained count; states of batch norm and dropout continue;
     callbacks, `keras.distribution`, and `kmodels.callbacks.Checkpoint` with its exact resume work,
     for all models and optimizers. The models are trained in place: save them themselves.
 
@@ -82,7 +82,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         name: of this model.
 
     Raises:
-        InputError: for things that are no models, and for names that fit none.
+        InputError: for things that are not models, and for names that fit none.
     """
 
     def __init__(

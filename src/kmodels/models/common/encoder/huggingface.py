@@ -60,7 +60,7 @@ def _write_activation(activation: str) -> str:
 
 def _read_end(path: Path, end: object) -> int | None:
     if not isinstance(end, int):
-        raise InputError(f"{path}: eos_token_id is {end!r}; the model knows one number")
+        raise InputError(f"{path}: eos_token_id is {end!r}; the model supports one number")
     return None if end == WRONG_END else end
 
 
@@ -156,7 +156,7 @@ class TextTowerFormat(HuggingFaceDirectory):
         return text, text["projection_dim"] if projects else None
 
     def transformers_form(self, model: keras.Model) -> TransformersForm:
-        """Returns config.json, nothing for pictures, the table, and no tensors of zeros.
+        """Returns config.json, nothing for images, the table, and no tensors of zeros.
 
         Args:
             model: a backbone or embedder.

@@ -75,6 +75,6 @@ def approximate_gelu(path: Path, activation: str) -> bool | str:
     """
     if activation not in GELUS:
         raise InputError(
-            f"{path}: hidden_act is {activation!r}; the model knows {', '.join(GELUS)}"
+            f"{path}: hidden_act is {activation!r}; the model supports {', '.join(GELUS)}"
         )
     return GELUS[activation]

@@ -52,7 +52,7 @@ def export_to_gguf(model: keras.Model, path: str | Path, dtype: str = "float16")
             adapters, or with all that llama.cpp's Gemma cannot express.
     """
     if Path(path).suffix != ".gguf":
-        raise InputError(f"{path} is to be a GGUF file; give a name that ends in .gguf")
+        raise InputError(f"{path} must be a GGUF file; give a name that ends in .gguf")
     if dtype not in KINDS:
         raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
     if importlib.util.find_spec("gguf") is None:

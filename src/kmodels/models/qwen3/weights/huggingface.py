@@ -48,7 +48,7 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
 
 
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
-    """Returns config.json, nothing for pictures, the table, and no tensors of zeros.
+    """Returns config.json, nothing for images, the table, and no tensors of zeros.
 
     Args:
         model: a backbone or causal model; a backbone with an output table is written as the latter.

@@ -30,14 +30,14 @@ def export_to_npz(model: keras.Model, path: str | Path) -> Path:
         InputError: for another suffix, or with all that such a file cannot express.
     """
     if Path(path).suffix != ".npz":
-        raise InputError(f"{path} is to be an .npz file; give a name that ends in .npz")
+        raise InputError(f"{path} must be an .npz file; give a name that ends in .npz")
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
     if not config.use_mha_bias or not config.use_mlp_bias or not config.use_patch_bias:
-        raise InputError("the format has no linear layers without biases; write hf or timm")
+        raise InputError("the format cannot hold linear layers without biases; write hf or timm")
     if config.grid[0] != config.grid[1]:
         raise InputError(
-            f"the format has square pictures only, not {config.grid[0]} x {config.grid[1]} "
+            f"the format holds only square images, not {config.grid[0]} x {config.grid[1]} "
             "patches; write hf or timm"
         )
     prefix, positions, big_vision = OLDER if config.use_class_token else NEWER

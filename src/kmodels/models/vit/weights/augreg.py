@@ -85,7 +85,7 @@ def open_checkpoint(
     prefix = next((x for x in PREFIXES if f"{x}embedding/kernel" in tensors), None)
     if prefix is None:
         raise InputError(
-            f"{path} is no ViT of vision_transformer or big_vision: no embedding/kernel"
+            f"{path} is not a ViT of vision_transformer or big_vision: no embedding/kernel"
         )
     if prefix == "params/img/":
         # SigLIP's files hold the text tower and its temperature beside it.
@@ -93,7 +93,7 @@ def open_checkpoint(
     big_vision = f"{prefix}pos_embedding" in tensors
     positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     if (absent := prefix + positions) not in tensors:
-        raise InputError(f"{path} has no {absent}; only learned position embeddings are known")
+        raise InputError(f"{path} has no {absent}; only learned position embeddings are supported")
     backbone = _backbone(path, tensors, prefix, prefix + positions, big_vision)
     config = ViTConfig(**backbone)
     has_class = config.use_class_token
@@ -150,7 +150,7 @@ def _backbone(
     first = f"{block}0/MultiHeadDotProductAttention_{0 if big_vision else 1}/query/kernel"
     up = f"{block}0/MlpBlock_{0 if big_vision else 3}/Dense_0/kernel"
     if absent := [name for name in (first, up) if name not in tensors]:
-        raise InputError(f"{path} is no ViT that is known: it lacks {', '.join(absent)}")
+        raise InputError(f"{path} is not a known ViT: it lacks {', '.join(absent)}")
     patch, _, channels, width = tensors[f"{prefix}embedding/kernel"].shape
     rows = tensors[positions].shape[1]
     has_class = f"{prefix}cls" in tensors

@@ -93,7 +93,9 @@ def open_checkpoint(
     tensors = huggingface_config.with_zero_biases(tensors, layers, config.hidden_dim)
     pooler = tensors.get(f"{prefix}pooler.dense.weight")
     if pooler is not None and description.get("pooler_act", "tanh") != "tanh":
-        raise InputError(f"{path}: pooler_act is {description['pooler_act']!r}; only tanh is known")
+        raise InputError(
+            f"{path}: pooler_act is {description['pooler_act']!r}; only tanh is supported"
+        )
     named = "DeiTForImageClassificationWithTeacher" in (description.get("architectures") or ())
     distilled = "cls_classifier.weight" in tensors if weights else named
     head = tensors.get("cls_classifier.weight" if distilled else "classifier.weight")

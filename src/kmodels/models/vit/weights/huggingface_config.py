@@ -28,7 +28,7 @@ def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16)
     get = description.get
     patches = _pair(get("patch_size", patch))
     if patches[0] != patches[1]:
-        raise InputError(f"{path}: patches of {patches} pixels; only square ones are known")
+        raise InputError(f"{path}: patches of {patches} pixels; only square ones are supported")
     side = patches[0]
     # The convolution passes over what is left of an image beside its last whole patch.
     height, width = (pixels // side * side for pixels in _pair(get("image_size", 224)))
@@ -79,7 +79,7 @@ def _image_processor(path: Path) -> dict[str, Any] | None:
 
 
 def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | None:
-    """Classes of an architecture whose name ends so, where there are no weights that tell."""
+    """Classes of an architecture whose name ends so, where there are not weights that tell."""
     named = any(name.endswith(ending) for name in description.get("architectures") or ())
     if weights or not named:
         return None

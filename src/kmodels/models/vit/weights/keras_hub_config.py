@@ -80,7 +80,7 @@ def _fixed(config: ViTConfig) -> dict[str, bool]:
     height, width = config.image_shape[:2]
     return {
         **_biases(config),
-        f"pictures of {height} x {width} pixels": height != width,
+        f"images of {height} x {width} pixels": height != width,
         "use_mha_bias=False": not config.use_mha_bias,
         f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon != EPSILON,
     }
@@ -209,7 +209,7 @@ DINOV2 = KerasHubMapping(
         {(None, NONE)},
         _dinov2_lacks,
     ),
-    # The table that was trained, from which the one in use is made for the size of the pictures.
+    # The table that was trained, from which the one in use is made for the size of the images.
     copies={"embeddings/position_embeddings": "embeddings/interpolated_position_embeddings"},
 )
 SIGLIP = KerasHubMapping(

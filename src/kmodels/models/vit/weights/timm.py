@@ -136,7 +136,7 @@ def open_checkpoint(
     """
     tensors = read_safetensors(path)
     if absent := [name for name in ("patch_embed.proj.weight", "pos_embed") if name not in tensors]:
-        raise InputError(f"{path} is no timm ViT: it lacks {', '.join(absent)}")
+        raise InputError(f"{path} is not a timm ViT: it lacks {', '.join(absent)}")
     name = str(description.get("architecture", path.stem))
     arguments = {**description.get("model_args", {})}
     arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
@@ -194,7 +194,9 @@ def _backbone(
 ) -> dict[str, Any]:
     width, channels, patch, other = tensors["patch_embed.proj.weight"].shape
     if patch != other:
-        raise InputError(f"{path}: patches of {(patch, other)} pixels; only square ones are known")
+        raise InputError(
+            f"{path}: patches of {(patch, other)} pixels; only square ones are supported"
+        )
     layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
     has_class, distilled = "cls_token" in tensors, "dist_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
@@ -252,7 +254,7 @@ def _grid(path: Path, told: Grid | None, rows: int, special: int, registers: int
     left = rows - grid[0] * grid[1]
     if (left and left != special) or (left and registers):
         raise InputError(
-            f"{path}: the positions cover the registers; only no_embed_class=True is known"
+            f"{path}: the positions cover the registers; only no_embed_class=True is supported"
         )
     return grid
 
@@ -278,8 +280,8 @@ def _is_gated(path: Path, name: str, tensors: Mapping[str, LazyArray]) -> bool:
         return False
     if not SWIGLU_NAMES.match(name):
         raise InputError(
-            f"{path} has a gated MLP, which is known of vit_giant_patch14_dinov2 and its sibling "
-            "with registers alone"
+            f"{path} has a gated MLP, which is supported only for vit_giant_patch14_dinov2 and "
+            "its sibling with registers"
         )
     return True
 
