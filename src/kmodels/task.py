@@ -255,7 +255,7 @@ class Task(Presets, Adapters, KerasMethods, Model):
             optimizer: as in Keras, like all that follow but `jit_compile`.
             loss: what is made small.
             loss_weights: for models with several outputs.
-            metrics: of outputs and labels.
+            metrics: metrics of outputs and labels.
             weighted_metrics: the same with sample weights.
             run_eagerly: compiles nothing.
             steps_per_execution: batches in one call of the compiled step; 1 on torch.

@@ -44,7 +44,8 @@ class Checkpoint(FitHooks):
     after the same step.
 
     Args:
-        directory: of the run's checkpoints, local or as "gs://bucket/run"; no other process has it.
+        directory: directory of the run's checkpoints, local or as "gs://bucket/run"; no other
+            process has it.
         every: steps between checkpoints, or seconds as in "300s"; by default one after each epoch.
             Where Keras executes several steps at once, the first end of them counts.
         keep: how many of the newest stay.

@@ -30,10 +30,11 @@ class FitRun:
         epoch: finished epochs.
         batch: finished batches of the running epoch.
         step: finished batches of all.
-        resumer: of the checkpoint that the run continues from; None in one that starts over.
+        resumer: resumer of the checkpoint that the run continues from; None in one that starts
+            over.
         given: numbers of the optimizer as the user gave them.
         leader: the run of the first Checkpoint of the `fit`, which resumes and hears signals.
-        log_names: of the logs of a step.
+        log_names: names of the logs of a step.
         before_save: called before the state is read.
         how_to_go_on: end of the line that is said where a signal stops the run.
     """

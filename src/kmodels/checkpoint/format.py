@@ -77,7 +77,7 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
     """Writes what this process holds.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         part: one of `PARTS`.
         arrays: whole ones by name, parts by `part_name`.
 
@@ -111,7 +111,7 @@ def read(path: Path, part: str) -> dict[str, LazyArray]:
     the mean.
 
     Args:
-        path: of the checkpoint, verified.
+        path: path of the checkpoint, verified.
         part: one of `PARTS`.
 
     Raises:

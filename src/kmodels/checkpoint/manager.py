@@ -55,7 +55,8 @@ class Snapshot:
 
     Args:
         run: where the run is; its step names the directory.
-        arrays: of the variables, by name, by part of the checkpoint, as `format.write` takes them.
+        arrays: arrays of the variables, by name, by part of the checkpoint, as `format.write` takes
+            them.
     """
 
     run: RunState
@@ -66,7 +67,7 @@ def take(directory: Path, resume: bool) -> None:
     """Keeps other runs out of the directory until `files.unlock`; all processes call it.
 
     Args:
-        directory: of the checkpoints; it is made where it is missing.
+        directory: directory of the checkpoints; it is made where it is missing.
         resume: whether it may hold checkpoints.
 
     Raises:
@@ -201,8 +202,8 @@ def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path]
     """Returns the best value of a log and its checkpoint, of equal ones the earliest.
 
     Args:
-        paths: of checkpoints; those without the log, or that cannot be read, do not count.
-        name: of the log, such as "val_loss".
+        paths: paths of checkpoints; those without the log, or that cannot be read, do not count.
+        name: name of the log, such as "val_loss".
         mode: whether the best is the "min" or the "max".
     """
     found: list[tuple[float, Path]] = []
@@ -342,7 +343,7 @@ def restore(path: Path, run: RunState, model: keras.Model) -> None:
     """Fills a compiled model and its optimizer, all or none.
 
     Args:
-        path: of the checkpoint, verified.
+        path: path of the checkpoint, verified.
         run: its state.
         model: compiled as the run's.
 

@@ -95,7 +95,7 @@ class Requests:
     waiting for it. So all ask one another after the same steps, about once a second.
 
     Attributes:
-        signum: of the first signal that one of them told of, or None.
+        signum: signum of the first signal that one of them told of, or None.
     """
 
     def __init__(self) -> None:

@@ -33,11 +33,11 @@ class Resumer:
     """Brings a run back to its newest checkpoint: the model first, all else as its epoch begins.
 
     Args:
-        path: of the checkpoint, the newest one that verifies.
+        path: path of the checkpoint, the newest one that verifies.
         run: the state in it.
 
     Attributes:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         run: the state in it.
         phase: how far the run is on its way back.
     """
@@ -175,7 +175,7 @@ def say_who_resumes(directory: Path, newest: int, first: Path, resumes: bool) ->
     """Tells that of several Checkpoints the one that stands first resumes the run.
 
     Args:
-        directory: of another one.
+        directory: directory of another one.
         newest: step in it, after the one that the run begins at.
         first: directory of the one that stands first.
         resumes: whether that holds checkpoints.
@@ -198,7 +198,7 @@ def warn_where_done(directory: Path, epoch: int, epochs: int, ended: bool) -> No
     """Warns where a `fit` continues from a run that has nothing left to do.
 
     Args:
-        directory: of the run's checkpoints.
+        directory: directory of the run's checkpoints.
         epoch: finished epochs.
         epochs: that `fit` was asked for.
         ended: whether a callback has ended the run.

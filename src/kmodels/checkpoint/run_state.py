@@ -43,16 +43,17 @@ class RunState:
         steps_per_epoch: batches of an epoch, where known.
         in_validation: whether it was saved within the validation of the epoch.
         ended: whether a callback has ended the run.
-        logs: of the epoch, where it has its end; None for a number that is not finite.
-        log_names: of the logs of a step.
+        logs: logs of the epoch, where it has its end; None for a number that is not finite.
+        log_names: names of the logs of a step.
         base: hash and origin of frozen weights that are not in the checkpoint.
         optimizer: class and name.
         order: what the order of the data goes by.
         schedule: config of the learning rate's.
-        numbers: of the optimizer, as the user gave them; None where that was not written down.
+        numbers: numbers of the optimizer, as the user gave them; None where that was not written
+            down.
         settings: plain values that a resumed run must share.
         backend: that it ran on.
-        versions: of packages.
+        versions: versions of packages.
         callbacks: what they had learnt, by callback and attribute.
         ahead: whether batches were made before the steps that take them.
         data: state of the loader, in this process; None where it has none.
@@ -134,9 +135,9 @@ def describe(
     """Plain values that are the same in all parts of one run, and what else explains it.
 
     Args:
-        optimizer: of the model.
+        optimizer: an optimizer of the model.
         settings: that the user wants compared.
-        numbers: of the optimizer, as the user gave them.
+        numbers: numbers of the optimizer, as the user gave them.
         epoch: that the order of the data goes by.
     """
     return {
@@ -160,10 +161,10 @@ def check_same(
     """Compares a checkpoint with the run that is to continue from it.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         run: its state.
-        optimizer: of the model.
-        settings: of this run.
+        optimizer: an optimizer of the model.
+        settings: settings of this run.
         steps: batches of an epoch, where known.
 
     Raises:

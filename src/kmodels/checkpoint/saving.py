@@ -26,8 +26,8 @@ class BestEpoch:
     """Compares an epoch with those whose checkpoints are still there.
 
     Args:
-        directory: of the checkpoints.
-        name: of the log to compare; None where no epoch is the best.
+        directory: directory of the checkpoints.
+        name: name of the log to compare; None where no epoch is the best.
         mode: "min", "max", or "auto", which goes by the name.
 
     Raises:
@@ -45,7 +45,7 @@ class BestEpoch:
         """Compares an epoch with those before it; all processes call it, and the first one decides.
 
         Args:
-            logs: of the epoch; nothing is being written to the directory.
+            logs: logs of the epoch; nothing is being written to the directory.
 
         Raises:
             InputError: where no epoch logs such a number.
@@ -74,7 +74,7 @@ class FiniteLoss:
     """Looks at the losses of the steps, one after another.
 
     Args:
-        directory: of the run's checkpoints, for the message.
+        directory: directory of the run's checkpoints, for the message.
     """
 
     def __init__(self, directory: Path):
@@ -251,7 +251,7 @@ class Saver:
     """Reads the state of a run into host memory, and has it written beside the training.
 
     Args:
-        directory: of the run's checkpoints.
+        directory: directory of the run's checkpoints.
         keep: how many of the newest stay.
         best: whose checkpoint stays too.
         only_trainable: leaves frozen weights out; None where adapters are to decide.
@@ -259,9 +259,10 @@ class Saver:
 
     Attributes:
         writer: at work beside the training.
-        memory: of the running epoch.
+        memory: memory of the running epoch.
         base: hash and origin of frozen weights that are left out, or None.
-        saved_step: of the last checkpoint that was read or restored; -1 where there is none.
+        saved_step: step of the last checkpoint that was read or restored; -1 where there is
+            none.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
 
     Args:
         variables: by name.
-        part: of the checkpoint to which they belong.
+        part: part of the checkpoint to which they belong.
 
     Returns:
         In a run of one process all of the values. In one of several the parts that it holds, by
@@ -124,7 +124,8 @@ def is_frozen_base(model: keras.Model, sha256: str) -> bool:
 
     Args:
         model: with frozen weights.
-        sha256: of `digest`, over names as the process had them, or as if it had begun with them.
+        sha256: sha256 of `digest`, over names as the process had them, or as if it had begun with
+            them.
     """
     held = frozen(model)
     # Checkpoints of before layers were counted from the first hold the hash of the names as such.
@@ -166,7 +167,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     """Fills variables from the files of a checkpoint, all or none.
 
     Args:
-        path: of the checkpoint, verified.
+        path: path of the checkpoint, verified.
         wanted: variables by name, by file, such as {"model": ...}.
 
     Raises:
@@ -204,7 +205,7 @@ def check_fits(
     """Compares names, shapes and kinds of arrays.
 
     Args:
-        path: of the checkpoint, for the message.
+        path: path of the checkpoint, for the message.
         found: by part and name, with shape and dtype.
         wanted: variables, likewise.
 
@@ -259,8 +260,8 @@ def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
     it is in, and by its place there.
 
     Args:
-        optimizer: of any of Keras' classes; one that scales losses gives its inner one's too, and
-            those of several objectives give each one's, after its name.
+        optimizer: an optimizer of any of Keras' classes; one that scales losses gives its inner
+            one's too, and those of several objectives give each one's, after its name.
 
     Returns:
         For example "iteration", "block_0/mlp/up/kernel:momentum".

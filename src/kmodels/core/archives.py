@@ -20,7 +20,7 @@ def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
 
     Args:
         archive: opened.
-        path: of the file.
+        path: path of the file.
     """
     twice = [name for name, count in Counter(archive.namelist()).items() if count > 1]
     if twice:

@@ -15,7 +15,7 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raises `InputError` for what is not a whole number, or too small.
 
     Args:
-        name: of the setting, for the message.
+        name: name of the setting, for the message.
         value: as given.
         least: the smallest that is allowed.
     """

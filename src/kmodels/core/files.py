@@ -23,7 +23,7 @@ def local_path(path: str | Path) -> Path:
     """Returns the path with the user's home filled in; all that a user gives comes through here.
 
     Args:
-        path: of a file or directory on a disk of this machine, or that as "file:///path".
+        path: path of a file or directory on a disk of this machine, or that as "file:///path".
 
     Raises:
         InputError: for an address such as "gs://bucket/run": it would become a folder called "gs:".
@@ -128,7 +128,7 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
 
     Args:
         folder: held by `lock`, since another process may be writing else.
-        prefix: of the names that the directories were to have.
+        prefix: prefix of the names that the directories were to have.
     """
     for entry in folder.glob(f".{prefix}*"):
         shutil.rmtree(entry, ignore_errors=True)

@@ -32,7 +32,7 @@ def uniforms(seed: int, purpose: str, epoch: int, keys: np.ndarray, count: int) 
     """Returns numbers in [0, 1) whose row i depends on keys[i] alone, not on the other keys.
 
     Args:
-        seed: of the run.
+        seed: seed of the run.
         purpose: separates streams, such as "crop".
         epoch: from 0.
         keys: int (B,), for example sample numbers.

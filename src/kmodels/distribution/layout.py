@@ -68,7 +68,7 @@ def dimensions(path: str, rank: int, family: str | None = None) -> Axes | None:
     """Returns what the dimensions of a variable are, or None where no rule names it.
 
     Args:
-        path: of the variable.
+        path: path of the variable.
         rank: number of its dimensions.
         family: that it belongs to; None asks the tables of all.
     """
@@ -95,8 +95,8 @@ def axes(
     stay whole: they are small, and cutting them costs a message.
 
     Args:
-        path: of the variable.
-        shape: of the variable.
+        path: path of the variable.
+        shape: shape of the variable.
         mesh: filled, see `mesh.fill`.
         granularity: by dimension, how many equal parts belong together, None for as many as it is
             long.

@@ -87,7 +87,7 @@ def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
     """Returns the mesh with -1 replaced by what is left of the devices.
 
     Args:
-        mesh: of `parse_mesh`.
+        mesh: mesh of `parse_mesh`.
         devices: how many there are, in all processes.
         more: how to get more of them, for the message; "{}" stands for the number.
 

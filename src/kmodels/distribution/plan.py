@@ -88,7 +88,7 @@ class ParallelPlan:
             batch_size: rows of a global batch, for arrays and datasets of single samples; 32 by
                 default.
             shuffle: for those, a new order in each epoch; by default in training.
-            seed: of that order; by default that of `keras.utils.set_random_seed`.
+            seed: seed of that order; by default that of `keras.utils.set_random_seed`.
             training: leaves a last batch out that is not full. False is for evaluation: rows of
                 weight 0 fill it up, so compile with `weighted_metrics`.
             own: the data holds the rows of this process alone, of shard `engine.shard` of
@@ -123,7 +123,7 @@ class ParallelPlan:
         stopped; over another mesh, or another number of processes, it goes on too.
 
         Args:
-            directory: of the checkpoints, on a disk that all processes see.
+            directory: directory of the checkpoints, on a disk that all processes see.
             **settings: of `kmodels.callbacks.Checkpoint`, such as `every=500`.
 
         Returns:
@@ -140,7 +140,7 @@ class ParallelPlan:
         them in memory whole. All have to call it; the first one writes.
 
         Args:
-            model: of kmodels.
+            model: a model of kmodels.
             directory: to make or replace.
 
         Raises:

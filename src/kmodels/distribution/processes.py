@@ -206,7 +206,7 @@ def all_or_raise(what: str, act: Callable[[], T]) -> T:
         act: without a collective in it.
 
     Raises:
-        InputError: of this process, or the first that another one had.
+        InputError: that of this process, or the first that another one had.
     """
     if count() == 1:
         return act()

@@ -86,7 +86,7 @@ def continue_by_beams(
     Args:
         backbone: as of `continue_prompts`.
         prompts: token ids, at least one each.
-        limits: of each prompt and its continuation together.
+        limits: limits of each prompt and its continuation together.
         sampler: says how many beams.
         count: texts of each prompt, best first.
         stop: ids that end a text; they are part of it.

@@ -12,7 +12,7 @@ class DenseCache:
 
     Args:
         held: (B, 2, S, K, H), keys and values; K and H are at least the block's own.
-        index: of the first new token.
+        index: number of the first new token.
     """
 
     def __init__(self, held: Tensor, index: Tensor | int):

@@ -79,7 +79,7 @@ def continue_prompts(
         backbone: with `extend`, `cache_shapes`, `cache_windows`, `blocks` and
             `token_embedding.logits`.
         prompts: token ids, at least one each.
-        max_length: of prompt and continuation together; one for all, or one for each.
+        max_length: length of prompt and continuation together; one for all, or one for each.
         sampler: chooses the tokens.
         stop: ids that end a row; they are part of it.
         on_token: called with (row, token id) as tokens come.

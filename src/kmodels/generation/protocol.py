@@ -56,7 +56,7 @@ def continue_by_protocol(
     Args:
         model: with `call_with_cache` and `_build_cache`.
         prompts: token ids, at least one each.
-        limits: of each prompt and its continuation together.
+        limits: limits of each prompt and its continuation together.
         sampler: is called with `next`, the prompts, a filled cache and its hidden states.
         stop: ids that end a row.
 

@@ -33,8 +33,8 @@ class Sampler:
         min_p: keeps tokens with at least p times the probability of the most likely one.
         repetition_penalty: divides positive, multiplies negative logits of tokens that the row
             holds already.
-        seed: of the draws, which continue from call to call and start over with a new sampler; by
-            default they go on since `keras.utils.set_random_seed`, and are new in each process
+        seed: seed of the draws, which continue from call to call and start over with a new sampler;
+            by default they go on since `keras.utils.set_random_seed`, and are new in each process
             where that was not called.
 
     Raises:
@@ -109,7 +109,7 @@ class Sampler:
             next: (prompt, cache, index) -> (logits (B, V), hidden states, cache).
             prompt: (B, T) int; what stands from `index` on is written over.
             cache: anything that `next` takes and gives.
-            index: of the first token to choose.
+            index: number of the first token to choose.
             mask: (B, T) bool, True for tokens that stay; none by default.
             stop_token_ids: the loop ends when each row has one of them.
             hidden_states: not used here.

@@ -79,13 +79,14 @@ class Generates:
             inputs: what the preprocessor takes, such as a text or a list of texts; token ids
                 (B, T), alone or in {"token_ids", "padding_mask"} with padding on either side; or a
                 tf.data data set or another iterable of batches of one of them.
-            max_length: of prompt and continuation together; the preprocessor's `sequence_length`,
-                or T, by default.
+            max_length: length of prompt and continuation together; the preprocessor's
+                `sequence_length`, or T, by default.
             stop_token_ids: end a row; "auto" asks the tokenizer, None continues to `max_length`.
             strip_prompt: gives the continuation only.
             stream: called as tokens come, with the row's number and its new piece of text (without
                 a preprocessor: the token's id).
-            max_new_tokens: of each continuation, in place of `max_length`.
+            max_new_tokens: largest number of new tokens of each continuation, in place of
+                `max_length`.
             num_return_sequences: texts for each prompt, one behind the other.
 
         Returns:
@@ -166,7 +167,7 @@ class Generates:
 
         Args:
             prompts: token ids.
-            limits: of each prompt and its continuation together.
+            limits: limits of each prompt and its continuation together.
             stop: ids that end a row.
             on_token: called with (row, token id) as tokens come.
             count: rows for each prompt.

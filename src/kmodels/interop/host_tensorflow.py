@@ -23,7 +23,7 @@ class HostLayers:
 
     Args:
         layers: which take keras-cv's dictionaries.
-        seed: of their generators, and of TensorFlow, which others of them draw from.
+        seed: seed of their generators, and of TensorFlow, which others of them draw from.
     """
 
     def __init__(self, layers: Sequence[Any], seed: int):

@@ -15,8 +15,8 @@ def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
     """Returns a preprocessor of kmodels that does what keras-hub's does.
 
     Args:
-        preprocessor: of a task of keras-hub.
-        config: of the backbone here.
+        preprocessor: that of a task of keras-hub.
+        config: config of the backbone here.
         kind: class of the preprocessor here.
 
     Raises:
@@ -40,7 +40,7 @@ def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
     """Returns a preprocessor of keras-hub that does what ours does.
 
     Args:
-        preprocessor: of a task of kmodels.
+        preprocessor: that of a task of kmodels.
         kind: class of keras-hub's.
 
     Raises:

@@ -21,7 +21,7 @@ def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
     """Returns the weights of a backbone or task of keras-hub by the names in the table.
 
     Args:
-        peer: of the backbone.
+        peer: the counterpart of the backbone.
         model: whose weights they are.
 
     Raises:
@@ -86,7 +86,7 @@ def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArr
     """Puts values into a model of keras-hub, where every name and shape fits.
 
     Args:
-        peer: of the backbone.
+        peer: the counterpart of the backbone.
         model: new, of keras-hub.
         values: by the names in the table.
 
@@ -108,9 +108,9 @@ def compare(
     """Raises `InputError` that names every weight that is not the same, bit for bit, on both sides.
 
     Args:
-        peer: of the backbone.
-        model: of kmodels.
-        theirs: of keras-hub.
+        peer: the counterpart of the backbone.
+        model: a model of kmodels.
+        theirs: a model of keras-hub.
         rules: the table.
     """
     ours, found = engine.export(model, rules), tensors(peer, theirs)

@@ -54,8 +54,8 @@ class Augmentation:
     Args:
         *layers: instances of classes in `keras_cv.layers`, or any Keras layers that take its
             dictionaries; made before, on this process.
-        seed: of the random numbers; it becomes TensorFlow's global one too, which some layers draw
-            from.
+        seed: seed of the random numbers; it becomes TensorFlow's global one too, which some layers
+            draw from.
 
     Call:
         x: images (B, H, W, C), or a dictionary of keras-cv with "images" in it.
@@ -114,7 +114,7 @@ class Augmentation:
         """Returns the batches of an `ImageLoader` or any other PyDataset after these layers.
 
         Args:
-            loader: of images in the range that the layers were told, such as
+            loader: a loader of images in the range that the layers were told, such as
                 `ImageLoader(..., std=1 / 255)` for 0 to 255.
         """
         return Mapped(loader, self)

@@ -125,8 +125,8 @@ def compare(model: keras.Model, theirs: keras.Model) -> None:
     """Compares a model of kmodels with one of keras-hub, weight by weight and bit for bit.
 
     Args:
-        model: of kmodels.
-        theirs: of keras-hub.
+        model: a model of kmodels.
+        theirs: a model of keras-hub.
 
     Raises:
         InputError: names every weight that one of them lacks, or that is not the same.

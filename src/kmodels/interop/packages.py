@@ -12,7 +12,7 @@ def need(module: str, package: str, extra: str) -> Any:
     Args:
         module: such as "keras_hub".
         package: its name where it is installed from.
-        extra: of kmodels, which brings it.
+        extra: the extra of kmodels, which brings it.
 
     Raises:
         InputError: where it is not installed, or cannot be imported.

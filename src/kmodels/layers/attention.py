@@ -22,8 +22,8 @@ class Attention(WithKernel):
         dropout: rate on the attention weights, in training.
         use_bias: biases of the four projections.
         qk_norm: normalises queries and keys per head (Dehghani et al. 2023).
-        epsilon: of those norms.
-        seed: of the dropout; None for the layer's own stream.
+        epsilon: epsilon of those norms.
+        seed: seed of the dropout; None for the layer's own stream.
         causal: no query sees what stands behind it; the last query sees the whole context.
         rope_wavelength: base of a rotary embedding of queries and keys, such as 10,000; None for
             none.

@@ -161,7 +161,7 @@ class Layer(keras.layers.Layer):
 
         Args:
             name: the last part of its path.
-            shape: of the variable.
+            shape: shape of the variable.
             initializer: what Keras takes as such; see `initializers.keyed`.
             shard_granularity: how far it may be cut over devices, see `layers.shard_granularity`.
             **settings: `trainable`, `regularizer` and `constraint` as in Keras' `add_weight`.

@@ -222,10 +222,10 @@ class Dense(WithKernel):
         """Freezes the kernel and puts two trainable matrices beside it, as Keras' Dense does.
 
         Args:
-            rank: of the matrices, (in, rank) and (rank, units).
+            rank: rank of the matrices, (in, rank) and (rank, units).
             lora_alpha: they count lora_alpha / rank times; None for once.
-            a_initializer: of the first matrix, as Keras takes it.
-            b_initializer: of the second.
+            a_initializer: initializer of the first matrix, as Keras takes it.
+            b_initializer: initializer of the second.
 
         Raises:
             InputError: for a layer that is not built, has an adapter, or holds its kernel to a

@@ -41,7 +41,7 @@ class Dropout(_Random):
         rate: share that is zeroed, in [0, 1).
         noise_shape: shape of what is drawn, 1 for each axis along which all is kept or all dropped,
             None for the input's own length; None for the input's shape.
-        seed: of the stream; None for the layer's own under `keras.utils.set_random_seed`.
+        seed: seed of the stream; None for the layer's own under `keras.utils.set_random_seed`.
 
     Call:
         x -> same shape and dtype.
@@ -93,7 +93,7 @@ class DropPath(_Random):
 
     Args:
         rate: share of the examples whose branch is dropped, in [0, 1).
-        seed: of the stream; None for the layer's own under `keras.utils.set_random_seed`.
+        seed: seed of the stream; None for the layer's own under `keras.utils.set_random_seed`.
 
     Call:
         x (B, ...) -> same shape and dtype.

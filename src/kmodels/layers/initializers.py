@@ -46,7 +46,7 @@ class Keyed(keras.initializers.Initializer):
 
     Args:
         draw: the distribution.
-        path: of the variable.
+        path: path of the variable.
     """
 
     def __init__(self, draw: Draw, path: str):
@@ -72,7 +72,7 @@ def keyed(initializer: InitializerLike, path: str) -> Any:
 
     Args:
         initializer: what Keras takes as initializer; None for Keras' default, Glorot uniform.
-        path: of the variable.
+        path: path of the variable.
 
     Returns:
         The distribution drawn from the variable's own stream, for Keras' initializers without a

@@ -58,7 +58,7 @@ class MLP(_WithDropout):
         use_bias: biases of both layers.
         approximate: as in `ops.gelu`: False, True or "sigmoid".
         activation: in place of GELU, what Keras takes as one; None for GELU.
-        seed: of the dropout; None for the layer's own stream.
+        seed: seed of the dropout; None for the layer's own stream.
         **kwargs: initializers, regularizers and constraints, as in `Dense`, and what every Keras
             layer takes.
 
@@ -151,7 +151,7 @@ class SwiGLU(_WithDropout):
         hidden_dim: width of the gate and of what it multiplies.
         dropout: rate after the product, in training.
         use_bias: biases of the three layers.
-        seed: of the dropout; None for the layer's own stream.
+        seed: seed of the dropout; None for the layer's own stream.
         **kwargs: initializers, regularizers and constraints, as in `Dense`, and what every Keras
             layer takes.
 

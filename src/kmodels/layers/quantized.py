@@ -27,7 +27,7 @@ class QuantizedKernel:
         rows: width of the input.
         numbers: int8, see `kmodels.ops.quantized_dense`.
         scale: float32.
-        zero: of "int4" only.
+        zero: only for "int4".
     """
 
     mode: str

@@ -21,7 +21,7 @@ class LoraSettings:
     """The settings that all adapters of a model share.
 
     Args:
-        rank: of the two matrices.
+        rank: rank of the two matrices.
         alpha: the adapter counts alpha / rank times; None for `rank`, that is once.
         dropout: rate in front of the adapter, in training.
         targets: names or patterns of the layers, see `enable_lora`.

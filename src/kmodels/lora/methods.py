@@ -33,7 +33,7 @@ class Adapters:
         before `compile`.
 
         Args:
-            rank: of the matrices, (in, rank) and (rank, out).
+            rank: rank of the matrices, (in, rank) and (rank, out).
             alpha: the adapter counts alpha / rank times; None for `rank`, that is once.
             dropout: rate in front of the adapter, in training.
             targets: names ("query"), ends of paths ("mlp/up"), regular expressions for whole paths

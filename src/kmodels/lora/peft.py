@@ -66,7 +66,7 @@ class Described:
     """The contents of an adapter_config.json.
 
     Args:
-        settings: of all adapters but those that a pattern names.
+        settings: settings of all adapters but those that a pattern names.
         ranks: rank by the end of a module's name, or a pattern for it.
         alphas: alpha likewise.
         token_ids: rows of the embedding table that are trained, in PEFT's form; None for none.

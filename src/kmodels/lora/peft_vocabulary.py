@@ -82,7 +82,7 @@ class PeftVocabulary:
     """The rows of the embedding table that a file holds.
 
     Args:
-        names: of the tensors that are about it.
+        names: names of the tensors that are about it.
         put: does to the model what they say, once it is frozen.
     """
 
@@ -97,7 +97,7 @@ def read(
 
     Args:
         model: to be changed by `PeftVocabulary.put`.
-        arrays: of the file, by name.
+        arrays: arrays of the file, by name.
         described: its settings.
     """
     held = tables(model)

@@ -35,7 +35,7 @@ def verify(
     """Compares a directory with the hash in its file, where there is one.
 
     Args:
-        metadata: of the file's header.
+        metadata: metadata of the file's header.
         described: its settings, as read.
         arrays: as read.
         origin: the directory, for the message.

@@ -21,7 +21,7 @@ def check(model: keras.Model, path: str | Path) -> None:
 
     Args:
         model: a built model.
-        path: of the file; one that is not there, or of another kind, is left to Keras.
+        path: path of the file; one that is not there, or of another kind, is left to Keras.
 
     Raises:
         InputError: names what does not fit, in one line.

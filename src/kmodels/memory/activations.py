@@ -44,8 +44,8 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
     """Yields the arrays of one step.
 
     Args:
-        weights: of the model.
-        sizes: of its blocks.
+        weights: weights of the model.
+        sizes: sizes of its blocks.
         setup: the step.
 
     Yields:

@@ -152,7 +152,7 @@ def held_by(model: keras.Model, sizes: Sizes, setup: Setup) -> list[Held]:
 
     Args:
         model: a task, with or without values, neither quantized nor with adapters.
-        sizes: of its blocks.
+        sizes: sizes of its blocks.
         setup: the step.
 
     Raises:
@@ -177,7 +177,7 @@ def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
     """Returns the bytes of the keys and values that `generate` keeps.
 
     Args:
-        sizes: of the blocks.
+        sizes: sizes of the blocks.
         setup: the step, whose batch and dtype count.
         slots: tokens of each row.
     """

@@ -30,7 +30,7 @@ class BlockSizes:
     """The sizes of one block of a transformer.
 
     Args:
-        heads: of the queries.
+        heads: heads of the queries.
         groups: heads of keys and values.
         head_dim: width of a head.
         mlp_dim: width between the dense layers of the MLP.
@@ -60,8 +60,8 @@ class Sizes:
 
     Args:
         blocks: sizes of each.
-        width: of the hidden states.
-        tokens: of a row, where an image decides them; None where the text does.
+        width: width of the hidden states.
+        tokens: tokens of a row, where an image decides them; None where the text does.
         vocabulary: rows of the embedding table; None for a model without.
         gated: the MLP multiplies two branches (Gemma).
         causal: attention looks back only.
@@ -136,13 +136,13 @@ class Held:
     Args:
         part: one of `PARTS`.
         name: path of the variable, or block and role of an activation.
-        shape: of the whole, over all devices.
-        dtype: of the elements.
+        shape: shape of the whole, over all devices.
+        dtype: dtype of the elements.
         axes: what its dimensions are, in the words of `distribution.layout`, and "batch" for rows;
             () for what each device holds as a whole. Weights, gradients and slots lie on a mesh as
             the variable of that path does.
-        granularity: of a variable, see `layers.shard_granularity`.
-        family: of a variable, see `layers.layout_family`.
+        granularity: granularity of a variable, see `layers.shard_granularity`.
+        family: family of a variable, see `layers.layout_family`.
     """
 
     part: str

@@ -39,7 +39,7 @@ class Family:
     """The description of a family for `from_preset` and its siblings.
 
     Args:
-        name: of the folder.
+        name: name of the folder.
         backbone: the class of the model without a head.
         tasks: the classes of models with one.
         presets: name to fields of the config; keys that start with "task_" are the task's.

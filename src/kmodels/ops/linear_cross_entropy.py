@@ -37,7 +37,8 @@ def linear_cross_entropy(
         hidden: the states to classify.
         table: a row per class, such as the token embedding.
         labels: the class of each position, in [0, V); any number where the weight is 0.
-        weights: of each position. Values at a position of weight 0 play no part, not even NaN.
+        weights: weights of each position. Values at a position of weight 0 play no part, not even
+            NaN.
         soft_cap: logits are squashed to `soft_cap * tanh(logits / soft_cap)`.
         trainable_table: whether the table gets a gradient; without, it gets none or zeros.
         rows: (N, D) float, which stand in place of some rows of a frozen table and are trained.
@@ -143,7 +144,7 @@ def gradient_of_rows(
         labels: (M,).
         weights: (M,), float32 or wider, with what comes from above in them.
         total: (M,), logarithm of the sum of the exponentials of all logits.
-        soft_cap: of the logits.
+        soft_cap: soft cap of the logits.
     """
     dtype = ops.dtype(total)
     score = ops.cast(matmul(hidden, ops.transpose(ops.cast(rows, ops.dtype(hidden)))), dtype)

@@ -30,7 +30,7 @@ def quantized_dense(
         x: the input.
         kernel: whole numbers; of 4 bits two rows in a byte, as `keras.quantizers.pack_int4` packs.
         scale: 8 bits: what the weights were multiplied by; 4 bits: what a step is worth.
-        zero: of 4 bits, the number that stands for zero.
+        zero: for 4 bits, the number that stands for zero.
         bias: added to the result if given.
 
     Parity: `kmodels.ops.dense` with `dequantize(...)`.

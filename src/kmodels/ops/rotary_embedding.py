@@ -24,7 +24,7 @@ def rotary_embedding(
 
     Args:
         x: queries or keys.
-        positions: of the tokens, from 0.
+        positions: positions of the tokens, from 0.
         max_wavelength: the base of the geometric series, "theta" elsewhere.
         scaling: positions are divided by it (linear scaling of the context).
 

@@ -122,7 +122,7 @@ class _Room:
         rows: positions.
         columns: largest tile.
         like: has the dtype and the device of the operands.
-        dtype: of the scores, float32 or wider.
+        dtype: dtype of the scores, float32 or wider.
     """
 
     def __init__(self, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype):

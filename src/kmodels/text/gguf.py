@@ -112,9 +112,9 @@ class GGUFVocabulary(NamedTuple):
     """A tokenizer as GGUF files hold it.
 
     Attributes:
-        texts: of the tokens, in the order of ids.
-        scores: of each; the higher, the earlier its parts are merged.
-        kinds: of each, as in `pieces.Piece`.
+        texts: texts of the tokens, in the order of ids.
+        scores: scores of each; the higher, the earlier its parts are merged.
+        kinds: kinds of each, as in `pieces.Piece`.
         unknown: id of the token for what no other stands for, or None.
         space_prefix: whether a blank is put before a text.
     """
@@ -136,8 +136,8 @@ def describe(
 
     Args:
         core: with merges, such as Gemma's.
-        rows: of the embedding table: tokens behind them are left out, and rows without a token get
-            one that no text gives.
+        rows: rows of the embedding table: tokens behind them are left out, and rows without a token
+            get one that no text gives.
         file: what it is for, in errors.
         instead: what to do where it cannot be, in errors.
 

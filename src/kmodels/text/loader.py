@@ -23,7 +23,7 @@ class TextLoader(keras.utils.PyDataset):
         rows: (dictionary of inputs, labels, weights), as a preprocessor gives them.
         batch_size: rows per batch.
         shuffle: a new order in each epoch, a function of seed and epoch.
-        seed: of the order.
+        seed: seed of the order.
 
     Raises:
         InputError: if there is no row, or nothing to learn in them.

@@ -14,7 +14,7 @@ def pad(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
     """Returns one example a row, padded at the right.
 
     Args:
-        examples: of at most length + 1 tokens.
+        examples: examples of at most length + 1 tokens.
         length: tokens of a row.
         pad_id: id of the padding token.
 
@@ -60,7 +60,7 @@ def pack(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
     """Packs several examples into a row, each with the loss it has alone.
 
     Args:
-        examples: of at most length + 1 tokens.
+        examples: examples of at most length + 1 tokens.
         length: tokens of a row.
         pad_id: id of the padding token.
 

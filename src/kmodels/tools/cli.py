@@ -102,12 +102,14 @@ def plan(
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 512,
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Of a classifier.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of classes of a classifier.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
     ] = None,
-    rank: Annotated[int, typer.Option(help="Of the adapters.")] = 4,
+    rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 4,
     targets: Annotated[str, typer.Option(help="Layers that get adapters.")] = "query,value",
     dora: Annotated[bool, typer.Option(help="Weight-decomposed adapters.")] = False,
     quantize: Annotated[str | None, typer.Option(help="int8 or int4 for frozen kernels.")] = None,
@@ -115,11 +117,13 @@ def plan(
     optimizer: Annotated[str, typer.Option(help="adamw, adam, lion, momentum or sgd.")] = "adamw",
     accumulate: Annotated[int, typer.Option(help="Batches of an update.")] = 1,
     generate: Annotated[int, typer.Option(help="Tokens that generate keeps per row.")] = 0,
-    memory: Annotated[str | None, typer.Option(help="What there is, such as 80GiB.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of the device, such as 80GiB.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Devices, such as data=2,fsdp=8.")] = None,
     accelerator: Annotated[
         bool | None,
-        typer.Option("--accelerator/--here", help="As on GPUs and TPUs; with a mesh by default."),
+        typer.Option(
+            "--accelerator/--here", help="Count as on GPUs and TPUs; the default with a mesh."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -164,28 +168,36 @@ def bench(
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 8,
     backends: Annotated[str, typer.Option(help="jax,torch,tensorflow, or all there are.")] = "all",
     precision: Annotated[
-        str, typer.Option(help="Some of float32,tf32,mixed_bfloat16,bfloat16.")
+        str, typer.Option(help="One or more of float32,tf32,mixed_bfloat16,bfloat16.")
     ] = "float32",
     attention: Annotated[str, typer.Option(help="generic, fused (overrides) or both.")] = "",
     ops: Annotated[str, typer.Option(help="generic, override or both: all ops.")] = "",
-    compile: Annotated[str, typer.Option(help="Some of auto,none,inductor,openxla,xla.")] = "auto",
-    workers: Annotated[str, typer.Option(help="Of a loader of images, such as 0,2.")] = "",
+    compile: Annotated[
+        str, typer.Option(help="One or more of auto,none,inductor,openxla,xla.")
+    ] = "auto",
+    workers: Annotated[str, typer.Option(help="Workers of an image loader, such as 0,2.")] = "",
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Of a classifier.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of classes of a classifier.")
+    ] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 512,
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
     ] = None,
-    rank: Annotated[int, typer.Option(help="Of the adapters.")] = 4,
+    rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 4,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    rounds: Annotated[int, typer.Option(help="Turns of each row.")] = 10,
-    steps: Annotated[int, typer.Option(help="Of a turn.")] = 1,
-    check_steps: Annotated[int, typer.Option(help="First steps, whose losses must agree.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of first weights and data.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Of each process.")] = None,
-    largest_batch: Annotated[bool, typer.Option(help="Look for the largest batch, too.")] = False,
-    memory: Annotated[str | None, typer.Option(help="What a step may take: 8GiB.")] = None,
-    together: Annotated[int, typer.Option(help="Most processes at a time.")] = 16,
+    rounds: Annotated[int, typer.Option(help="Rounds of each row.")] = 10,
+    steps: Annotated[int, typer.Option(help="Steps of a round.")] = 1,
+    check_steps: Annotated[
+        int, typer.Option(help="Number of first steps whose losses must agree.")
+    ] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the first weights and of the data.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Threads of each process.")] = None,
+    largest_batch: Annotated[bool, typer.Option(help="Also look for the largest batch.")] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory that a step may take, such as 8GiB.")
+    ] = None,
+    together: Annotated[int, typer.Option(help="Largest number of processes at a time.")] = 16,
     limit: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 900.0,
     python: Annotated[
         list[str] | None, typer.Option(help="NAME=PATH: of a backend, or of openxla.")
@@ -248,15 +260,19 @@ def bench(
 def parity(
     preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
     backends: Annotated[str, typer.Option(help="Two of jax, torch, tensorflow.")] = "jax,torch",
-    preset_b: Annotated[str | None, typer.Option(help="Of the second side.")] = None,
-    precision: Annotated[str, typer.Option(help="Of both sides, or as A,B.")] = "float32",
-    ops: Annotated[str, typer.Option(help="override or generic; or as A,B.")] = "override",
-    steps: Annotated[int, typer.Option(help="Of training.")] = 3,
+    preset_b: Annotated[str | None, typer.Option(help="Preset of the second side.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="Precision of both sides, or one each as A,B.")
+    ] = "float32",
+    ops: Annotated[str, typer.Option(help="override or generic, or one each as A,B.")] = "override",
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 2,
     sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 16,
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Of a classifier.")] = None,
-    seed: Annotated[int, typer.Option(help="Of first weights and data.")] = 0,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of classes of a classifier.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first weights and of the data.")] = 0,
     tolerance: Annotated[
         float | None, typer.Option(help="Share of a tensor's largest value.")
     ] = None,
@@ -315,7 +331,7 @@ def convert(
     destination: Annotated[Path, typer.Argument(help="File or directory to make or replace.")],
     to: Annotated[str, typer.Option(help="hf, timm, npz, gguf, onnx, ...: see docs/convert.md.")],
     dtype: Annotated[
-        str | None, typer.Option(help="Of the weights: float32, bfloat16, float16 or q8_0.")
+        str | None, typer.Option(help="Dtype of the weights: float32, bfloat16, float16 or q8_0.")
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapters to merge.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens of the rows compared.")] = 32,

@@ -16,7 +16,7 @@ def tracing(name: str) -> Iterator[None]:
     """Stands around all that a transform runs.
 
     Args:
-        name: of the transform, which errors begin with.
+        name: name of the transform, which errors begin with.
 
     Raises:
         InputError: for what the backend cannot trace.

@@ -25,7 +25,7 @@ class Join:
 
     Attributes:
         spec: the structure; equal for equal structures, with a hash.
-        places: of the tensors among the leaves.
+        places: places of the tensors among the leaves.
         rest: the other leaves, None in the tensors' places.
     """
 
@@ -92,7 +92,7 @@ def spread(prefix: Tree, spec: optree.PyTreeSpec, name: str) -> list[Any]:
     Args:
         prefix: a leaf, or a tree whose leaves stand for parts of the tree.
         spec: structure of what it is spread over.
-        name: of the prefix, for the message.
+        name: name of the prefix, for the message.
 
     Raises:
         InputError: if they do not fit.

@@ -26,7 +26,7 @@ def open_gguf(path: str | Path) -> Any:
     """Returns a `gguf.GGUFReader` of a whole file.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         InputError: for a file that is damaged, or without the gguf package.
@@ -49,7 +49,7 @@ def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any
     """Returns a setting of a file, or `default` where it is not there.
 
     Args:
-        reader: of `open_gguf`.
+        reader: what `open_gguf` returned.
         name: such as "general.architecture".
         default: where the file does not say.
 

@@ -86,7 +86,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> S
     """Understands a directory, after comparing its files with their hashes.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         description: the object in its config.json.
         weights: False where only the architecture is wanted.
 
@@ -123,8 +123,8 @@ def verify_tokenizer(path: Path, settings: dict[str, Any] | None) -> None:
     """Compares the tokenizer's files with their hashes, where a directory has them.
 
     Args:
-        path: of the directory.
-        settings: of the preprocessor in its config.json.
+        path: path of the directory.
+        settings: settings of the preprocessor in its config.json.
 
     Raises:
         InputError: for files that are missing or were changed.

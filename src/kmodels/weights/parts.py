@@ -28,7 +28,7 @@ def write_parts(path: Path, parts: Mapping[str, tuple[Start, np.ndarray]]) -> No
     """Writes one file.
 
     Args:
-        path: of the file to make.
+        path: path of the file to make.
         parts: by the name of the whole tensor: where the part begins in it, and its values.
     """
     tensors = {

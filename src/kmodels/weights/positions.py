@@ -86,7 +86,7 @@ def resize_positions(
         old: rows and columns of the table.
         new: rows and columns wanted.
         prefix: rows in front that belong to no patch and stay as they are.
-        method: of `resize_matrix`.
+        method: method of `resize_matrix`.
 
     Returns:
         (1, prefix + new rows * new columns, D), computed in float64, in the table's dtype.

@@ -15,8 +15,8 @@ class LazyArray:
     """Shape and dtype of a tensor, and how to get its values.
 
     Args:
-        shape: of the array that `read` gives.
-        dtype: of the array that `read` gives.
+        shape: shape of the array that `read` gives.
+        dtype: dtype of the array that `read` gives.
         read: makes the array; nothing is kept, so each call reads again.
         read_part: makes what a slice for each dimension chooses, without reading the rest; None
             where that is not possible.

@@ -45,7 +45,7 @@ def patch_kernel(patch: int, channels: int) -> Transform:
 
     Args:
         patch: side of the square patches, in pixels.
-        channels: of the image.
+        channels: channels of the image.
     """
     rows = patch * patch * channels
 
@@ -70,8 +70,8 @@ def source_shape(shapes: list[tuple[int, ...]], transform: Transform, axis: int)
     """Returns the shape in the file of a tensor that becomes variables of these shapes.
 
     Args:
-        shapes: of the variables; several where the file keeps them fused along `axis`.
-        transform: of each part.
+        shapes: shapes of the variables; several where the file keeps them fused along `axis`.
+        transform: transform of each part.
         axis: along which the file joins the parts.
     """
     # A view of a single zero has any shape and costs nothing, so the transform itself can be asked.

@@ -21,7 +21,7 @@ def write_safetensors(
     """Writes a safetensors file, reading one tensor at a time.
 
     Args:
-        path: of the file to make.
+        path: path of the file to make.
         tensors: by name; each is asked for its values once, in the order given. Arrays are values.
         metadata: text for the header.
     """

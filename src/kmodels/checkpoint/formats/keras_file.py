@@ -35,8 +35,8 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
     so values that were changed, or swapped between arrays of one shape, cannot be noticed.
 
     Args:
-        path: of the file.
-        model: of the same architecture, compiled where `optimizer` is true.
+        path: path of the file.
+        model: a model of the same architecture, compiled where `optimizer` is true.
         optimizer: whether the optimizer's state is read too.
 
     Raises:

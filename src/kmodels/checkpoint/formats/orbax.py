@@ -61,7 +61,7 @@ def load_orbax(model: keras.Model, directory: str | Path) -> None:
 
     Args:
         model: compiled as the one that was saved.
-        directory: of `save_orbax`.
+        directory: directory of `save_orbax`.
 
     Raises:
         InputError: on another backend, without Orbax, for a directory that Orbax did not write, or

@@ -68,8 +68,8 @@ def fused_adamw_(
         gradients: in the order of the weights.
         first: moments of the gradients.
         second: moments of their squares.
-        highest: of the second moments, empty without `amsgrad`.
-        counts: of steps, float32 scalars.
+        highest: highest of the second moments, empty without `amsgrad`.
+        counts: counts of steps, float32 scalars.
         learning_rate: a float32 scalar.
         beta_1: decay of the first moments.
         beta_2: decay of the second moments.

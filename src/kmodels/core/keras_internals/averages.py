@@ -18,7 +18,8 @@ def average_by_update(optimizer: keras.Optimizer) -> None:
     do. After this call they do, and a run equals the one with batches k times as large.
 
     Args:
-        optimizer: of any class; one that does not accumulate, or keeps no average, stays as it is.
+        optimizer: an optimizer of any class; one that does not accumulate, or keeps no average,
+            stays as it is.
     """
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         average_by_update(inner)

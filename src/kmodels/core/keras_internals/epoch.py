@@ -31,10 +31,10 @@ def begin_within(
     trained, and of the steps after it as always.
 
     Args:
-        iterator: of a `RunningFit`.
+        iterator: iterator of a `RunningFit`.
         model: inside `fit`, its step made.
         done: steps of the epoch that are done.
-        log_names: of the logs of a step.
+        log_names: names of the logs of a step.
         place: brings the data to the step that comes next, after all hooks of the epoch's begin;
             returns True where the batches of those that are done still have to be gone through.
         build: called with the first batch that is gone through.
@@ -72,7 +72,7 @@ class LastStep:
 
     Args:
         model: inside `fit`, its step made.
-        log_names: of the logs of a step.
+        log_names: names of the logs of a step.
     """
 
     def __init__(self, model: keras.Model, log_names: tuple[str, ...]):

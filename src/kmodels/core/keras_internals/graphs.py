@@ -26,7 +26,7 @@ class ClonedAs:
         """Outputs of the clone.
 
         Args:
-            inputs: of the clone, in the structure of the model's own.
+            inputs: inputs of the clone, in the structure of the model's own.
             clone: gives the new layer for one of this model, always the same.
             call: `call(layer, *args, **kwargs)`, which may add others.
         """

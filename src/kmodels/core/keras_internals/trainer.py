@@ -29,7 +29,7 @@ class RunningFit:
     Args:
         callbacks: that it calls, in order.
         iterator: Keras' own, which counts the steps of its epochs; None in a loop of your own.
-        code: of the function that ends where the `fit` does; None where the callback is told.
+        code: code of the function that ends where the `fit` does; None where the callback is told.
     """
 
     callbacks: list[Any]

@@ -65,7 +65,7 @@ def telling(action: str, address: str) -> Iterator[None]:
 
     Args:
         action: "read", "write" or such.
-        address: of what is read or written.
+        address: address of what is read or written.
 
     Raises:
         InputError: in place of any other exception.

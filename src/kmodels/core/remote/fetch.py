@@ -38,7 +38,7 @@ def fetch(address: str | Path) -> Path:
     """Returns a local copy of a remote file, or of a directory, published or plain.
 
     Args:
-        address: of it.
+        address: address of it.
 
     Raises:
         InputError: where nothing is there, it cannot be read, or is not what was published.
@@ -62,7 +62,7 @@ def fetch_published(address: str | Path, into: Path) -> bool:
     """Copies a published directory into a local one, and compares sizes and hashes.
 
     Args:
-        address: of the remote directory.
+        address: address of the remote directory.
         into: the local one; its files are replaced.
 
     Returns:
@@ -88,7 +88,7 @@ def holds_file(address: str | Path, file: Path) -> bool:
     """Returns whether a published directory holds a file of this name and content.
 
     Args:
-        address: of the remote directory.
+        address: address of the remote directory.
         file: local.
 
     Raises:

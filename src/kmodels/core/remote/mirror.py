@@ -50,7 +50,7 @@ def pull(folder: Path) -> None:
     Checkpoints that were not published, or that are damaged there, are not in it afterwards.
 
     Args:
-        folder: of `ADDRESSES`, held by this run.
+        folder: folder of `ADDRESSES`, held by this run.
 
     Raises:
         InputError: where the storage cannot be read.
@@ -74,8 +74,8 @@ def push(folder: Path, path: Path) -> None:
     """Publishes a checkpoint that is whole.
 
     Args:
-        folder: of `ADDRESSES`.
-        path: of the new one in it.
+        folder: folder of `ADDRESSES`.
+        path: path of the new one in it.
 
     Raises:
         InputError: where it cannot be written; those that are published stay.
@@ -87,8 +87,8 @@ def remove_others(folder: Path, path: Path) -> None:
     """Removes published checkpoints that are older than one and no longer in the local directory.
 
     Args:
-        folder: of `ADDRESSES`.
-        path: of the newest one.
+        folder: folder of `ADDRESSES`.
+        path: path of the newest one.
 
     Raises:
         InputError: where the storage cannot be read.

@@ -32,7 +32,7 @@ def publish(directory: Path, address: str | Path) -> None:
 
     Args:
         directory: with the files.
-        address: of the remote directory, which is made or replaced.
+        address: address of the remote directory, which is made or replaced.
 
     Raises:
         InputError: where something cannot be written; what was published before stays.
@@ -71,7 +71,7 @@ def put_file(file: Path, address: str | Path) -> None:
 
     Args:
         file: to send.
-        address: of the remote file, which is made or replaced.
+        address: address of the remote file, which is made or replaced.
 
     Raises:
         InputError: where it cannot be written; what was there before stays.

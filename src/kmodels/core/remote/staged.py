@@ -37,7 +37,7 @@ def write_file(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Replaces a file by the one that `write(temporary)` makes, or leaves it as it was.
 
     Args:
-        path: of the file, local or an address.
+        path: path of the file, local or an address.
         write: writes the whole file to the local path that it is given, of the same suffix.
 
     Returns:

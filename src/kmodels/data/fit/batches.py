@@ -106,7 +106,7 @@ class IndexedBatches(keras.utils.PyDataset):
         count: number of samples.
         batch_size: samples per batch.
         shuffle: a new order in each epoch.
-        seed: of the order.
+        seed: seed of the order.
         preprocess: applied to each batch.
 
     Attributes:

@@ -26,9 +26,9 @@ class DataWaitTimer:
 
     Attributes:
         model: that asks, in `fit`.
-        batches: of the epoch.
+        batches: batches of the epoch.
         waited: seconds of the epoch.
-        seconds: of training in the epoch.
+        seconds: seconds of training in the epoch.
     """
 
     def __init__(self, workers: int = 0, parameter: str | None = None, faster: str | None = None):

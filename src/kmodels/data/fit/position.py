@@ -274,8 +274,8 @@ class FitData:
         """Brings the next pass to a batch.
 
         Args:
-            state: of the loader, or None.
-            batch: of the epoch.
+            state: state of the loader, or None.
+            batch: a batch of the epoch.
             over: the epoch of the state was over.
             undo: puts the random generators back to the begin of the epoch.
             alone: whether the generators of Python and NumPy are as they were when the checkpoint

@@ -67,7 +67,7 @@ class FitRequest:
         """Returns the request that a call of the method makes.
 
         Args:
-            method: of `keras.Model`.
+            method: method of `keras.Model`.
             **given: its arguments by Keras' names; all others are at Keras' defaults.
         """
         values = {name: default for name, (_, default) in _parameters(method).items()} | given

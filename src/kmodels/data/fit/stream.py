@@ -194,7 +194,7 @@ class Chunks:
     """Gives a Hugging Face IterableDataset in batches, from its start each time.
 
     Args:
-        dataset: of single samples.
+        dataset: dataset of single samples.
         batch_size: samples per batch.
     """
 

@@ -60,7 +60,7 @@ class Files:
     """Reads pieces of files, from any thread or process, and holds few of them open.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
     """
 
     def __init__(self, paths: list[Path]):

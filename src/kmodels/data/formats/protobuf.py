@@ -34,7 +34,7 @@ def message_classes(
     Fields that the table lacks are kept aside by the classes, as Protocol Buffers do.
 
     Args:
-        name: of the package that the messages get.
+        name: name of the package that the messages get.
         table: fields of each message.
         syntax: "proto2" writes what was set though it is the default, and "proto3" does not.
     """

@@ -78,7 +78,7 @@ class Augment:
 
         Args:
             shapes: (B, 2), height and width of each image.
-            seed: of the run.
+            seed: seed of the run.
             epoch: from 0.
             samples: (B,) sample numbers.
 
@@ -102,7 +102,7 @@ class Augment:
 
         Args:
             images: uint8 or float32 (B, H, W, C), values from 0 to 255.
-            seed: of the run.
+            seed: seed of the run.
             epoch: from 0.
             samples: (B,) sample numbers.
 
@@ -130,7 +130,7 @@ class Augment:
 
         Args:
             images: float32 (B, H, W, C), normalised: zero is the mean colour.
-            seed: of the run.
+            seed: seed of the run.
             epoch: from 0.
             samples: (B,) sample numbers.
         """
@@ -155,7 +155,7 @@ class Augment:
         Args:
             images: float32 (B, H, W, C).
             labels: float32 (B, classes).
-            seed: of the run.
+            seed: seed of the run.
             epoch: from 0.
             pairs: (B // 2,) numbers of the pairs in the epoch's order.
 

@@ -29,7 +29,7 @@ class ImageLoader(keras.utils.PyDataset):
         source: images, such as a split of `open_dataset`.
         batch_size: images per batch.
         shuffle: a new order in each epoch.
-        seed: of order and augmentation.
+        seed: seed of order and augmentation.
         augment: for training images.
         preprocess: float images from pixels (B, H, W, C) in 0..255, instead of mean and std. With
             workers it must be importable: a function of a module, not of a script.
@@ -39,8 +39,8 @@ class ImageLoader(keras.utils.PyDataset):
         image_size: (height, width) to resize to; the images' own by default.
         resizing: how; `model.preprocessor.resizing` is what the checkpoint was trained with.
         channels: 1 or 3; the images' own by default.
-        mean: of pixels / 255, one or one per channel.
-        std: of pixels / 255, one or one per channel.
+        mean: mean of pixels / 255, one or one per channel.
+        std: std of pixels / 255, one or one per channel.
         one_hot: number of classes for labels as float32 (B, classes), which mixing always gives.
 
     A batch is float32 images (B, H, W, C) and int32 labels (B,).

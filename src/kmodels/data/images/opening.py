@@ -41,7 +41,7 @@ def open_dataset(
             be an address such as "gs://bucket/train.tar"; files are copied to the local disk then.
         image_size: (height, width) that loaders resize to; the data's own by default. Images of
             a folder that differ in size need it.
-        seed: of the split, and of synthetic images.
+        seed: seed of the split, and of synthetic images.
         validation_split: share of the training part for each part that is missing.
         skip_bad: reads every image of files now and leaves out the unreadable ones, which
             `DataBundle.skipped` lists. Otherwise they raise when they are read.

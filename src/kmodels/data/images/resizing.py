@@ -65,8 +65,8 @@ def resize(
         image: uint8 or float32 (H, W, C).
         size: (height, width) wanted.
         box: part of the image to take, (left, top, right, bottom) in pixels, fractions allowed.
-        interpolation: of `Resizing`.
-        antialias: of `Resizing`.
+        interpolation: interpolation of `Resizing`.
+        antialias: antialias of `Resizing`.
 
     Returns:
         (height, width, C) of the image's dtype.

@@ -63,7 +63,7 @@ def read_samples(
         samples: with images and labels.
         spec: what was asked for, for messages.
         image_size: see `open_dataset`, as are all below.
-        seed: of the split.
+        seed: seed of the split.
         validation_split: share for each part.
         skip_bad: reads every image now, and leaves out the unreadable ones.
 

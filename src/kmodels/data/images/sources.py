@@ -64,7 +64,7 @@ class SyntheticSource:
         count: how many.
         shape: (H, W, C).
         num_classes: labels run from 0 to num_classes - 1.
-        seed: of the run.
+        seed: seed of the run.
         start: number of the first image, so that splits differ.
     """
 

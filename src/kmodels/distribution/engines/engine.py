@@ -65,7 +65,7 @@ def check_place(
     """Checks what `Engine.check` checks on every backend.
 
     Args:
-        mesh: of the engine.
+        mesh: mesh of the engine.
         in_force: whether the backend still has it.
         model: built.
         lies: whether a variable lies on the mesh.

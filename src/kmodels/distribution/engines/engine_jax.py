@@ -31,8 +31,8 @@ class BatchLayout(keras.distribution.TensorLayout):
     """Rows that lie along several mesh axes at once, for which Keras' layouts have no word.
 
     Args:
-        rank: of the array; one without rows lies whole on each device.
-        axes: of the mesh, over which the rows are split together, the first outermost.
+        rank: rank of the array; one without rows lies whole on each device.
+        axes: axes of the mesh, over which the rows are split together, the first outermost.
         device_mesh: the mesh.
     """
 

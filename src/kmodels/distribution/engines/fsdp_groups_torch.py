@@ -68,7 +68,7 @@ def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
 
     Args:
         model: a built `keras.Model`.
-        mesh: of one axis, or of two, of which the first has copies (HSDP).
+        mesh: mesh of one axis, or of two, of which the first has copies (HSDP).
 
     Returns:
         The root of the groups, an `FSDPModule`.

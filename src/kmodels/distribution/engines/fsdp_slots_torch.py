@@ -15,7 +15,7 @@ def place(optimizer: keras.Optimizer) -> None:
     """Has an optimizer make the slots of cut weights in parts when it is built.
 
     Args:
-        optimizer: of any class whose slots have the shapes of the weights.
+        optimizer: an optimizer of any class whose slots have the shapes of the weights.
     """
     if not optimizer.built and "build" not in vars(optimizer):
         vars(optimizer)["build"] = functools.partial(_build, optimizer, optimizer.build)

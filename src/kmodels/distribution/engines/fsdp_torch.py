@@ -82,7 +82,7 @@ class FSDPTrainer(DDPTrainer):
     """A model of which each rank holds a part, and trains all on its rows.
 
     Args:
-        root: of the groups, see `groups_torch.shard`.
+        root: root of the groups, see `groups_torch.shard`.
         model: that was cut.
     """
 

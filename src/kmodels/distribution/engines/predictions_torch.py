@@ -19,7 +19,7 @@ def of_all(outputs: Tree, rows: int, shards: int) -> Any:
 
     Args:
         outputs: arrays whose rows are those of this process, nested.
-        rows: of a batch, that each process feeds.
+        rows: rows of a batch that each process feeds.
         shards: how many processes feed other rows.
     """
     if shards == 1:

@@ -38,7 +38,7 @@ class PredictionsBackend(Protocol):
 
         Args:
             outputs: nested arrays whose rows are those of this process.
-            rows: of a batch, that each process feeds.
+            rows: rows of a batch that each process feeds.
             shards: how many processes feed other rows.
         """
         ...
@@ -56,7 +56,7 @@ def shard(
     """Returns this process's rows of data, after all processes have compared theirs.
 
     Args:
-        data: of `kmodels.data.as_dataset`.
+        data: data of `kmodels.data.as_dataset`.
         rule: what to take.
         use: what it is for.
         steps: batches to end after, in evaluate and predict.

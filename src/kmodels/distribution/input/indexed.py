@@ -26,8 +26,8 @@ class ShardedDataset(keras.utils.PyDataset):
         steps: batches to end after, in evaluate and predict.
 
     Attributes:
-        samples: of all processes in an epoch, without those that are left out.
-        rows: of a batch, that this process takes.
+        samples: number of samples of all processes in an epoch, without those that are left out.
+        rows: rows of a batch that this process takes.
         fills: whether there are rows that stand for none.
 
     Raises:

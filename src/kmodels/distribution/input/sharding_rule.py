@@ -95,7 +95,8 @@ def filled(batch: tuple, wanted: int, real: int, weight: float | None) -> tuple:
         batch: (x,), (x, y) or (x, y, sample_weight), at least a row.
         wanted: rows to give.
         real: how many of them are samples; the others repeat rows.
-        weight: of a sample; 1 where no row of the epoch stands for none, None for no weights.
+        weight: weight of a sample; 1 where no row of the epoch stands for none, None for no
+            weights.
 
     Returns:
         The batch, with weights float32 (wanted,) where there were none.

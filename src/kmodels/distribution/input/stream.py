@@ -28,7 +28,7 @@ class ShardedStream(Stream):
     all, or, if each process has its own rows, whether all have another batch before each step.
 
     Args:
-        stream: of all rows, or of this process's own.
+        stream: stream of all rows, or of this process's own.
         rule: what to take.
         use: what it is for. Evaluation goes through the stream once to count its samples if they
             are not known.
@@ -36,8 +36,8 @@ class ShardedStream(Stream):
         steps: batches to end after, in evaluate and predict.
 
     Attributes:
-        samples: of all processes; in predict those that came in the last pass.
-        rows: of a batch, that this process takes, in evaluate and predict.
+        samples: number of samples of all processes; in predict those that came in the last pass.
+        rows: rows of a batch that this process takes, in evaluate and predict.
         fills: whether there are rows that stand for none.
 
     Raises:

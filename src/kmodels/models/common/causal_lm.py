@@ -31,7 +31,7 @@ class CausalLM(
             token ids.
         generation_config: the content of a checkpoint's generation_config.json, which is written
             again with the model. `compile(sampler="generation_config")` draws as it says.
-        name: of the model.
+        name: name of the model.
         compile: with the defaults of `compile` when training begins without that call; False has
             Keras say that it is missing.
 

@@ -35,19 +35,19 @@ class BlockConfig:
         num_key_value_heads: heads of keys and values.
         head_dim: width of each head.
         mlp_dim: width of the MLP's gate, and of what it multiplies.
-        epsilon: of every norm.
+        epsilon: epsilon of every norm.
         query_scale: what the attention scores are multiplied by.
         rope_wavelength: base of the rotary embedding.
         rope_scaling: divides the positions.
         window: keys that a query sees, its own included; None for all before it.
-        soft_cap: of the attention scores, or None.
+        soft_cap: soft cap of the attention scores, or None.
         use_query_key_norm: normalises queries and keys per head.
         use_bias: biases of the projections of queries, keys and values.
         use_output_bias: bias of the projection behind the attention.
         norm_offset: is added to the scale of every norm, 1 in Gemma.
         use_post_attention_norm: a norm behind the attention.
         use_post_mlp_norm: a norm behind the MLP.
-        activation: of the MLP's gate: "silu", or "gelu" in its tanh form.
+        activation: activation of the MLP's gate: "silu", or "gelu" in its tanh form.
         dropout: on attention weights and both residual branches, in training.
     """
 
@@ -90,7 +90,7 @@ class DecoderConfig(FrozenConfig):
         hidden_dim: width of the hidden states.
         intermediate_dim: width of the MLP's gate, and of what it multiplies.
         head_dim: width of each head; even.
-        layer_norm_epsilon: of every norm.
+        layer_norm_epsilon: epsilon of every norm.
         dropout: on attention weights and both residual branches, in training.
 
     Raises:

@@ -83,7 +83,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         intermediate_dim: width of the MLP, as the config counts it.
         head_dim: width of each head.
         dtype: policy, such as "bfloat16"; Keras' global one by default.
-        name: of the model; Keras gives one by default.
+        name: name of the model; Keras gives one by default.
         **variants: the other fields of the config.
 
     Call:

@@ -39,7 +39,7 @@ def rules(
     """Returns the table of a decoder.
 
     Args:
-        config: of the backbone.
+        config: config of the backbone.
         norms: names of a block's norms in the file to their paths in a block here.
         scale: what the scales of norms go through.
     """
@@ -61,9 +61,9 @@ class File:
     """A file that was opened.
 
     Args:
-        path: of the file.
+        path: path of the file.
         architecture: as it names itself.
-        tensors: of the gguf package, by name.
+        tensors: tensors of the gguf package, by name.
         value: reads a setting by its whole name, with a default.
     """
 
@@ -115,9 +115,9 @@ class GGUFFormat:
     """GGUF files of a family, as `Family.formats` wants them.
 
     Args:
-        name: of the model, in errors.
+        name: name of the model, in errors.
         architectures: as the family's files name themselves.
-        config_class: of the family.
+        config_class: config class of the family.
         fields: a file to the fields of the config.
         table: a config to the rules.
     """
@@ -138,7 +138,7 @@ class GGUFFormat:
         """Understands a file.
 
         Args:
-            path: of the file.
+            path: path of the file.
             description: ignored; the file describes itself.
             given: unused; the file says it all.
             weights: False where only the architecture is wanted.
@@ -185,7 +185,7 @@ def open_file(path: Path, architectures: Collection[str]) -> File:
     """Opens a file of one of some architectures.
 
     Args:
-        path: of the file.
+        path: path of the file.
         architectures: that the family reads.
 
     Raises:

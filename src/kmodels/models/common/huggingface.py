@@ -49,9 +49,9 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
     """Returns the table of a decoder.
 
     Args:
-        config: of the backbone.
+        config: config of the backbone.
         norms: names of a block's norms in transformers to their paths in a block here.
-        prefix: of all but the output layer; empty for a bare model, which has none.
+        prefix: prefix of all but the output layer; empty for a bare model, which has none.
     """
     table = [Rule("embed_tokens.weight", "token_embedding/embeddings")]
     for source, target in norms.items():
@@ -78,7 +78,7 @@ def refuse(path: Path, found: Mapping[str, object]) -> None:
     """Raises `InputError` for a directory with something that the model has no counterpart for.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         found: names of such settings to whether the directory has them.
     """
     if problems := [name for name, there in found.items() if there]:
@@ -91,7 +91,7 @@ def rope(
     """Returns the base of a rotary embedding and what divides the positions.
 
     Args:
-        path: of the directory, for errors.
+        path: path of the directory, for errors.
         scaling: what describes the kind.
         given: the base that stands beside it, or None.
         default: the base where nothing says it.
@@ -139,7 +139,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
 
     Args:
         kinds: `model_type` in the config.json of the family.
-        config_class: of the family.
+        config_class: config class of the family.
         fields: (path, description) to the fields of the config.
         table: (config, prefix) to the rules.
         prefixes: what may stand before a name, empty for a bare model.
@@ -161,7 +161,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         """Understands a directory, with its tokenizer and how it asks to generate.
 
         Args:
-            path: of the directory.
+            path: path of the directory.
             description: the object in its config.json.
             given: unused; the file says it all.
             weights: False where only the architecture is wanted and no tensors need be there.

@@ -20,8 +20,8 @@ class _OfBlock(Layer):
     """A part of the block with a number.
 
     Args:
-        config: of the backbone.
-        index: of the block, from 0.
+        config: config of the backbone.
+        index: number of the block, from 0.
         **kwargs: of `keras.layers.Layer`.
 
     Attributes:
@@ -51,8 +51,8 @@ class DecoderAttention(_OfBlock):
     """Causal attention with grouped key/value heads and rotary positions.
 
     Args:
-        config: of the backbone.
-        index: of the block, from 0; the config says what this block does.
+        config: config of the backbone.
+        index: number of the block, from 0; the config says what this block does.
 
     Call:
         x (B, T, D) -> (B, T, D); the other arguments as in `DecoderBlock`, and a Keras mask too.
@@ -167,8 +167,8 @@ class DecoderBlock(_OfBlock):
             config_class = Qwen3Config
 
     Args:
-        config: of the backbone.
-        index: of the block, from 0.
+        config: config of the backbone.
+        index: number of the block, from 0.
 
     Call:
         x (B, T, D); segment_ids (B, T) int or None: tokens see those of their own segment only;

@@ -21,7 +21,7 @@ class Preprocessor(keras.layers.Layer):
     tf.data asks for; and gives its arguments as plain values in `to_dict`. It has no weights.
 
     Args:
-        name: of the layer.
+        name: name of the layer.
         dtype: float32, which is what preprocessors give; the model casts on its own.
         **kwargs: of `keras.layers.Layer`.
 

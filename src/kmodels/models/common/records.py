@@ -15,7 +15,7 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
 
     Args:
         x: what a preprocessor takes.
-        reader: of the texts, in errors.
+        reader: what errors call the reader of the texts.
 
     Raises:
         InputError: for images, or columns of different lengths.

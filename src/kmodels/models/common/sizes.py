@@ -38,7 +38,7 @@ def encoder(config: EncoderConfig, **more: Any) -> Sizes:
     """Returns the sizes of a model of `EncoderBlock`s.
 
     Args:
-        config: of the family.
+        config: config of the family.
         **more: what the blocks do not tell: `tokens` where an image decides them, and
             `vocabulary` where logits over it are computed.
     """

@@ -35,7 +35,7 @@ class TextPreprocessor(Preprocessor):
 
     Attributes:
         tokenizer_class: the family's tokenizer.
-        reader: of the texts, in errors.
+        reader: what errors call the reader of the texts.
         siblings: names of the family's other preprocessors, whose files this one reads.
 
     Call:

@@ -28,7 +28,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
     Args:
         core: the tokenizer itself.
         sequence_length: rows are cut and filled with the padding token to this many ids.
-        dtype: of the tokens: "int32", "int64", or "string" for their texts.
+        dtype: dtype of the tokens: "int32", "int64", or "string" for their texts.
         add_bos: puts the start token in front.
         add_eos: puts the end token behind; it may be cut off.
         start: text of the start token; found by its usual name by default.
@@ -166,7 +166,7 @@ class BytePairTokenizer(LayerTokenizer):
     Attributes:
         roles: texts of the family's start, end and padding token by these names; each counts where
             the vocabulary has it and no other is given.
-        control_tokens: of the family, which are cut out of a text before merges.
+        control_tokens: control tokens of the family, which are cut out of a text before merges.
         build_core: makes the core of token to id, pairs and control tokens.
 
     Raises:

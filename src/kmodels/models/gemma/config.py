@@ -18,7 +18,7 @@ class GemmaConfig(DecoderConfig):
         hidden_dim: width of the hidden states.
         intermediate_dim: `gate_dim_reduction` times the width between the dense layers of the MLP.
         head_dim: width of each head; even.
-        layer_norm_epsilon: of every norm.
+        layer_norm_epsilon: epsilon of every norm.
         dropout: on attention weights and both residual branches, in training.
         query_head_dim_normalize: queries are divided by sqrt(head_dim); False for
             sqrt(hidden_dim / num_query_heads).
@@ -26,11 +26,11 @@ class GemmaConfig(DecoderConfig):
         use_query_key_norm: normalises queries and keys per head (Gemma 3).
         use_post_ffw_norm: a norm after the MLP (Gemma 2 and 3).
         use_post_attention_norm: a norm after the attention (Gemma 2 and 3).
-        attention_logit_soft_cap: of the attention scores (Gemma 2), or None.
-        final_logit_soft_cap: of the logits (Gemma 2), or None.
+        attention_logit_soft_cap: soft cap of the attention scores (Gemma 2), or None.
+        final_logit_soft_cap: soft cap of the logits (Gemma 2), or None.
         use_sliding_window_attention: local layers see a window only (Gemma 2 and 3).
         sliding_window_size: keys that a query of a local layer sees, its own included.
-        sliding_window_pattern: of so many layers the last is global, the others local.
+        sliding_window_pattern: a period of layers; the last is global, the others are local.
         local_rope_wavelength: base of the rotary embedding in local layers.
         global_rope_wavelength: the same in global layers, 1,000,000 in Gemma 3.
         local_rope_scaling_factor: divides the positions in local layers.

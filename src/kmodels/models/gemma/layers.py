@@ -11,8 +11,8 @@ class GemmaAttention(DecoderAttention):
     """`DecoderAttention` of a `GemmaConfig`, which decides between window and whole context.
 
     Args:
-        config: of the backbone.
-        index: of the block, from 0.
+        config: config of the backbone.
+        index: number of the block, from 0.
 
     Call:
         As of `DecoderAttention`: x (B, T, D) -> (B, T, D).
@@ -30,8 +30,8 @@ class GemmaBlock(DecoderBlock):
     """`DecoderBlock` of a `GemmaConfig`: norms behind attention and MLP in Gemma 2 and 3.
 
     Args:
-        config: of the backbone.
-        index: of the block, from 0.
+        config: config of the backbone.
+        index: number of the block, from 0.
 
     Call:
         As of `DecoderBlock`: x (B, T, D) -> (B, T, D).

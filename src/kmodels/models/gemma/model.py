@@ -34,7 +34,7 @@ class GemmaBackbone(DecoderBackbone):
         intermediate_dim: keras-hub's: for Gemma 1 and 2 twice the width of the MLP's gate.
         head_dim: width of each head.
         dtype: policy, such as "bfloat16"; Keras' global one by default.
-        name: of the model; Keras gives one by default.
+        name: name of the model; Keras gives one by default.
         **variants: the other fields of `GemmaConfig`.
 
     Call:
@@ -64,7 +64,7 @@ class Gemma3Backbone(GemmaBackbone):
     """`GemmaBackbone` with the defaults and arguments of keras-hub's class of this name.
 
     Args:
-        image_size: of the vision encoder, which is not here; ignored.
+        image_size: size of the vision encoder, which is not here; ignored.
         vision_encoder: None.
         **fields: as of `GemmaBackbone`.
 

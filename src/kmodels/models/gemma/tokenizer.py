@@ -33,7 +33,7 @@ class GemmaTokenizer(LayerTokenizer):
         proto: the path of a SentencePiece model, its content, or that in base64; also a
             `tokenizers.Tokenizer`.
         sequence_length: rows are cut and filled with the padding token to this many ids.
-        dtype: of the tokens: "int32", "int64", or "string" for their texts.
+        dtype: dtype of the tokens: "int32", "int64", or "string" for their texts.
         add_bos: puts the start token in front.
         add_eos: puts the end token behind; it may be cut off.
         start: text of the start token; found by its usual name by default.

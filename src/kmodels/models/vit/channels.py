@@ -16,7 +16,7 @@ def adapt_rules(rules: Sequence[Rule], held: ViTConfig, wanted: ViTConfig) -> Se
     """Rules of a file whose patch kernel fits other channels and patches.
 
     Args:
-        rules: of the file.
+        rules: rules of the file.
         held: config of the file.
         wanted: config of the model.
     """
@@ -77,7 +77,7 @@ def resample(kernel: np.ndarray, side: int, method: Method = "bicubic_antialias"
 
     Args:
         kernel: float32.
-        side: of the new patches.
+        side: side of the new patches.
         method: by which patches would be resized, of `weights.positions.resize_matrix`.
 
     Source:

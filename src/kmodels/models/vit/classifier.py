@@ -52,8 +52,8 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         activation: on the logits, such as "softmax"; None leaves logits.
         dropout: rate in front of the head.
         pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
-        head_bias: of the logits; False for CLIP's projection, whose "classes" are the dimensions
-            that images and texts share.
+        head_bias: whether the logits have a bias; False for CLIP's projection, whose "classes"
+            are the dimensions that images and texts share.
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32. A logit of 0.1 would otherwise be off by
             2e-4 there, and the head is a ten-thousandth of the work.
@@ -273,7 +273,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         """Returns a classifier with a new head over the same backbone, whose weights they share.
 
         Args:
-            num_classes: of the new head; 0 for none.
+            num_classes: number of classes of the new head; 0 for none.
             pooling: as in the class; None keeps it.
         """
         policy = self.head_dtype

@@ -154,7 +154,7 @@ def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int
     Args:
         converter: a `ViTImageConverter` or a `keras_hub.layers.ImageConverter`.
         image_size: (height, width) where the converter has none.
-        channels: of the images, where scale and offset are one number for all.
+        channels: channels of the images, where scale and offset are one number for all.
 
     Raises:
         InputError: for padding, or an interpolation that is not here.

@@ -170,7 +170,7 @@ class SigLIPVisionEncoder(ViTBackbone):
         num_heads: attention heads.
         intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
         intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
-        layer_norm_epsilon: of the norms.
+        layer_norm_epsilon: epsilon of the norms.
         image_shape: (height, width, channels) in pixels.
         **fields: of `ViTBackbone` and `ViTConfig`.
 

@@ -90,7 +90,7 @@ class Tokens(Layer):
     `no_embed_class`); registers never get one.
 
     Args:
-        config: of the backbone.
+        config: config of the backbone.
 
     Call:
         patches (B, P, D) -> (B, prefix + P, D).
@@ -162,7 +162,7 @@ class Pooling(Layer):
             "avgmax", the mean of these two; "token_gap", class token and mean, one behind the
             other; "distilled", the mean of class and distillation token; "map", attention of a
             learned query over the patches, then a residual MLP (Zhai et al. 2022, section 3.4).
-        config: of the backbone.
+        config: config of the backbone.
 
     Call:
         tokens (B, prefix + P, D) -> (B, D), or (B, 2 D) with "token_gap". "token" and "distilled"

@@ -41,7 +41,7 @@ class ViTBackbone(Backbone):
     Args:
         image_shape: (height, width, channels) in pixels.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
-        name: of the model.
+        name: name of the model.
         data_format: "channels_last" or None.
         **sizes: the other fields of `ViTConfig`, keras-hub's names where it has them; each is an
             attribute of the model too.

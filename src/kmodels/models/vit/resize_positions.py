@@ -20,8 +20,8 @@ def fitting(
     """Returns what makes the position embedding of a file fit another image size.
 
     Args:
-        config: of the file.
-        name: of the tensor; a file without it stays as it is.
+        config: config of the file.
+        name: name of the tensor; a file without it stays as it is.
         flat: whether it is (rows, D) instead of (1, rows, D).
     """
 

@@ -10,8 +10,8 @@ def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any
 
     Args:
         path: where the checkpoint lies, for the warning.
-        arguments: of the preprocessor; None where the checkpoint does not describe one, of which
-            the user is warned when a model is made from it.
+        arguments: arguments of the preprocessor; None where the checkpoint does not describe one,
+            of which the user is warned when a model is made from it.
     """
 
     def warn() -> None:

@@ -25,11 +25,11 @@ class Case:
     """One row.
 
     Attributes:
-        backend: of Keras.
+        backend: backend of Keras.
         precision: a key of `PRECISIONS`.
         compile: a mode of the backend, or "auto".
         generic: ops without their overrides, as in KMODELS_GENERIC_OPS.
-        workers: of the loader, or None where batches lie ready.
+        workers: workers of the loader, or None where batches lie ready.
         python: the interpreter.
     """
 

@@ -15,9 +15,9 @@ def environment(backend: str, generic: str, threads: int) -> dict[str, str]:
     """Returns the variables of a process.
 
     Args:
-        backend: of Keras.
+        backend: backend of Keras.
         generic: ops without overrides, as in KMODELS_GENERIC_OPS.
-        threads: of operations.
+        threads: threads of operations.
     """
     flags = [os.environ.get("XLA_FLAGS", "")]
     if threads == 1:

@@ -38,19 +38,20 @@ class BenchOptions:
         compile: modes, see `MODES`; "auto" is what each backend does by itself.
         attention: "fused" for overrides in force, "generic" for attention without.
         ops: "override" for overrides in force, "generic" for none.
-        workers: of the loader that makes images while steps run; none where batches lie ready.
+        workers: workers of the loader that makes images while steps run; none where batches lie
+            ready.
         batch_size: rows of a step.
         image_size: height and width in pixels; the preset's by default.
-        num_classes: of a classifier; the preset's by default.
+        num_classes: number of classes of a classifier; the preset's by default.
         sequence_length: tokens of a row of text.
         lora: adapters or all weights; None for adapters where the model is of text.
-        rank: of the adapters.
+        rank: rank of the adapters.
         optimizer: one of `OPTIMIZERS`.
-        seed: of first weights and data.
+        seed: seed of first weights and data.
         rounds: turns of each row.
-        steps: of a turn.
+        steps: steps of a turn.
         check_steps: first steps, whose losses must agree.
-        threads: of each process; all that this one may use by default.
+        threads: threads of each process; all that this one may use by default.
         limit: seconds that a process may take for an answer.
         together: most processes at a time.
         largest_batch: looks for the largest batch of each row.

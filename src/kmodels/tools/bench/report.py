@@ -22,7 +22,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     """Prints a run as a table, and below it what was left out or failed.
 
     Args:
-        result: of `run`.
+        result: result of `run`.
         console: to print to.
     """
     rows = [row for row in result["rows"] if row["failed"] is None]
@@ -100,7 +100,7 @@ def write(result: dict[str, Any], out: str | Path) -> list[Path]:
     """Writes the JSON and, beside it, the image; what was there before is replaced whole.
 
     Args:
-        result: of `run`.
+        result: result of `run`.
         out: a directory, for bench.json and bench.png, or the path of the JSON file.
 
     Returns:
@@ -121,7 +121,7 @@ def draw(result: dict[str, Any]) -> Any:
     """Draws speed and memory of each row as bars; matplotlib is imported here.
 
     Args:
-        result: of `run`, or read from its JSON.
+        result: result of `run`, or read from its JSON.
 
     Returns:
         A figure, or None where no row was measured, or Matplotlib is not installed.

@@ -21,9 +21,9 @@ def times(
     """Returns what the times of a row come to.
 
     Args:
-        seconds: of each step.
-        first_s: of the first one, which compiles.
-        options: of the run.
+        seconds: seconds of each step.
+        first_s: seconds of the first one, which compiles.
+        options: options of the run.
         text: whether tokens are counted, or images.
     """
     median = statistics.median(seconds)

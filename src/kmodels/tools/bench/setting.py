@@ -28,7 +28,7 @@ def prepare(name: str, seed: int) -> str:
 
     Args:
         name: a key of `PRECISIONS`.
-        seed: of first weights.
+        seed: seed of first weights.
 
     Returns:
         The dtype policy.
@@ -52,11 +52,11 @@ def make_model(
 
     Args:
         preset: a registered name or a directory.
-        policy: of its dtypes.
+        policy: policy of its dtypes.
         image_size: height and width in pixels; the preset's by default.
-        num_classes: of a classifier; the preset's by default.
+        num_classes: number of classes of a classifier; the preset's by default.
         lora: adapters or all weights; None for adapters where the model is of text.
-        rank: of the adapters.
+        rank: rank of the adapters.
 
     Raises:
         InputError: for an unknown preset, settings that it does not have, or a model that has no
@@ -100,7 +100,7 @@ def batch(model: keras.Model, rows: int, length: int, seed: int) -> tuple[Any, A
         model: a task.
         rows: B.
         length: T, tokens of a row of text.
-        seed: of the numbers.
+        seed: seed of the numbers.
 
     Returns:
         Images (B, height, width, C), classes (B,) and None; or token ids and mask (B, T), next
@@ -146,9 +146,9 @@ def batches(
 
     Args:
         model: a task.
-        rows: of a batch.
+        rows: rows of a batch.
         length: tokens of a row of text.
-        seed: of the numbers.
+        seed: seed of the numbers.
         workers: that make images while steps run; None for batches that lie ready.
         ready: how many of these there are, in turn.
 

@@ -47,13 +47,13 @@ class ExportFormat:
         what: it is, for people.
         runtime: what it is compared in.
         stand_in: what it is compared in where the runtime is not installed.
-        suffix: of the file; "" for a directory.
+        suffix: suffix of the file; "" for a directory.
         files: names in a directory, which alone are replaced.
-        method: of the models that can be written; "" where any model can.
+        method: method of the models that can be written; "" where any model can.
         writer: module of this package and its function of (model, path), for weights without a
             method; else the graph is traced.
         backends: backend to the packages that tracing needs there.
-        dtypes: of the weights, the usual one first.
+        dtypes: dtypes of the weights, the usual one first.
         rounds: `method` takes the dtype, whatever the model's own.
         limited: a file ends at 2 GiB.
         mapped: only of families that have tables of keras-hub.

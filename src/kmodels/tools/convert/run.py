@@ -53,16 +53,16 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        path: of the file or directory.
+        path: path of the file or directory.
         format: its name.
-        dtype: of the weights in it.
-        bytes: of all files.
+        dtype: dtype of the weights in it.
+        bytes: bytes of all files.
         runtime: that it was compared in, with its version; "" where it was not.
         difference: the largest between what the runtime gives and what kmodels does with the
             weights that were written; None where it was not compared.
         rounding: the largest between these weights and the model's own, in what kmodels gives;
             None where they are the same.
-        largest: of the model's outputs, regardless of sign.
+        largest: largest absolute value of the model's outputs.
         advice: why it was not compared, and what to install; "" where it was.
     """
 
@@ -107,7 +107,7 @@ def convert(
         source: what `from_preset` reads, or a model without adapters, which stays as it is.
         destination: file or directory to make or replace, local or an address.
         to: a key of `FORMATS`.
-        dtype: of the weights that are written; by default the format's usual one.
+        dtype: dtype of the weights that are written; by default the format's usual one.
         adapter: directory of an adapter to load and merge; with a source that is read.
         sequence_length: tokens of the rows that are compared, of a model that takes text.
         text_only: writes the text part of a checkpoint whose other parts are left out.

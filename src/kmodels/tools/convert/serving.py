@@ -51,7 +51,7 @@ def samples(model: keras.Model, length: int) -> list[np.ndarray]:
 
     Args:
         model: a backbone or task.
-        length: of the longer rows of text.
+        length: length of the longer rows of text.
     """
     rng = np.random.default_rng(0)
     if _takes_text(model):

@@ -18,10 +18,10 @@ class Difference:
     """The largest difference of a tensor.
 
     Attributes:
-        name: of the tensor.
-        largest: of the absolute differences.
+        name: name of the tensor.
+        largest: largest of the absolute differences.
         allowed: for that tensor.
-        index: of the element, () for a scalar.
+        index: number of the element, () for a scalar.
         values: there, of both sides; None where the shapes differ.
     """
 
@@ -52,7 +52,7 @@ class Stage:
 
     Attributes:
         step: from 1.
-        name: of the part.
+        name: name of the part.
         differences: one of each tensor, in the order of computation.
     """
 
@@ -77,9 +77,9 @@ def difference(
     """Compares two arrays.
 
     Args:
-        name: of the tensor.
-        left: of the first side.
-        right: of the second side.
+        name: name of the tensor.
+        left: value of the first side.
+        right: value of the second side.
         tolerance: share of the larger of `scale` and the largest value.
         scale: what the tensor counts as at least.
     """

@@ -14,7 +14,7 @@ class Side:
     """One of the two.
 
     Attributes:
-        backend: of Keras.
+        backend: backend of Keras.
         preset: a registered name or a directory.
         precision: a key of `PRECISIONS`.
         ops: "override" or "generic".
@@ -39,12 +39,12 @@ class ParityOptions:
     Args:
         left: the first side.
         right: the second side.
-        steps: of training.
+        steps: steps of training.
         batch_size: rows of a step.
         sequence_length: tokens of a row of text.
         image_size: height and width in pixels; the preset's by default.
-        num_classes: of a classifier; the preset's by default.
-        seed: of first weights and data.
+        num_classes: number of classes of a classifier; the preset's by default.
+        seed: seed of first weights and data.
         tolerance: share of a tensor's largest value; by the two precisions by default.
         limit: seconds that a process may take for an answer.
     """

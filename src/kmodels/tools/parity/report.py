@@ -10,7 +10,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     """Prints a comparison.
 
     Args:
-        result: of `run`.
+        result: result of `run`.
         console: to print to.
     """
     left, right = result["sides"]

@@ -99,7 +99,7 @@ def step(
         optimizer: whose slots hold the gradients.
         x: a batch.
         y: its labels.
-        weights: of the labels, or None.
+        weights: weights of the labels, or None.
 
     Returns:
         float32 arrays by "stage:name" in the order of computation; gradients come in the order of

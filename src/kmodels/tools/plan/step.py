@@ -200,7 +200,7 @@ def check(plan: Plan, flags: Sequence[str], anyway: str) -> None:
     """Stops a run that has no chance.
 
     Args:
-        plan: of its step.
+        plan: plan of its step.
         flags: names of the flags that the caller has, such as "--remat".
         anyway: the flag with which it continues in spite of the plan.
 

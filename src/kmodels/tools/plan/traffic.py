@@ -41,7 +41,7 @@ class Exchange:
     """One kind of message over one axis.
 
     Args:
-        axis: of the mesh, or several joined by "+".
+        axis: axis of the mesh, or several joined by "+".
         kind: a key of `FORMULAS`.
         what: is sent.
         size: S, bytes of all arrays, as one device has them when each is whole on the axis.
@@ -73,7 +73,7 @@ def exchanges(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> l
 
     Args:
         held: arrays of the step, whole.
-        sizes: of the blocks.
+        sizes: sizes of the blocks.
         setup: the step.
         mesh: the devices.
 

@@ -19,7 +19,7 @@ def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> No
     would be too large.
 
     Args:
-        optimizer: of Keras, built or not.
+        optimizer: an optimizer of Keras, built or not.
         variables: that the model trains now.
     """
     if not optimizer.built:

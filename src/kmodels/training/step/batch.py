@@ -24,8 +24,9 @@ def whole(x: Any, batch_size: int | None = None, shuffle: bool = False) -> Any:
 
     Args:
         x: anything that `fit` takes, or None.
-        batch_size: of a Hugging Face dataset, which has no batches of its own; 32 by default.
-        shuffle: of such a one.
+        batch_size: batch size of a Hugging Face dataset, which has no batches of its own; 32 by
+            default.
+        shuffle: whether such a dataset is shuffled.
     """
     known = keras_internals.DataAdapter | keras.utils.PyDataset | str | bytes | None
     if isinstance(x, known) or arrays.is_arrays(x, None):

@@ -82,7 +82,7 @@ def check_replicated(
 
     Args:
         optimizer: that moves the weights, or None.
-        strategy: of the model.
+        strategy: strategy of the model.
         loss: as `compile` takes it.
 
     Raises:

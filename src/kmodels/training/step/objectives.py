@@ -48,7 +48,7 @@ class Objectives:
 
     Args:
         models: a model, or models, layers and seed generators by name.
-        names: of the objectives, or None where there is only one.
+        names: names of the objectives, or None where there is only one.
         train: names of the models that the only objective trains, or those of each objective. The
             only objective trains all by default, and one of several the model of its name.
 

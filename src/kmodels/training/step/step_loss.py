@@ -20,7 +20,7 @@ class LossTracker(keras.metrics.Mean):
 
     Args:
         finite_only: leaves values that are not finite out of the average.
-        name: of the average.
+        name: name of the average.
         **kwargs: as in `keras.metrics.Mean`.
     """
 

@@ -69,7 +69,7 @@ def train_state(
     Args:
         model: a built model; or models, layers and seed generators by name, as in
             `kmodels.training.TrainStep`.
-        optimizer: of all that is trained; or one for each objective, by name.
+        optimizer: an optimizer of all that is trained; or one for each objective, by name.
         train: names of the models that are trained, or of those of each objective; see `TrainStep`.
         auto_scale_loss: under "mixed_float16".
 

@@ -79,7 +79,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
             it may leave logs out there.
         train: names of the models that are trained, or of those of each objective. By default all
             are; of several objectives each trains the model of its name.
-        name: of this model.
+        name: name of this model.
 
     Raises:
         InputError: for things that are not models, and for names that fit none.

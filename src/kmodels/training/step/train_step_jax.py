@@ -74,10 +74,10 @@ def outline(
     """Traces one turn of all objectives without computing anything, and looks where gradients go.
 
     Args:
-        objectives: of the step.
+        objectives: objectives of the step.
         run: gives the objectives' losses for a batch; what it assigns stays within the scope.
         scope: to run it in.
-        batch: of the data.
+        batch: a batch of the data.
 
     Raises:
         InputError: where a loss does not depend on what its objective trains, or a random number

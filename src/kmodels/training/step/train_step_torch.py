@@ -21,7 +21,7 @@ def advance(
     Args:
         objectives: who learn.
         losses: by objective.
-        batch: of this process.
+        batch: a batch of this process.
         parallel: see `kmodels.training.step.keras_model_torch.Parallel`.
     """
     results: Results = {}

@@ -28,7 +28,7 @@ class EncoderBlock(Layer):
             config_class = CLIPTextConfig
 
     Args:
-        config: of the backbone; its `encoder_block` says what a block is made of.
+        config: config of the backbone; its `encoder_block` says what a block is made of.
         drop_path: share of the examples whose branches are dropped, in training.
         **kwargs: of `keras.layers.Layer`.
 

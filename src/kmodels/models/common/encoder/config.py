@@ -27,9 +27,9 @@ class EncoderBlockConfig:
     """The blocks of an encoder, which are alike.
 
     Args:
-        num_heads: of the attention.
+        num_heads: number of heads of the attention.
         mlp_dim: width between the two dense layers of the MLP; where it is gated that of the gate.
-        epsilon: of every norm.
+        epsilon: epsilon of every norm.
         dropout: on the attention's output, and within and behind the MLP, in training.
         attention_dropout: on the attention weights.
         use_attention_bias: biases of the attention's projections.
@@ -83,11 +83,11 @@ class TextEncoderConfig(EncoderConfig):
         num_layers: blocks.
         num_heads: attention heads; divides `hidden_dim`.
         intermediate_dim: width of the MLP.
-        intermediate_activation: of the MLP: "gelu", "gelu_approximate" or "quick_gelu".
+        intermediate_activation: activation of the MLP: "gelu", "gelu_approximate" or "quick_gelu".
         intermediate_output_index: the block, from 0 or from the end, whose output the model gives
             too; None for none.
         max_sequence_length: rows of the position embedding.
-        layer_norm_epsilon: of every norm.
+        layer_norm_epsilon: epsilon of every norm.
         attention_dropout: on the attention weights, in training.
 
     Attributes:

@@ -18,8 +18,8 @@ class EndTokenConfig(TextEncoderConfig):
 
     Args:
         vocabulary_size: rows of the embedding table; like all that is not listed, as there.
-        end_token_id: of the token at whose first place a text is pooled; None for the highest id of
-            the text, which in CLIP's own vocabulary is that token.
+        end_token_id: id of the token at whose first place a text is pooled; None for the highest id
+            of the text, which in CLIP's own vocabulary is that token.
 
     Raises:
         InputError: for sizes that do not fit together.

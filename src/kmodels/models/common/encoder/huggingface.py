@@ -83,7 +83,7 @@ class TextTowerFormat(HuggingFaceDirectory):
 
     Args:
         kinds: `model_type` of the tower alone, as it is written, and of a model with both towers.
-        architectures: of the bare tower, and of the one with a projection.
+        architectures: architectures of the bare tower, and of the one with a projection.
         defaults: settings that transformers' configs leave out where they equal these.
         others: how tensors begin that are not the tower's in a model with both.
         settings: what the family's config has beside the fields of every text encoder's.
@@ -111,7 +111,7 @@ class TextTowerFormat(HuggingFaceDirectory):
         """Understands a directory.
 
         Args:
-            path: of the directory.
+            path: path of the directory.
             description: the object in its config.json.
             given: unused; the file says it all.
             weights: False where only the architecture is wanted and no tensors need be there.

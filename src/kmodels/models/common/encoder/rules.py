@@ -67,7 +67,7 @@ def approximate_gelu(path: Path, activation: str) -> bool | str:
     """Returns the form of GELU that a `hidden_act` names, as `ops.gelu` calls it.
 
     Args:
-        path: of the directory, for errors.
+        path: path of the directory, for errors.
         activation: as config.json has it.
 
     Raises:

@@ -35,7 +35,7 @@ class TextEmbedder(OptionalInputs, Task):
             token ids.
         logit_scale: logarithm of what cosines of images and texts are multiplied by.
         head_dtype: policy of the projection; by default the dtype of the backbone's variables.
-        name: of the model.
+        name: name of the model.
         **kwargs: of `keras.Model`.
 
     Call:

@@ -33,7 +33,7 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
         intermediate_output_index: see there.
         max_sequence_length: see there.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
-        name: of the model; Keras gives one by default.
+        name: name of the model; Keras gives one by default.
         **variants: the other fields of the config; like all of its fields, each is an attribute of
             the model too.
 

@@ -44,7 +44,7 @@ def export_to_gguf(model: keras.Model, path: str | Path, dtype: str = "float16")
 
     Args:
         model: a causal model.
-        path: of the file to make or replace, local or an address.
+        path: path of the file to make or replace, local or an address.
         dtype: a key of `KINDS`.
 
     Raises:

@@ -102,8 +102,8 @@ def lacking(
     """Returns what a model has that another package's cannot express.
 
     Args:
-        config: of the backbone.
-        settings: of the task; empty for a backbone.
+        config: config of the backbone.
+        settings: settings of the task; empty for a backbone.
         known: what is unusual in the original ViT and may be there.
         heads: the pairs of pooling and head that the other has.
     """

@@ -24,7 +24,7 @@ def export_to_npz(model: keras.Model, path: str | Path) -> Path:
 
     Args:
         model: a backbone or classifier.
-        path: of the file to make or replace, local or an address.
+        path: path of the file to make or replace, local or an address.
 
     Raises:
         InputError: for another suffix, or with all that such a file cannot express.

@@ -28,7 +28,7 @@ def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> l
 
     Args:
         config: for the sizes of heads and patches.
-        prefix: of every name in the file.
+        prefix: prefix of every name in the file.
         positions: name of the position embedding, without the prefix.
         big_vision: whether the parts of a block are numbered as big_vision does.
     """
@@ -73,7 +73,7 @@ def open_checkpoint(
     """Understands a file; the whole architecture is read off the shapes.
 
     Args:
-        path: of the file.
+        path: path of the file.
         description: unused; there is no config beside such a file.
         given: unused; the file says it all.
         weights: unused; the shapes in the file are needed for the architecture, too.

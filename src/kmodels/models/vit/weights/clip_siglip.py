@@ -90,7 +90,7 @@ def open_checkpoint(
     """Understands a directory.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         description: the object in its config.json.
         given: unused; the file says it all.
         weights: False where only the architecture is wanted and no tensors need be there.

@@ -85,7 +85,7 @@ def open_checkpoint(
     """Understands a directory.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         description: the object in its config.json.
         given: fields of the config that the user gives; `use_mask_token=False` leaves it aside.
         weights: False where only the architecture is wanted and no tensors need be there.

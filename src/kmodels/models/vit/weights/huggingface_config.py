@@ -18,7 +18,7 @@ def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16)
     """Fields of the config that all formats have; what equals a default may be left out.
 
     Args:
-        path: of the directory, for messages.
+        path: path of the directory, for messages.
         description: the object in config.json, or its part about the images.
         patch: the patch size where it is left out.
 

@@ -126,7 +126,7 @@ def open_checkpoint(
     """Understands a file or directory; most of the architecture is read off the shapes.
 
     Args:
-        path: of the file or directory.
+        path: path of the file or directory.
         description: the object in its config.json; empty for a bare file.
         given: fields of the config that the user gives; the number of heads may be needed.
         weights: unused; the shapes in the file are needed for the architecture, too.
@@ -240,9 +240,9 @@ def _grid(path: Path, told: Grid | None, rows: int, special: int, registers: int
     Args:
         path: for messages.
         told: by the image size in the description, which may be that of another table.
-        rows: of the table.
+        rows: rows of the table.
         special: class and distillation tokens.
-        registers: of the model.
+        registers: registers of the model.
 
     Raises:
         InputError: for a table that covers the registers.
