@@ -3,7 +3,7 @@ VENV := $(or $(KMODELS_VENV),.venv)
 BACKEND ?=
 ARGS ?=
 
-.PHONY: help vit gemma bench site test test-nightly lint full-environment lint-ruff lint-format lint-types lint-docstrings clean
+.PHONY: help vit gemma bench site test test-nightly lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
@@ -13,7 +13,7 @@ help:
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
 	@echo "make site                  the documentation as a site, in .site/ (after make test with what the notebooks show)"
-	@echo "make lint                  formatting, lint, types and docstrings"
+	@echo "make lint                  formatting, lint, types, docstrings and prose"
 	@echo "make clean                 remove environments, references and caches (not runs/)"
 
 vit:
@@ -38,7 +38,7 @@ site: full-environment
 	KERAS_BACKEND=torch NO_MKDOCS_2_WARNING=1 $(VENV)/full/bin/python -m mkdocs build
 
 # Separate targets, so that --keep-going tells everything at once.
-lint: lint-ruff lint-format lint-types lint-docstrings
+lint: lint-ruff lint-format lint-types lint-docstrings lint-prose
 
 full-environment:
 	$(PYTHON) tests/environments.py full
@@ -56,6 +56,9 @@ lint-types: full-environment
 lint-docstrings: full-environment
 	! $(VENV)/full/bin/pydoclint --quiet --show-filenames-in-every-violation-message true src 2>&1 \
 		| grep -E 'DOC[0-9]+' | grep -vE 'DOC(101|103|201):'
+
+lint-prose: full-environment
+	$(VENV)/full/bin/python tests/prose.py
 
 clean:
 	rm -rf $(VENV) tests/.references .pytest_cache .ruff_cache .hypothesis

@@ -176,7 +176,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     ),
     "rank": (lambda: vit().enable_lora(2.5), "2.5", "from 1"),
     "targets": (lambda: vit().enable_lora(2, targets="quary"), "'quary'", "attention/query"),
-    "a pattern": (lambda: vit().enable_lora(2, targets="("), "'('", "no pattern"),
+    "a pattern": (lambda: vit().enable_lora(2, targets="("), "'('", "not a pattern"),
     "no adapters": (lambda: vit().save_adapter("x"), "no LoRA adapters", "enable_lora"),
     "an adapter": (lambda: vit().load_adapter("no/such"), "no/such", "save_adapter"),
     "alpha": (lambda: lora.LoraSettings(2, alpha=float("inf")), "inf", "above 0"),

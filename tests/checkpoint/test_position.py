@@ -257,12 +257,12 @@ def test_what_cannot_be_sought_is_gone_through_again_and_says_so(tmp_path, loade
     whole = train(vit, loader, tmp_path / "whole")
     train(vit, loader, tmp_path / "cut", CUT + 1)
     message = (
-        "this fit goes through the first 2 batches of its epoch again, without training on them, "
+        "this fit repeats the first 2 batches of its epoch, without training on them, "
         rf"since {name} cannot be sought; give it state_dict\(\) and load_state_dict\(\)"
     )
     with pytest.warns(UserWarning, match=message) as told:
         found = train(vit, loader, tmp_path / "cut")
-    assert len([one for one in told if "goes through" in str(one.message)]) == 1
+    assert len([one for one in told if "repeats the first" in str(one.message)]) == 1
     assert found[:2] == whole[:2]
     assert found[2] >= STEPS * BATCH
 
@@ -338,7 +338,7 @@ def test_a_checkpoint_without_the_state_of_its_data(tmp_path, monkeypatch):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             found = train(vit, loader, folder / "cut")
-        replays = [one for one in told if "goes through the first 2" in str(one.message)]
+        replays = [one for one in told if "repeats the first 2" in str(one.message)]
         assert len(replays) == (loader is Own)
         assert found[:2] == whole[:2]
 

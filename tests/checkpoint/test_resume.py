@@ -71,7 +71,7 @@ def test_a_fit_that_has_nothing_left_to_train_says_so(tmp_path):
     message = f"trains nothing, since {tmp_path} holds a finished run: 3 of 3 epochs are done; give"
     with pytest.warns(UserWarning, match=message):
         fit(model, [callback])
-    with pytest.warns(UserWarning, match="3 of 2 epochs are done; give more epochs to go on"):
+    with pytest.warns(UserWarning, match="3 of 2 epochs are done; give more epochs to continue"):
         fit(model, [callback], epochs=2)
     assert state.weights_digest(model) == weights
     history = fit(model, [callback], epochs=EPOCHS + 1)

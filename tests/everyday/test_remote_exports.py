@@ -91,7 +91,7 @@ def test_exports_of_a_vit():
             f"memory://bucket/{name}", preprocessor=None, **({} if "." not in name else HEADS)
         )
         np.testing.assert_allclose(to_numpy(again(PICTURES)), expected, rtol=0, atol=1e-6)
-    with pytest.raises(InputError, match=r"is to be an \.npz file; give a name that ends in \.npz"):
+    with pytest.raises(InputError, match=r"must be an \.npz file; give a name that ends in \.npz"):
         model.export_to_npz("memory://bucket/vit")
 
 

@@ -235,10 +235,10 @@ def no_rank(folder, config):
     ("change", "message"),
     [
         (lose_weights, "holds no adapter_model.safetensors"),
-        (other_kind, "kind not known here: peft_type='LOHA', bias='all'"),
+        (other_kind, "unsupported kind: peft_type='LOHA', bias='all'"),
         (changed_base, "init_lora_weights='pissa_niter_4', which changes the base too"),
         (changed_base_in_capitals, "init_lora_weights='OLoRA', which changes the base too"),
-        (of_the_future, "kind not known here: use_new_kind=True, new_number=3$"),
+        (of_the_future, "unsupported kind: use_new_kind=True, new_number=3$"),
         (
             replicated,
             r"fan_in_fan_out=True, layer_replication=\[\[0, 1\]\], target_parameters=\['w'\]",

@@ -190,7 +190,7 @@ def test_saving_never_replaces_what_is_not_ours(model, tmp_path):
 
 def test_unknown_names_suggest_near_ones(tmp_path):
     with pytest.raises(
-        InputError, match=r"'vit_smal_patch16_224' is no preset .* vit_small_patch16"
+        InputError, match=r"'vit_smal_patch16_224' is neither a preset .* vit_small_patch16"
     ):
         ViTBackbone.from_preset("vit_smal_patch16_224")
     with pytest.raises(InputError, match="there is no file or directory no/such"):

@@ -214,7 +214,7 @@ def given_numbers(optimizer: keras.Optimizer, beside: Iterable[Any] = ()) -> dic
     Args:
         optimizer: built; nothing has been restored into it yet.
         beside: callbacks. Where they set the learning rate, one that this process has trained with
-            is theirs, so what was given is that of its first time.
+            is theirs, so the given one is that of its first time.
 
     Returns:
         Plain values; for example "learning_rate.decay_steps" for a schedule's. The rates alone

@@ -149,8 +149,8 @@ class ParallelPlan:
         save = getattr(model, "save_to_preset", None)
         if save is None:
             raise InputError(
-                f"export writes what from_preset reads, and {type(model).__name__} is no model of "
-                "kmodels; plan.callbacks keeps its weights"
+                f"export writes what from_preset reads, and {type(model).__name__} is not a model "
+                "of kmodels; plan.callbacks keeps its weights"
             )
         return save(directory)
 

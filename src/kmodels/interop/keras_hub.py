@@ -174,7 +174,7 @@ def _load(source: str | Path) -> Any:
     config = json.loads(described.read_text()) if described.is_file() else {}
     if "class_name" not in config:
         raise InputError(
-            f"{path} is no preset of keras-hub: its config.json has no class_name; from_preset "
+            f"{path} is not a preset of keras-hub: its config.json has no class_name; from_preset "
             "reads directories of Hugging Face"
         )
     kind = hub.models.Backbone

@@ -1,7 +1,7 @@
 """GGUF files, opened by the gguf package once their description was looked over.
 
 The package reads on past the end of a file: a list that claims more entries than there are bytes
-keeps it busy, and growing, for ever. The format is described in ggml's docs/gguf.md.
+keeps it busy, and growing, forever. The format is described in ggml's docs/gguf.md.
 """
 
 import mmap

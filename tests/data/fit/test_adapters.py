@@ -208,7 +208,7 @@ def test_errors(arguments, message):
 
 
 def test_batches_of_strange_shape():
-    with pytest.raises(InputError, match="4 things per batch"):
+    with pytest.raises(InputError, match="4 items per batch"):
         as_tuple((1, 2, 3, 4))
     with pytest.raises(InputError, match="differ in size"):
         to_numpy([np.zeros((2, 2)), np.zeros((3, 2))])

@@ -148,7 +148,7 @@ def test_a_shard_that_is_not_whole(tmp_path):
         except InputError as error:
             assert str(path) in str(error) and "\n" not in str(error)
     path.write_bytes(b"")
-    with pytest.raises(InputError, match=r"no readable tar file|holds no samples"):
+    with pytest.raises(InputError, match=r"not a readable tar file|holds no samples"):
         TarShards(str(path))
 
 

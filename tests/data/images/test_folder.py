@@ -105,7 +105,7 @@ def test_an_empty_class_is_an_error(tmp_path):
 def test_a_zip_that_is_none(tmp_path):
     path = tmp_path / "a.zip"
     path.write_bytes(b"no zip")
-    with pytest.raises(InputError, match="no readable zip"):
+    with pytest.raises(InputError, match="not a readable zip"):
         open_dataset(f"folder:{path}")
 
 

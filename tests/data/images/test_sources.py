@@ -197,7 +197,7 @@ def test_npz_scales_to_bytes(tmp_path, images):
         ({"x": PIXELS[:, None], "y": LABELS}, r"shape \(12, 1, 4, 4\)"),
         ({"x": PIXELS - 300.0, "y": LABELS}, r"runs from -300"),
         ({"x": PIXELS.astype(complex), "y": LABELS}, r"holds complex128"),
-        ({"x": np.array([{}] * 3), "y": LABELS}, r"no readable NumPy archive"),
+        ({"x": np.array([{}] * 3), "y": LABELS}, r"not a readable NumPy archive"),
         (
             {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS, "y_test": LABELS + 1},
             r"label 3 is outside 0\.\.2",
@@ -219,7 +219,7 @@ def test_npz_errors(tmp_path, arrays, message):
 def test_npz_that_is_no_archive(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 nothing")
     np.save(tmp_path / "b.npy", PIXELS)
-    with pytest.raises(InputError, match="no readable NumPy archive"):
+    with pytest.raises(InputError, match="not a readable NumPy archive"):
         open_dataset(f"npz:{tmp_path}/a.npz")
     with pytest.raises(InputError, match="is a single array"):
         open_dataset(f"npz:{tmp_path}/b.npy")

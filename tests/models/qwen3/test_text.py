@@ -127,7 +127,7 @@ def test_damaged_vocabularies_are_named(vocabulary, merges, message):
 
 def test_a_file_that_is_no_json_is_named(tmp_path):
     (tmp_path / "vocab.json").write_text("{")
-    with pytest.raises(InputError, match=r"vocab\.json is no vocab\.json"):
+    with pytest.raises(InputError, match=r"vocab\.json is not a vocab\.json"):
         byte_level.read(tmp_path / "vocab.json", ["a b"])
 
 

@@ -212,7 +212,7 @@ def test_wrong_settings_are_told():
         TrainStep(models, {"a": mean, "c": mean})
     with pytest.raises(InputError, match="train must name the models of each of a, b"):
         TrainStep(models, {"a": mean, "b": mean}, train=["a"])
-    with pytest.raises(InputError, match="train is by objective"):
+    with pytest.raises(InputError, match="train is named by objective"):
         TrainStep(models, mean, train={"a": ["a"]})
     with pytest.raises(InputError, match="got int as 'a'; give Keras models"):
         TrainStep({"a": 3}, mean)

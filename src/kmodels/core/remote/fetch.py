@@ -15,7 +15,7 @@ from kmodels.core.remote.publish import FORMAT, PUBLISHED, VERSION, stamp
 
 # Copies of this process by address: what they were made of, and where they are.
 _COPIES: dict[str, tuple[object, Path]] = {}
-# A directory that is replaced while it is read is read again so often.
+# How often a directory is read again that was replaced in the meantime.
 _TRIES = 3
 
 

@@ -134,7 +134,7 @@ def _cut(layer: keras.Layer, mesh: DeviceMesh) -> Group:
 
 
 def _dimension(parameter: torch.nn.Parameter, parts: int) -> Shard:
-    """Returns the first dimension that divides: the very first is gathered without a copy.
+    """Returns the first dimension that divides: dimension 0 is gathered without a copy.
 
     Where none does, torch pads the first one.
     """

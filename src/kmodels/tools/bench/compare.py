@@ -61,7 +61,7 @@ def _losses(beside: dict[str, Any], row: dict[str, Any]) -> list[str]:
     allowed = LOSSES[row["precision"]]
     pairs = list(zip(_compared(beside), _compared(row), strict=True))
     for step, (theirs, ours) in enumerate(pairs, 1):
-        # It does not ask for "more than", which a loss that is no number would pass.
+        # It does not ask for "more than", which a NaN would pass.
         if not abs(ours - theirs) <= allowed * abs(theirs):
             return [
                 f"{row['label']}: the loss of step {step} is {ours:.6g}, {beside['label']} has "

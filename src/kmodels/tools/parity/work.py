@@ -21,7 +21,7 @@ _RATE = 1e-2
 class KeepGradients(keras.optimizers.Optimizer):
     """Gradient descent that leaves each variable's last gradient in a slot.
 
-    The gradients are therefore those of the very step that `fit` compiles, on each backend alike.
+    The gradients are therefore those of the step that `fit` compiles, on each backend alike.
     """
 
     def __init__(self, learning_rate: float = _RATE, name: str = "keep_gradients"):
