@@ -118,9 +118,7 @@ def checks() -> tuple[Check, ...]:
     return (
         *(
             Check(
-                types.PreferredForms(
-                    {pattern.replace(" ", r"\s+"): better}, Padding.WORDS_IN_TEXT
-                ),
+                types.PreferredForms({pattern.replace(" ", r"\s+"): better}, Padding.WORDS_IN_TEXT),
                 Fancy(),
                 "kmodels.vocabulary",
                 "'{1}' reads better as: {0}",

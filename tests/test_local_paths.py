@@ -32,7 +32,7 @@ def gemma():
 
 
 def refused(act):
-    with pytest.raises(InputError, match=r"is an address, and kmodels reads and writes only local path"):
+    with pytest.raises(InputError, match=r"is an address, and kmodels reads and writes only local"):
         act()
 
 

@@ -288,7 +288,9 @@ def test_a_call_with_cache_of_ones_own_is_what_generate_calls(model, prompts, mo
     inputs = {"token_ids": np.array([prompts[0]])}
     found = model.generate(inputs, 8, stop_token_ids=None)["token_ids"][0].tolist()
     assert found == [*prompts[0], 7, 7, 7]
-    with pytest.raises(InputError, match="own call_with_cache, which supports neither streams nor beams"):
+    with pytest.raises(
+        InputError, match="own call_with_cache, which supports neither streams nor beams"
+    ):
         model.generate(inputs, 8, stop_token_ids=None, stream=print)
 
 

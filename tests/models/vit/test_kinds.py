@@ -268,7 +268,9 @@ def test_a_gated_mlp_of_another_kind_is_refused(references, tmp_path):
     described["architecture"] = "vit_tiny_patch16_224"
     (tmp_path / "config.json").write_text(json.dumps(described))
     write_safetensors(tmp_path / "model.safetensors", read_safetensors(source))
-    with pytest.raises(InputError, match="has a gated MLP, which is supported only for vit_giant_patch14"):
+    with pytest.raises(
+        InputError, match="has a gated MLP, which is supported only for vit_giant_patch14"
+    ):
         ViTImageClassifier.from_preset(tmp_path, num_classes=0)
 
 

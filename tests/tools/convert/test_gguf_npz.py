@@ -144,7 +144,7 @@ def test_a_vit_written_as_npz_is_the_same_vit(pooling, tmp_path):
         ({"layer_norm_epsilon": 1e-5}, {}, "layer_norm_epsilon=1e-05"),
         ({"layer_scale": 0.1}, {}, "no place for .*attention_scale"),
         ({"use_mha_bias": False}, {}, "cannot hold linear layers without biases"),
-        ({"image_shape": (16, 32, 3)}, {}, "holds only square images, not 2 x 4 patches; write hf or"),
+        ({"image_shape": (16, 32, 3)}, {}, "holds only square images, not 2 x 4 patches; write hf"),
         ({}, {"pooling": "gap"}, "pooling='gap'"),
         ({}, {"activation": "softmax"}, "activation='softmax'"),
     ],
