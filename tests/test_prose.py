@@ -2,7 +2,12 @@
 
 import pytest
 
-pytestmark = [pytest.mark.once, pytest.mark.needs("proselint", "textblob")]
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.needs("proselint", "textblob"),
+    # textblob leaves the file of its lexicon open.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(scope="module")
