@@ -3,9 +3,8 @@
     python recipes/gemma_lora.py  # a demonstration, offline, in minutes
     python recipes/gemma_lora.py --weights DIR_OR_GGUF --data FILE.jsonl \\
         --sequence-length 512 --pack --precision bfloat16 --learning-rate 2e-4
-    python recipes/gemma_lora.py --weights DIR --data FILE.jsonl \\
-        --template gemma --loss-on responses --targets all-linear --rank 16 \\
-        --alpha 32
+    python recipes/gemma_lora.py --weights DIR --data CHATS.jsonl \\
+        --loss-on responses --targets all-linear --rank 16 --alpha 32
 
 A line of FILE.jsonl holds instruction, context and response (or input and output), prompts and
 responses, messages with role and content, or text. The run's directory gets result.json with losses
@@ -31,7 +30,9 @@ class Settings(recipe.Common):
     held_out: float = flag(0.1, "share of the records that is kept for evaluation")
     # Text
     template: str = flag(
-        "instruction", "instruction | alpaca | gemma (chat), or a text of your own"
+        "auto",
+        "auto (messages by the tokenizer's own chat template, all else by instruction) | "
+        "chat_template | instruction | alpaca | gemma (chat), or a text of your own",
     )
     loss_on: str = flag("all", "tokens to learn", choices=("all", "responses"))
     sequence_length: int = flag(128, "tokens of a row", small=64)
@@ -327,7 +328,7 @@ def answers(model: Any, records: list[Any], settings: Settings) -> list[str]:
 def recipe_prompt(record: dict[str, Any]) -> str:
     """The question of a record, in one line."""
     text = record.get("instruction") or record.get("prompts") or record.get("text")
-    text = text or record["messages"][0]["content"]
+    text = text or str(record["messages"][0].get("content", ""))
     return " ".join(text.split())[:200]
 
 

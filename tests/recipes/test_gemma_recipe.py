@@ -188,7 +188,10 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
         (["--data", "no.jsonl"], "no.jsonl cannot be read: No such file or directory"),
         (["--data", "bad.jsonl"], "bad.jsonl line 2: field 'response or output' is missing besi"),
         (["--data", "one.jsonl"], "the data has 1 record; give at least 2, to hold one out"),
-        (["--template", "x"], "template is 'x'; choose instruction, alpaca, gemma, or write a"),
+        (
+            ["--template", "x"],
+            "template is 'x'; choose auto, chat_template, instruction, alpaca, gemma, or",
+        ),
         (["--sequence-length", "1"], "sequence_length is 1; give a whole number from 2 on"),
         (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
         (["--targets", "query,keys"], "LoRA target 'keys' is no linear layer of this model"),

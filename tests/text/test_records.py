@@ -75,7 +75,7 @@ def messages(*turns):
             {"messages": ["a"]},
             r"line 2: field 'messages\[0\]' is not an object with role and content",
         ),
-        (messages(("tool", "a")), r"line 2: field 'messages\[0\].role' is 'tool'; known are"),
+        (messages(("bot", "a")), r"line 2: field 'messages\[0\].role' is 'bot'; known are"),
         (messages(("user", "")), r"line 2: field 'messages\[0\].content' is empty"),
         (messages(("user", "a"), ("user", "b")), "line 2: field 'messages' must go user, assist"),
         (messages(("user", "a"), ("system", "b")), "line 2: field 'messages' has a system message"),

@@ -9,15 +9,17 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, Tensor
 from kmodels.generation.beams import continue_by_beams
+from kmodels.generation.chat import Chats, chat_prompts, pad_rows
 from kmodels.generation.generate import check_prompts, continue_prompts
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
+from kmodels.text.chat_template import is_chat
 from kmodels.weights import gather
 
 
-class Generates:
-    """Adds `generate`; `compile(sampler=...)` chooses how tokens are drawn."""
+class Generates(Chats):
+    """Adds `generate` and `chat`; `compile(sampler=...)` chooses how tokens are drawn."""
 
     backbone: Any
     preprocessor: Any
@@ -76,13 +78,14 @@ class Generates:
         compiled step serves many prompts.
 
         Args:
-            inputs: what the preprocessor takes, such as a text or a list of texts; token ids
+            inputs: what the preprocessor takes, such as a text or a list of texts; a chat, a list
+                of messages with "role" and "content", or a list of chats, see `chat`; token ids
                 (B, T), alone or in {"token_ids", "padding_mask"} with padding on either side; or a
                 tf.data data set or another iterable of batches of one of them.
             max_length: length of prompt and continuation together; the preprocessor's
                 `sequence_length`, or T, by default.
             stop_token_ids: end a row; "auto" asks the tokenizer, None continues to `max_length`.
-            strip_prompt: gives the continuation only.
+            strip_prompt: gives the continuation only: of a chat the reply.
             stream: called as tokens come, with the row's number and its new piece of text (without
                 a preprocessor: the token's id).
             max_new_tokens: largest number of new tokens of each continuation, in place of
@@ -95,8 +98,8 @@ class Generates:
 
         Raises:
             InputError: for "auto" without a preprocessor, a prompt without tokens, a length below
-                1, two lengths, more texts than beams, or on torch a model whose weights lie in
-                parts.
+                1, two lengths, more texts than beams, a chat that its template refuses or that
+                leaves no room for a reply, or on torch a model whose weights lie in parts.
         """
         for name, number in (("max_length", max_length), ("max_new_tokens", max_new_tokens)):
             if number is not None:
@@ -116,8 +119,38 @@ class Generates:
                 'generate got no token ids and the model has no preprocessor; give {"token_ids", '
                 '"padding_mask"} or attach one'
             )
+        elif is_chat(inputs):
+            if isinstance(stop_token_ids, str) and stop_token_ids == "auto":
+                stop_token_ids = self.preprocessor.chat_stop_token_ids
+            if max_new_tokens is None:
+                taken = self.preprocessor.generate_preprocess(inputs, sequence_length=max_length)
+            else:
+                taken = chat_prompts(self.preprocessor, inputs)
         else:
             taken = self.preprocessor.generate_preprocess(inputs, sequence_length=max_length)
+        return self._continue(
+            taken,
+            max_length,
+            stop_token_ids,
+            strip_prompt,
+            stream,
+            max_new_tokens,
+            num_return_sequences,
+            is_raw=is_raw,
+        )
+
+    def _continue(
+        self,
+        taken: Mapping[str, Any],
+        max_length: int | None,
+        stop_token_ids: Collection[int] | str | None,
+        strip_prompt: bool,
+        stream: Callable[[int, Any], None] | None,
+        max_new_tokens: int | None,
+        num_return_sequences: int,
+        is_raw: bool = False,
+    ) -> Any:
+        """Returns what `generate` does, for token ids and their mask; see there."""
         ids = _numpy(taken["token_ids"])
         mask = taken.get("padding_mask")
         mask = np.ones(ids.shape, "bool") if mask is None else _numpy(mask)
@@ -139,7 +172,7 @@ class Generates:
         if strip_prompt:
             starts = [len(prompt) for prompt in prompts for _ in range(num_return_sequences)]
             rows = [row[start:] for row, start in zip(rows, starts, strict=True)]
-        found = _pad(rows, length, 0 if is_raw else self.preprocessor.tokenizer.pad_token_id)
+        found = pad_rows(rows, length, 0 if is_raw else self.preprocessor.tokenizer.pad_token_id)
         if not is_batch and num_return_sequences == 1:
             found = {name: value[0] for name, value in found.items()}
         return found if is_raw else self.preprocessor.generate_postprocess(found)
@@ -306,11 +339,3 @@ def _is_raw(inputs: Data) -> bool:
 
 def _numpy(x: object) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(x))
-
-
-def _pad(rows: list[list[int]], length: int, pad: int) -> dict[str, np.ndarray]:
-    ids = np.full((len(rows), length), pad, "int32")
-    mask = np.zeros((len(rows), length), "int32")
-    for i, row in enumerate(rows):
-        ids[i, : len(row)], mask[i, : len(row)] = row, 1
-    return {"token_ids": ids, "padding_mask": mask}

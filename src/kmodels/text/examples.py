@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kmodels.core.errors import InputError
+from kmodels.text.chat_template import Rendered
 from kmodels.text.templates import Written
 from kmodels.text.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ class Cut:
 
 def encode(
     tokenizer: Tokenizer,
-    written: Sequence[Written],
+    written: Sequence[Written | Rendered],
     length: int,
     *,
     start: bool = True,
@@ -60,7 +61,8 @@ def encode(
 
     Args:
         tokenizer: makes the ids.
-        written: the records as text.
+        written: the records as text. What the tokenizer's own chat template wrote gets neither
+            start nor end token.
         length: most tokens of an example, at least 2.
         start: put the start token in front.
         end: put the end token behind where the record asks for it.
@@ -74,12 +76,19 @@ def encode(
         InputError: for an example of which no token would be learnt.
     """
     cut = cut if cut is not None else Cut()
-    ids = iter(tokenizer.encode_batch([part.text for w in written for part in w.parts]))
+    chats = iter(tokenizer.encode_rendered([w for w in written if isinstance(w, Rendered)]))
+    plain = [w for w in written if isinstance(w, Written)]
+    ids = iter(tokenizer.encode_batch([part.text for w in plain for part in w.parts]))
     examples = []
-    for place, (parts, ends) in enumerate(written):
-        flat: list[int] = []
-        learn: list[bool] = []
-        for part in parts:
+    for place, one in enumerate(written):
+        if isinstance(one, Rendered):
+            flat, learn = next(chats)
+            learn = learn if loss_on == "responses" else [True] * len(flat)
+            flat, learn = _fit(flat, learn, [], length, cut)
+            examples.append(_example(place, flat, learn, 0, loss_on))
+            continue
+        flat, learn = [], []
+        for part in one.parts:
             new = next(ids)
             flat += new
             learn += [part.learn] * len(new)
@@ -87,13 +96,19 @@ def encode(
         begin = [] if not start or tokenizer.start_token_id is None else [tokenizer.start_token_id]
         if begin and flat[:1] == begin:
             flat, learn = flat[1:], learn[1:]
-        close = [tokenizer.end_token_id] if end and ends else []
+        close = [tokenizer.end_token_id] if end and one.ends else []
         flat, learn = _fit(flat, learn, close, length - len(begin), cut)
-        learn = [False] * len(begin) + (learn if loss_on == "responses" else [True] * len(flat))
-        if not any(learn[1:]):
-            raise InputError(f"example {place} has no token to learn: it is empty")
-        examples.append(Example(begin + flat, learn))
+        examples.append(_example(place, begin + flat, learn, len(begin), loss_on))
     return examples
+
+
+def _example(place: int, ids: list[int], learn: list[bool], begin: int, loss_on: str) -> Example:
+    """Returns an example whose first `begin` tokens are never learnt."""
+    learn = learn if loss_on == "responses" else [True] * (len(ids) - begin)
+    learn = [False] * begin + learn
+    if not any(learn[1:]):
+        raise InputError(f"example {place} has no token to learn: it is empty")
+    return Example(ids, learn)
 
 
 def _fit(

@@ -19,7 +19,13 @@ _PAIRS = (
     ("instruction", "output"),
 )
 FORMS = "instruction and response (or output), prompts and responses, messages, or text"
-ROLES = {"system": "system", "user": "user", "assistant": "model", "model": "model"}
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "assistant": "model",
+    "model": "model",
+    "tool": "tool",
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class Records:
 
     Attributes:
         rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
-            "response"} or {"messages": [{"role", "content"}, ...]}.
+            "response"} or {"messages": [{"role", "content"}, ...]}, the last with "tools" where the
+            line has them. A message keeps what else it has, such as "tool_calls".
         skipped: one line for each bad record that was left out.
     """
 
@@ -47,8 +54,8 @@ def read_records(
     Args:
         path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
             instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
-            and responses, messages with role and content, or text. More fields are ignored, blank
-            lines too.
+            and responses, messages with role and content (and tools, JSON schemas of functions that
+            the model may call), or text. More fields are ignored, blank lines too.
         skip_bad: leave out bad lines and list them, where they would raise.
         max_line_bytes: a longer line is bad.
 
@@ -120,7 +127,12 @@ def check_record(value: object) -> Record:
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
     if "messages" in value:
-        return {"messages": _messages(value["messages"])}
+        messages, tools = _messages(value["messages"]), value.get("tools")
+        if tools is None:
+            return {"messages": messages}
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise InputError("field 'tools' is not a list of JSON schemas")
+        return {"messages": messages, "tools": tools}
     pair = next((pair for pair in _PAIRS if all(name in value for name in pair)), None)
     if pair is None:
         if "text" in value:
@@ -159,7 +171,7 @@ def _text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str 
     return text
 
 
-def _messages(messages: object) -> list[dict[str, str]]:
+def _messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise InputError("field 'messages' is not a list of messages")
     checked = []
@@ -170,10 +182,23 @@ def _messages(messages: object) -> list[dict[str, str]]:
         role = _text(message, "role", at=at)
         if role not in ROLES:
             raise InputError(f"field '{at}role' is {role!r}; known are {', '.join(ROLES)}")
-        checked.append({"role": ROLES[role], "content": _text(message, "content", at=at)})
+        kept = {name: value for name, value in message.items() if value is not None}
+        checked.append({**kept, "role": ROLES[role], **_content(kept, at)})
+    if any(m["role"] == "tool" or "tool_calls" in m for m in checked):
+        return checked  # their order is the template's matter
     turns = [m["role"] for m in checked if m["role"] != "system"]
     if any(m["role"] == "system" for m in checked[1:]):
         raise InputError("field 'messages' has a system message that is not the first")
     if turns != (["user", "model"] * len(turns))[: len(turns)] or not turns:
         raise InputError("field 'messages' must go user, assistant, user, assistant")
     return checked
+
+
+def _content(message: dict[str, Any], at: str) -> dict[str, Any]:
+    """Returns what a message says: a text, or parts of one, or nothing where it calls tools."""
+    content = message.get("content")
+    if isinstance(content, list) and content and all(isinstance(part, dict) for part in content):
+        return {}
+    if content is None and message.get("tool_calls"):
+        return {}
+    return {"content": _text(message, "content", bool(message.get("tool_calls")), at)}

@@ -1,22 +1,11 @@
-"""The settings that Hugging Face keeps beside a vocabulary, and how a chat becomes text."""
+"""The settings that Hugging Face keeps beside a vocabulary."""
 
-import datetime
-import functools
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.weights.readers import read_json
-
-if TYPE_CHECKING:
-    from jinja2.parser import Parser
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
@@ -90,84 +79,6 @@ def token_text(token: object) -> str | None:
     """Returns the text of a token, which may be written with its properties."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) else None
-
-
-def choose_template(
-    settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Mapping[str, Any]] | None
-) -> str:
-    """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
-
-    Raises:
-        InputError: where there is none, or none of several is meant.
-    """
-    held = settings.get("chat_template")
-    if not isinstance(held, Mapping):
-        if (found := wanted or held) is None:
-            raise InputError(
-                "the tokenizer has no chat template; give one as chat_template=, or write the "
-                "turns with the preprocessor's template='gemma'"
-            )
-        return found
-    if wanted is not None:
-        return held.get(wanted, wanted)
-    name = "tool_use" if tools is not None and "tool_use" in held else DEFAULT
-    if name not in held:
-        raise InputError(f"there are chat templates {', '.join(held)}: choose with chat_template=")
-    return held[name]
-
-
-def render(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    **values: object,
-) -> str:
-    """Returns a chat as the template of its checkpoint writes it.
-
-    Args:
-        template: in Jinja's language, which is run in a sandbox.
-        messages: with "role" and "content".
-        settings: whose special tokens the template may use.
-        **values: what else it may use.
-
-    Raises:
-        InputError: for a template that is damaged, or a chat that it refuses.
-    """
-    special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
-    special = {key: text for key, text in special.items() if text is not None}
-    try:
-        return _compiled(template).render(messages=messages, **{**special, **values})
-    except jinja2.TemplateError as error:
-        raise InputError(f"the chat template cannot write this chat: {error}") from error
-
-
-@functools.cache
-def _compiled(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(template)
-
-
-class _Generation(Extension):
-    """Passes on what stands inside {% generation %}, which marks a model's own words."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: "Parser") -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(value: object, ensure_ascii: bool = False, **settings: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **settings)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def _json(path: Path) -> dict[str, Any]:

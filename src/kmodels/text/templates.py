@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError
+from kmodels.text.chat_template import Rendered
 from kmodels.text.records import check_record
+from kmodels.text.tokenizer import Tokenizer
+
+# The tokenizer's own chat template for whatever has a question and a reply, and for messages alone.
+OWN, AUTO = "chat_template", "auto"
 
 
 class Part(NamedTuple):
@@ -70,8 +75,10 @@ class Template:
     """Writes records as text.
 
     Args:
-        spec: "instruction", "alpaca", the name of a chat format, or a text with {instruction} and
-            {response}, and {context} where it shall not follow the instruction.
+        spec: "auto" for messages by the tokenizer's own chat template (or by a format of `chats`
+            that its vocabulary knows) and all else by "instruction"; "chat_template" for all by the
+            tokenizer's own; "instruction", "alpaca", the name of a chat format, or a text with
+            {instruction} and {response}, and {context} where it shall not follow the instruction.
         chats: chat formats by name.
 
     Raises:
@@ -80,14 +87,15 @@ class Template:
 
     def __init__(self, spec: str, chats: Mapping[str, Turns] | None = None):
         self.spec = spec
-        self.turns = (chats or {}).get(spec)
-        if self.turns is not None:
+        self.chats = dict(chats or {})
+        self.turns = self.chats.get(spec)
+        if self.turns is not None or spec == OWN:
             return
-        if spec in INSTRUCTIONS:
-            self._bare, self._with_context = INSTRUCTIONS[spec]
+        if spec in INSTRUCTIONS or spec == AUTO:
+            self._bare, self._with_context = INSTRUCTIONS.get(spec, INSTRUCTIONS["instruction"])
             return
         if "{instruction}" not in spec or not spec.endswith("{response}"):
-            names = ", ".join([*INSTRUCTIONS, *(chats or {})])
+            names = ", ".join([AUTO, OWN, *INSTRUCTIONS, *self.chats])
             raise InputError(
                 f"template is {spec!r}; choose {names}, or write a text with {{instruction}} "
                 "that ends with {response}"
@@ -96,30 +104,69 @@ class Template:
         if "{context}" not in spec:
             self._with_context = spec.replace("{instruction}", "{instruction}\n\n{context}", 1)
 
-    def __call__(self, record: object, reply: bool = True) -> Written:
+    def __call__(
+        self,
+        record: object,
+        reply: bool = True,
+        tokenizer: Tokenizer | None = None,
+        find_replies: bool = True,
+    ) -> Written | Rendered:
         """Returns a record as text.
 
         Args:
             record: a text, or what `read_records` gives. Texts go through as they are.
             reply: False leaves out the last reply and opens the model's turn, to generate one;
                 records need no response then.
+            tokenizer: whose own chat template may write the record.
+            find_replies: whether it matters where the replies stand in what that template writes,
+                which not every template tells.
 
         Returns:
-            The parts in order.
+            The parts in order; of the tokenizer's own chat template the whole text.
 
         Raises:
             InputError: for a record that the template cannot write.
         """
         if isinstance(record, str):
             return Written([Part(record, True)], True)
+        turns = self.turns
+        if self.spec == OWN or (self.spec == AUTO and _has_messages(record)):
+            turns = self.chat_format(tokenizer)
+            if turns is None:
+                assert tokenizer is not None
+                return _by_own(record, reply, tokenizer, find_replies)
         record = check_record(record if reply else _with_reply(record))
         if "text" in record:
             return Written([Part(record["text"], True)], True)
-        written = self._chat(record) if self.turns else self._instruction(record)
+        written = self._chat(record, turns) if turns else self._instruction(record)
         if reply:
             return written
         last = max(i for i, part in enumerate(written.parts) if part.learn)
         return Written(written.parts[:last], False)
+
+    def chat_format(self, tokenizer: Tokenizer | None) -> Turns | None:
+        """Returns the format that writes messages, None where the tokenizer's own template does.
+
+        Raises:
+            InputError: where neither is there.
+        """
+        if self.turns is not None:
+            return self.turns
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            return None
+        if self.spec == OWN:
+            names = " or ".join(f"template={name!r}" for name in self.chats) or "'instruction'"
+            raise InputError(f"the tokenizer has no chat template of its own; use {names}")
+        core = tokenizer.core if tokenizer is not None else None
+        for turns in self.chats.values():
+            if core is None or all(core.token_to_id(text) is not None for text in turns.tokens):
+                return turns
+        lacking = ", ".join(text for turns in self.chats.values() for text in turns.tokens)
+        raise InputError(
+            "messages need a chat template: the tokenizer has none"
+            + (f", and its vocabulary lacks {lacking}" if lacking else "")
+            + "; set tokenizer.chat_template"
+        )
 
     def _instruction(self, record: dict[str, Any]) -> Written:
         if "messages" in record:
@@ -134,24 +181,60 @@ class Template:
         )
         return Written([Part(prompt, False), Part(record["response"], True)], True)
 
-    def _chat(self, record: dict[str, Any]) -> Written:
-        assert self.turns is not None
+    def _chat(self, record: dict[str, Any], turns: Turns) -> Written:
         messages = record.get("messages") or _as_messages(record)
         system, parts = "", []
         for message in messages:
+            if message["role"] == "tool" or "tool_calls" in message or "tools" in record:
+                raise InputError(
+                    "tools need the tokenizer's own chat template, which it lacks or template= "
+                    "leaves aside"
+                )
+            if not isinstance(message["content"], str):
+                raise InputError("a message's content is in parts; give one text")
             content = message["content"].strip()
             if message["role"] == "system":
                 system = content + "\n\n"
             elif message["role"] == "user":
-                parts.append(Part(self.turns.user.replace("{content}", system + content), False))
+                parts.append(Part(turns.user.replace("{content}", system + content), False))
                 system = ""
             else:
-                parts += [Part(content + self.turns.model, True), Part(self.turns.between, False)]
+                parts += [Part(content + turns.model, True), Part(turns.between, False)]
         if not any(part.learn for part in parts):
             raise InputError("field 'messages' has no reply to learn from")
         if not parts[-1].text or not parts[-2].learn:
             parts = parts[:-1]  # a question without a reply teaches nothing
         return Written(parts, False)
+
+
+def _has_messages(record: object) -> bool:
+    return isinstance(record, Mapping) and "messages" in record
+
+
+def _by_own(record: object, reply: bool, tokenizer: Tokenizer, find_replies: bool) -> Rendered:
+    """Returns a record as the tokenizer's own chat template writes it."""
+    if not reply and not _has_messages(record):
+        record = _with_reply(record)
+    record = check_record(record)
+    if "text" in record:
+        raise InputError("a chat template writes messages; field 'text' holds running text")
+    messages = [
+        {**message, "role": "assistant"} if message["role"] == "model" else message
+        for message in record.get("messages") or _as_messages(record)
+    ]
+    tools = record.get("tools")
+    if not reply:
+        if messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, tools=tools
+        )
+        return Rendered(text, [])
+    if not any(message["role"] == "assistant" for message in messages):
+        raise InputError("field 'messages' has no reply to learn from")
+    if find_replies:
+        return tokenizer.render_chat(messages, tools=tools)
+    return Rendered(tokenizer.apply_chat_template(messages, tokenize=False, tools=tools), [])
 
 
 def _as_messages(record: dict[str, Any]) -> list[dict[str, str]]:

@@ -14,6 +14,7 @@ from kmodels.core.files import atomic_write, local_path
 from kmodels.core.remote import local_copy
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 from kmodels.text import settings as described
+from kmodels.text.chat import ChatTokenizer
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
 
 # Markers of turns, which older vocabulary files do not declare as control tokens.
@@ -30,7 +31,7 @@ PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_sp
 STOPS = "stop_tokens"
 
 
-class Tokenizer:
+class Tokenizer(ChatTokenizer):
     """A `tokenizers.Tokenizer` with the methods and names of keras-hub's tokenizers.
 
     Args:
@@ -298,56 +299,6 @@ class Tokenizer:
         """Returns text as transformers' `decode`, with special tokens unless they are skipped."""
         kept = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
         return self.core.decode(kept, skip_special_tokens=skip_special_tokens)
-
-    @property
-    def chat_template(self) -> Any:
-        """The chat template that came with the checkpoint, several by name, or None."""
-        return self.settings.get("chat_template")
-
-    @chat_template.setter
-    def chat_template(self, template: str | Mapping[str, str] | None) -> None:
-        self.settings = {**self.settings, "chat_template": template}
-
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Any],
-        tokenize: bool = True,
-        add_generation_prompt: bool = False,
-        chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **values: Any,
-    ) -> Any:
-        """Returns a chat as the checkpoint's own template writes it, equal to transformers' method.
-
-        Args:
-            conversation: messages with "role" and "content", or several such lists.
-            tokenize: gives ids; False the text.
-            add_generation_prompt: opens the model's turn behind it.
-            chat_template: another template, or the name of one of several.
-            tools: descriptions of functions, for templates that know them.
-            **values: further variables of the template.
-
-        Returns:
-            A list of ids or a text; a list of these for several chats.
-
-        Raises:
-            InputError: without a template, or for a chat that it refuses.
-        """
-        if conversation and not isinstance(conversation[0], Mapping):
-            several = [
-                self.apply_chat_template(
-                    one, tokenize, add_generation_prompt, chat_template, tools, **values
-                )
-                for one in conversation
-            ]
-            return several
-        template = described.choose_template(self.settings, chat_template, tools)
-        roles = described.with_names(self.settings, self._roles())
-        values = {"tools": tools, "documents": None, **values}
-        text = described.render(
-            template, conversation, roles, add_generation_prompt=add_generation_prompt, **values
-        )
-        return self.encode_batch([text])[0] if tokenize else text
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text and nothing else.

@@ -131,7 +131,7 @@ def test_what_is_saved_holds_the_preprocessor(preset):
     model = GemmaCausalLM.from_preset(preset)
     again = GemmaCausalLM.from_config(model.get_config())
     for made in (model, again):
-        assert made.preprocessor.template == "instruction"
+        assert made.preprocessor.template == "auto"
         assert made.preprocessor.tokenizer.vocabulary_size() == 420
     assert GemmaCausalLM.from_preset(preset, preprocessor=None).preprocessor is None
     # The vocabulary is a file of its own, which transformers and tokenizers read.

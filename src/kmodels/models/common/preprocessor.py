@@ -2,22 +2,25 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
+from kmodels.models.common.chat_prompts import ChatPrompts
 from kmodels.models.common.records import one_by_one
 from kmodels.models.common.text_preprocessor import TextPreprocessor
-from kmodels.text import Cut, Example, Template, Tokenizer, Turns, encode, pack, pad
+from kmodels.text import Cut, Example, Template, Tokenizer, encode, pack, pad
+from kmodels.text.chat_template import as_chats, is_chat
+from kmodels.text.templates import AUTO
 from kmodels.text.texts import in_graph
 
 LOSS_ON = ("all", "responses")
 
 
-class CausalLMPreprocessor(TextPreprocessor):
+class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
     """Turns texts into token ids, labels and weights; names and arguments as in keras-hub.
 
     The base of each family's own, which names its tokenizer and its chat formats.
@@ -28,10 +31,12 @@ class CausalLMPreprocessor(TextPreprocessor):
         sequence_length: tokens of a row; may be set later.
         add_start_token: put <bos> in front.
         add_end_token: put <eos> behind; a chat's turns end with their own token instead.
-        template: how records become text: "instruction", "alpaca", a name of the family's chat
-            formats, or a text with {instruction}, {context} and {response}. Strings go through as
-            they are, and so do {prompts, responses} except for chat formats.
-        loss_on: "all" tokens, or "responses" alone.
+        template: how records become text. "auto": messages by the tokenizer's own chat template,
+            or by the family's chat format where it has none, and all else as "instruction" does.
+            "chat_template": all by the tokenizer's own. Else "instruction", "alpaca", a name of the
+            family's chat formats, or a text with {instruction}, {context} and {response}. Strings
+            go through as they are, and so do {prompts, responses} except for chats.
+        loss_on: "all" tokens, or "responses" alone: of chats the turns of the assistant.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
@@ -56,15 +61,13 @@ class CausalLMPreprocessor(TextPreprocessor):
             with nothing to learn.
     """
 
-    chats: ClassVar[Mapping[str, Turns]] = {}
-
     def __init__(
         self,
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
         sequence_length: int = 1024,
         add_start_token: bool = True,
         add_end_token: bool = True,
-        template: str = "instruction",
+        template: str = AUTO,
         loss_on: str = "all",
         **kwargs: Any,
     ):
@@ -131,6 +134,10 @@ class CausalLMPreprocessor(TextPreprocessor):
         shape = ids["token_ids"].shape
         return ids, keras.KerasTensor(shape, "int32"), keras.KerasTensor(shape, "float32")
 
+    def _written(self, record: Any, reply: bool = True) -> Any:
+        # Where all tokens count, no template has to tell the replies apart.
+        return self._template(record, reply, self.tokenizer, self.loss_on == "responses")
+
     def encode(self, records: Data, sequence_length: int | None = None) -> list[Example]:
         """Returns token ids of each record, not padded.
 
@@ -143,7 +150,7 @@ class CausalLMPreprocessor(TextPreprocessor):
         """
         return encode(
             self.tokenizer,
-            [self._template(record) for record in one_by_one(records, self.reader)[0]],
+            [self._written(record) for record in one_by_one(records, self.reader)[0]],
             (sequence_length or self.sequence_length) + 1,
             start=self.add_start_token,
             end=self.add_end_token,
@@ -171,26 +178,35 @@ class CausalLMPreprocessor(TextPreprocessor):
         """Returns token ids of prompts.
 
         Args:
-            x: what the class takes; records need no response, and a last reply is left out.
-            sequence_length: tokens of a row; a longer prompt loses its end, as in keras-hub.
+            x: what the class takes; records need no response, and a last reply is left out. Also a
+                chat, a list of messages with "role" and "content", or a list of chats, see
+                `chat_token_ids`.
+            sequence_length: tokens of a row; a longer prompt loses its end, as in keras-hub, but a
+                longer chat raises.
 
         Returns:
             {"token_ids", "padding_mask"}, each (B, length) int32, or (length,) for a single one.
+
+        Raises:
+            InputError: for a chat that is too long, or that its template refuses.
         """
-        if in_graph(keras.tree.flatten(x)[0]):
+        length = sequence_length or self.sequence_length
+        if is_chat(x):
+            chats, is_batch = as_chats(x)
+            rows = self.chat_token_ids(chats)
+            if (longest := max(map(len, rows))) >= length:
+                raise InputError(
+                    f"the chat takes {longest} tokens, which leaves no room in {length} for a "
+                    "reply; give max_new_tokens in place of max_length"
+                )
+        elif in_graph(keras.tree.flatten(x)[0]):
             from kmodels.models.common import preprocessing_tensorflow
 
             settings = {"sequence_length": sequence_length}
             return preprocessing_tensorflow.call(_Prompts(self), (x, None, None), settings)
-        records, is_batch = one_by_one(x, self.reader)
-        length = sequence_length or self.sequence_length
-        written = [self._template(record, reply=False) for record in records]
-        texts = ["".join(part.text for part in parts) for parts, _ in written]
-        start = [] if self.tokenizer.start_token_id is None else [self.tokenizer.start_token_id]
-        rows = [
-            tokens if tokens[:1] == start else start + tokens
-            for tokens in self.tokenizer.tokenize(texts)
-        ]
+        else:
+            records, is_batch = one_by_one(x, self.reader)
+            rows = self._prompt_ids([self._written(record, reply=False) for record in records])
         found = self._padded(rows, length)
         return found if is_batch else {name: value[0] for name, value in found.items()}
 

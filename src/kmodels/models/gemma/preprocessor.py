@@ -9,6 +9,7 @@ import keras
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
 from kmodels.text import Tokenizer, Turns
+from kmodels.text.templates import AUTO
 
 # The chat template of the instruction-tuned checkpoints.
 CHATS = {
@@ -31,9 +32,11 @@ class GemmaCausalLMPreprocessor(CausalLMPreprocessor):
         sequence_length: tokens of a row; may be set later.
         add_start_token: put <bos> in front.
         add_end_token: put <eos> behind; a chat's turns end with their own token instead.
-        template: how records become text: "instruction", "alpaca", "gemma" (the chat format of the
+        template: how records become text. "auto": messages by the tokenizer's own chat template, or
+            by "gemma" where it has none, and all else as "instruction" does. "chat_template": all
+            by the tokenizer's own. Else "instruction", "alpaca", "gemma" (the chat format of the
             instruction-tuned models), or a text with {instruction}, {context} and {response}.
-            Strings go through as they are, and so do {prompts, responses} except for "gemma".
+            Strings go through as they are, and so do {prompts, responses} except for chats.
         loss_on: "all" tokens, or "responses" alone.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
@@ -79,7 +82,7 @@ class Gemma3CausalLMPreprocessor(GemmaCausalLMPreprocessor):
         add_end_token: bool = True,
         max_images_per_prompt: int = 2,
         num_vision_tokens_per_image: int = 256,
-        template: str = "instruction",
+        template: str = AUTO,
         loss_on: str = "responses",
         **kwargs: Any,
     ):

@@ -1,0 +1,105 @@
+"""`chat`, for tasks whose preprocessor writes chats."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.text.chat_template import as_chats, is_chat
+from kmodels.weights import gather
+
+# As many as transformers' pipeline and its `transformers chat` add where nobody says.
+NEW_TOKENS = 256
+
+
+class Chats:
+    """Adds `chat` to a task that generates."""
+
+    preprocessor: Any
+    _continue: Callable[..., Any]
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template: str | None = None,
+        max_new_tokens: int = NEW_TOKENS,
+        stop_token_ids: Collection[int] | str | None = "auto",
+        stream: Callable[[int, str], None] | None = None,
+        num_return_sequences: int = 1,
+        **values: Any,
+    ) -> Any:
+        """Answers a chat, as the checkpoint's own template has it written.
+
+        The template is the tokenizer's, or the family's chat format where it has none; the ids of
+        the prompt are those of transformers' `apply_chat_template`. Tokens are drawn as
+        `compile(sampler=...)` says.
+
+        Args:
+            messages: {"role", "content"} of each message, or a list of such lists. Roles and what
+                else a message may hold are the template's matter; a last message of the role
+                "assistant" is continued.
+            tools: JSON schemas of functions that the model may call, for templates that know them.
+            chat_template: another template in Jinja's language, or the name of one of several.
+            max_new_tokens: of a reply.
+            stop_token_ids: end a reply; "auto" for the tokenizer's and the end of a turn.
+            stream: called as tokens come, with the chat's number and its new piece of text.
+            num_return_sequences: replies to each chat, one behind the other.
+            **values: further variables of the template, such as enable_thinking or documents.
+
+        Returns:
+            The reply as text, without the prompt; a list of texts for several chats or replies. To
+            go on, append {"role": "assistant", "content": reply} and the next message.
+
+        Raises:
+            InputError: for what is no chat, a tokenizer without a template, or a chat that its
+                template refuses.
+        """
+        if not is_chat(messages):
+            raise InputError(
+                'chat takes a list of messages, each {"role": ..., "content": ...}, or a list of '
+                "such lists; generate takes texts"
+            )
+        check_whole("max_new_tokens", max_new_tokens)
+        check_whole("num_return_sequences", num_return_sequences)
+        gather.check_callable(self, "chat")
+        values |= {"tools": tools, "chat_template": chat_template}
+        prompts = chat_prompts(self.preprocessor, messages, **values)
+        if isinstance(stop_token_ids, str) and stop_token_ids == "auto":
+            stop_token_ids = self.preprocessor.chat_stop_token_ids
+        return self._continue(
+            prompts, None, stop_token_ids, True, stream, max_new_tokens, num_return_sequences
+        )
+
+
+def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:
+    """Returns token ids and mask of chats, as `generate_preprocess` does, but never cut.
+
+    Args:
+        preprocessor: with `chat_token_ids`.
+        messages: of one chat, or of several.
+        **options: of `chat_token_ids`.
+
+    Raises:
+        InputError: where the preprocessor is none that writes chats, or a chat is refused.
+    """
+    if not hasattr(preprocessor, "chat_token_ids"):
+        raise InputError(
+            "a chat needs a preprocessor, whose tokenizer writes it; attach one, or give generate "
+            "token ids"
+        )
+    chats, is_batch = as_chats(messages)
+    rows = preprocessor.chat_token_ids(chats, **options)
+    found = pad_rows(rows, max(map(len, rows)), preprocessor.tokenizer.pad_token_id)
+    return found if is_batch else {name: value[0] for name, value in found.items()}
+
+
+def pad_rows(rows: list[list[int]], length: int, pad: int) -> dict[str, np.ndarray]:
+    """Returns rows of token ids padded behind to one length, and their mask, (B, length) int32."""
+    ids = np.full((len(rows), length), pad, "int32")
+    mask = np.zeros((len(rows), length), "int32")
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
+    return {"token_ids": ids, "padding_mask": mask}

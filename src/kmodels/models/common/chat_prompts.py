@@ -1,0 +1,118 @@
+"""Chats as the token ids that a model answers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from kmodels.core.errors import InputError
+from kmodels.text import Template, Tokenizer, Turns
+from kmodels.text.chat import MODEL_ROLES
+from kmodels.text.chat_template import Rendered
+from kmodels.text.templates import AUTO
+
+
+class ChatPrompts:
+    """Adds the prompts of chats to a preprocessor.
+
+    Attributes:
+        chats: the family's chat formats by name.
+    """
+
+    chats: ClassVar[Mapping[str, Turns]] = {}
+    tokenizer: Tokenizer
+    template: str
+
+    @property
+    def chat_format(self) -> str | None:
+        """The family's format that chats are written in; None for the tokenizer's own template.
+
+        That template is taken where the tokenizer has one, unless `template` names a format.
+
+        Raises:
+            InputError: where there is neither.
+        """
+        if self.template in self.chats:
+            return self.template
+        turns = Template(AUTO, self.chats).chat_format(self.tokenizer)
+        return next((name for name, one in self.chats.items() if one is turns), None)
+
+    @property
+    def chat_stop_token_ids(self) -> list[int]:
+        """Ids that end a reply: those that end any text, and the end of a turn."""
+        found = (self.tokenizer.core.token_to_id(turns.model) for turns in self.chats.values())
+        ends = [i for i in found if i is not None]
+        return list(dict.fromkeys([*self.tokenizer.stop_token_ids, *ends]))
+
+    def chat_token_ids(
+        self,
+        chats: Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **values: Any,
+    ) -> list[list[int]]:
+        """Returns token ids of chats whose next message is the model's, not padded.
+
+        The tokenizer's own chat template writes them, with the ids that transformers has for it; a
+        format of the family does where `chat_format` says so. A last message that is the model's
+        is continued.
+
+        Args:
+            chats: each a list of messages with "role" and "content".
+            tools: JSON schemas of functions, for templates that know them.
+            chat_template: another template, or the name of one of several.
+            **values: further variables of the template, such as enable_thinking.
+
+        Raises:
+            InputError: where there is no template, or it refuses a chat.
+        """
+        form = self.chat_format if chat_template is None else None
+        if form is not None:
+            given = [*(["tools"] if tools is not None else []), *values]
+            if given:
+                raise InputError(
+                    f"the chat format {form!r} knows no {', '.join(given)}; give the template of "
+                    "the checkpoint as chat_template="
+                )
+            return self._prompt_ids([self._by_format(form, chat) for chat in chats])
+        return [self._by_own(chat, tools, chat_template, values) for chat in chats]
+
+    def _by_format(self, form: str, chat: Sequence[Mapping[str, Any]]) -> Any:
+        if _goes_on(chat):
+            raise InputError(
+                f"the last message is the model's own, which the chat format {form!r} does not "
+                "continue; end with a message of the user"
+            )
+        record = {"messages": [dict(message) for message in chat]}
+        return Template(form, self.chats)(record, reply=False)
+
+    def _by_own(
+        self,
+        chat: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        chat_template: str | None,
+        values: Mapping[str, Any],
+    ) -> list[int]:
+        return self.tokenizer.apply_chat_template(
+            chat,
+            add_generation_prompt=not _goes_on(chat),
+            continue_final_message=_goes_on(chat),
+            chat_template=chat_template,
+            tools=tools,
+            **values,
+        )
+
+    def _prompt_ids(self, written: list[Any]) -> list[list[int]]:
+        """Returns token ids of texts that `Template` wrote, with the start token in front."""
+        texts = [
+            one.text if isinstance(one, Rendered) else "".join(part.text for part in one.parts)
+            for one in written
+        ]
+        start = [] if self.tokenizer.start_token_id is None else [self.tokenizer.start_token_id]
+        return [
+            # What the tokenizer's own template writes is complete.
+            tokens if isinstance(one, Rendered) or tokens[:1] == start else start + tokens
+            for one, tokens in zip(written, self.tokenizer.tokenize(texts), strict=True)
+        ]
+
+
+def _goes_on(chat: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(chat) and chat[-1].get("role") in MODEL_ROLES

@@ -1,0 +1,271 @@
+"""Chats as a checkpoint's own template writes them, in Jinja's language and in a sandbox."""
+
+import datetime
+import functools
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import jinja2
+import numpy as np
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kmodels.core.errors import InputError
+from kmodels.text.settings import DEFAULT, token_text
+
+if TYPE_CHECKING:
+    from jinja2.parser import Parser
+    from jinja2.runtime import Context
+
+Span = tuple[int, int]
+# The names under which a message may hold its reasoning; the first is the one templates read.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+# The variable of a template that holds what stands around {% generation %} while it is looked for.
+_MARKS = "kmodels_generation_marks"
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class Rendered(NamedTuple):
+    """A chat as one text.
+
+    Attributes:
+        text: all of it, with every special token that the template writes.
+        replies: where the model's own words stand in it, as (first character, character behind).
+    """
+
+    text: str
+    replies: list[Span]
+
+
+def is_chat(x: object) -> TypeGuard[Sequence[Any]]:
+    """Returns whether x is a list of messages with roles, or a list of such lists."""
+    if not isinstance(x, list | tuple) or not x:
+        return False
+    first = x[0]
+    if isinstance(first, list | tuple) and first:
+        first = first[0]
+    return isinstance(first, Mapping) and "role" in first
+
+
+def as_chats(x: Sequence[Any]) -> tuple[list[Sequence[Mapping[str, Any]]], bool]:
+    """Returns chats one by one, and whether there was more than one to begin with."""
+    return ([x], False) if isinstance(x[0], Mapping) else (list(x), True)
+
+
+def choose_template(
+    settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Mapping[str, Any]] | None
+) -> str:
+    """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
+
+    Raises:
+        InputError: where there is none, or none of several is meant.
+    """
+    held = settings.get("chat_template")
+    if not isinstance(held, Mapping):
+        if (found := wanted or held) is None:
+            raise InputError(
+                "the tokenizer has no chat template; give one as chat_template=, or write the "
+                "turns with the preprocessor's template='gemma'"
+            )
+        return found
+    if wanted is not None:
+        return held.get(wanted, wanted)
+    name = "tool_use" if tools is not None and "tool_use" in held else DEFAULT
+    if name not in held:
+        raise InputError(f"there are chat templates {', '.join(held)}: choose with chat_template=")
+    return held[name]
+
+
+def has_generation(template: str) -> bool:
+    """Returns whether a template says by {% generation %} what the model's own words are."""
+    return _GENERATION.search(template) is not None
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    *,
+    continue_final_message: bool = False,
+    **values: object,
+) -> str:
+    """Returns a chat as a template writes it, equal to transformers' text.
+
+    Args:
+        template: in Jinja's language.
+        messages: with "role" and "content", and what else the template knows. Names whose value is
+            None are left out, and reasoning is there under each of its names.
+        settings: whose special tokens the template may use.
+        continue_final_message: leaves the last message open, to be continued.
+        **values: what else the template may use.
+
+    Raises:
+        InputError: for a template that is damaged, a chat that it refuses, or what is neither
+            text, number, list nor dictionary.
+    """
+    return _render(template, messages, settings, continue_final_message, values)
+
+
+def render_with_generation(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    **values: object,
+) -> Rendered:
+    """Returns a chat and where its template has {% generation %}; arguments as of `render`.
+
+    Raises:
+        InputError: as `render`, and where the template changes the text that it marks.
+    """
+    text = _render(template, messages, settings, False, values)
+    # Nobody's text holds these, as they are drawn anew each time.
+    start, end = (f"\x02{secrets.token_hex(8)}{side}\x03" for side in "<>")
+    marked = _render(template, messages, settings, False, {**values, _MARKS: (start, end)})
+    replies, clean, begun = [], "", 0
+    for piece in re.split(f"({re.escape(start)}|{re.escape(end)})", marked):
+        if piece == start:
+            begun = len(clean)
+        elif piece == end:
+            replies.append((begun, len(clean)))
+        else:
+            clean += piece
+    if clean != text:
+        raise InputError(
+            "the chat template changes what it marks with {% generation %}; take it out of filters"
+        )
+    return Rendered(text, replies)
+
+
+def _render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    is_open: bool,
+    values: Mapping[str, object],
+) -> str:
+    special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
+    special = {key: text for key, text in special.items() if text is not None}
+    given = {**special, **{key: _plain(value, key) for key, value in values.items()}}
+    chat = [_message(message) for message in messages]
+    if not chat:
+        raise InputError("the chat is empty; give at least one message")
+    tag = secrets.token_hex(16)
+    if is_open:
+        chat[-1] = _with_tag(chat[-1], tag)
+    try:
+        text = _compiled(template).render(messages=chat, **given)
+    except Exception as error:  # a template is a program and may fail in any way
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"the chat template cannot write this chat: {reason}") from error
+    return _before_tag(text, tag) if is_open else text
+
+
+def _message(message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InputError(
+            f'a message is a {type(message).__name__}; give {{"role": ..., "content": ...}}'
+        )
+    found = {key: _plain(value, key) for key, value in message.items() if value is not None}
+    reasoning = next((found[name] for name in REASONING if name in found), None)
+    if reasoning is not None:
+        found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    return found
+
+
+def _plain(value: Any, name: object) -> Any:
+    """Returns a value that has no methods of its own, which a template could call."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, np.generic):
+        return _plain(value.item(), name)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key, name): _plain(part, key) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part, name) for part in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(part, name) for part in value)
+    if callable(value):
+        raise InputError(
+            f"{name} holds the function {getattr(value, '__name__', value)!s}; give its JSON "
+            "schema, as transformers.utils.get_json_schema writes it"
+        )
+    raise InputError(
+        f"{name} holds a {type(value).__name__}; a chat takes texts, numbers, lists and "
+        "dictionaries alone"
+    )
+
+
+def _with_tag(message: dict[str, Any], tag: str) -> dict[str, Any]:
+    content = message.get("content")
+    # The blank tells whether the template trims.
+    if isinstance(content, str):
+        return {**message, "content": f"{content}{tag} "}
+    if isinstance(content, list):
+        texts = [place for place, part in enumerate(content) if "text" in part]
+        if texts:
+            parts = list(content)
+            parts[texts[-1]] = {**parts[texts[-1]], "text": f"{parts[texts[-1]]['text']}{tag} "}
+            return {**message, "content": parts}
+    raise InputError("the last message has no text to continue")
+
+
+def _before_tag(text: str, tag: str) -> str:
+    if tag not in text:
+        raise InputError("the chat template leaves the last message out; it cannot be continued")
+    before, _, behind = text.rpartition(tag)
+    return before if behind.startswith(" ") else before.rstrip()
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+class _Generation(Extension):
+    """Passes on what stands inside {% generation %}, between marks where they are asked for."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: "Parser") -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A block of its own, as in transformers: what is set inside is unknown behind it.
+        call = nodes.CallBlock(self.call_method("_marked"), [], [], body)
+        return call.set_lineno(line)
+
+    @jinja2.pass_context
+    def _marked(self, context: "Context", caller: Callable[[], str]) -> str:
+        start, end = context.get(_MARKS) or ("", "")
+        return start + caller() + end
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
