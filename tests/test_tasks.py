@@ -1,0 +1,143 @@
+"""Each page of docs/tasks begins with commands that run from an installed wheel, as they stand.
+
+What a block needs beside one backend stands in front of it: "Needs `pip install
+"kmodels[export]"`."
+"""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import installed_wheel
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {page.stem: page for page in sorted((ROOT / "docs" / "tasks").glob("*.md"))}
+BACKENDS = {"jax", "torch", "tensorflow"}
+# A page, the number of its block, a backend to run it on, and what the output ends with. Each page
+# runs once at least; on JAX and TensorFlow a training step takes long to compile.
+RUNS = [
+    ("fine_tune_vit", 0, "jax", r"results in run\nrings/000\.png shows (rings|stripes)\n"),
+    ("fine_tune_vit", 0, "torch", r"results in run\nrings/000\.png shows rings\n"),
+    ("fine_tune_vit", 0, "tensorflow", r"results in run\nrings/000\.png shows (rings|stripes)\n"),
+    ("fine_tune_gemma", 0, "torch", r" +after: +'(billing|shipping)'\nresults in run\n"),
+    ("peft_adapters", 0, "torch", r"up to 1\.\d+\n.* differ by 0\nadapter_config\.json\n.*\n"),
+    ("resume", 0, "torch", r"exit code 137\nresumed from .* at step 20\n(.*\n)*results in run\n"),
+    ("many_gpus", 0, "jax", r"results in run\ntrained on cpu x8\n"),
+    ("many_gpus", 1, "torch", r"test_accuracy .*\nresults in run\n"),
+    ("slow_op", 0, "torch", r"  attention +2 x override\n  dense +13 x override\n(  .*\n)*"),
+    ("keras_model", 0, "tensorflow", r"held out: 0\.9\d\nstep_00000069\nstep_00000092\n"),
+]
+# These ask for more than one environment has but the full one.
+ACROSS = [
+    ("export", 0, "tensorflow", r"(vit\.onnx|vit\.tflite|gemma\.gguf|\n)+"),
+    ("change_backend", 0, "jax", r"at step 88\n(.*\n)*epoch 4/4 .*\n(.*\n)*results in run\n"),
+]
+NEEDS = re.compile(r'Needs\s+`pip install "kmodels\[([\w,]+)\]"`')
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _block(page, number):
+    """The commands of a block, and the extras that the text in front of it asks for."""
+    text = PAGES[page].read_text()
+    found = list(BLOCK.finditer(text))
+    before = text[found[number - 1].end() if number else 0 : found[number].start()]
+    return found[number][1], {name for names in NEEDS.findall(before) for name in names.split(",")}
+
+
+def _cases():
+    here = [run for run in RUNS if run[2] == os.environ["KERAS_BACKEND"]]
+    marked = [(run, ()) for run in here]
+    marked += [(run, pytest.mark.across(run[2])) for run in ACROSS]
+    return [pytest.param(*run, id=f"{run[0]}-{run[1]}", marks=marks) for run, marks in marked]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The programs of an environment in which the wheel is installed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    return installed_wheel.install(installed_wheel.build(folder), folder / "environment")
+
+
+def _run(programs, tmp_path, backend, commands):
+    """What commands print in an empty folder, for a person whose home is empty."""
+    folder, home = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    done = subprocess.run(
+        ["bash", "-e"],
+        input=commands,
+        cwd=folder,
+        env=installed_wheel.variables(programs, home, backend),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(("page", "number", "backend", "ending"), _cases())
+def test_the_commands_run(page, number, backend, ending, programs, tmp_path):
+    shown = _run(programs, tmp_path, backend, _block(page, number)[0])
+    assert re.search(f"{ending}$", shown), shown[-3000:]
+
+
+@pytest.mark.once
+def test_it_is_the_wheel_that_runs(programs, tmp_path):
+    """The checkout is not on the path, and nothing that is imported comes from it."""
+    told = """
+import json, os, sys, kmodels, kmodels.runs.shipped
+shipped = kmodels.runs.shipped._load("vit").__file__
+home = os.listdir(os.environ["HOME"])
+print(json.dumps([sys.path, kmodels.__file__, shipped, os.listdir(), home]))
+"""
+    commands = f"python - <<'PY'\n{told}PY\nkmodels --version\n"
+    shown = _run(programs, tmp_path, os.environ["KERAS_BACKEND"], commands).splitlines()
+    path, package, recipe, here, home = json.loads(shown[-2])
+    place = str(programs.parent)
+    assert package.startswith(place) and recipe.startswith(place)
+    holding = [folder for folder in path if (Path(folder) / "kmodels/__init__.py").is_file()]
+    assert [folder.startswith(place) for folder in holding] == [True]
+    assert not {str(ROOT), str(ROOT / "src"), str(ROOT / "tests")} & set(path)
+    assert here == [] and home == []
+    assert shown[-1].startswith("kmodels ")
+
+
+@pytest.mark.once
+def test_each_page_runs():
+    assert {run[0] for run in (*RUNS, *ACROSS)} == set(PAGES)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_begins_with_its_commands(page):
+    text = PAGES[page].read_text()
+    title, sentence, fence = text.split("\n\n")[:3]
+    assert re.fullmatch(r"# [^\n]+", title)
+    assert sentence.endswith(".") and fence.startswith("```sh\n")
+
+
+@pytest.mark.once
+def test_what_a_page_needs_is_said():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for page, number, backend, _ in (*RUNS, *ACROSS):
+        commands, needs = _block(page, number)
+        assert needs <= set(project["optional-dependencies"])
+        # A block that names backends asks for these, and runs on the first it is listed with.
+        named = set(re.findall(r"KERAS_BACKEND=(\w+)", commands))
+        assert needs & BACKENDS == named
+        across = (page, number) in {run[:2] for run in ACROSS}
+        assert across == bool(needs - {backend})
+
+
+@pytest.mark.once
+def test_the_tasks_are_listed():
+    for page in ("README.md", "docs/README.md", "mkdocs.yml"):
+        listed = re.findall(r"tasks/(\w+)\.md", (ROOT / page).read_text())
+        assert sorted(set(listed)) == list(PAGES), page
