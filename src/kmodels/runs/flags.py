@@ -12,6 +12,7 @@ from typing import Any
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.runs.command_line import invoke
+from kmodels.runs.trackers import MODULES
 
 
 def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
@@ -46,6 +47,7 @@ class Common:
     checkpoint_every: str = flag("0", "steps between checkpoints, or 300s; 0 makes one per epoch")
     keep: int = flag(2, "newest checkpoints to keep")
     log_every: int = flag(10, "steps between fetching and writing losses")
+    log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
 
 
 def parse(

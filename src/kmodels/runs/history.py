@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.files import atomic_write
+from kmodels.runs import trackers
 
 COLUMNS: tuple[str, ...] = (
     "row",
@@ -28,10 +29,14 @@ class History:
         until: step up to which they are kept: what came after the checkpoint happens again.
         epochs: finished epochs whose rows are kept.
         writes: False keeps the rows in memory alone, as all but one process of a run do.
+
+    Attributes:
+        tracker: experiment tracker that gets new rows too, or None.
     """
 
     def __init__(self, path: Path, until: int = 0, epochs: int = 0, writes: bool = True):
         self.path, self._writes = path, writes
+        self.tracker: trackers.Tracker | None = None
         self.rows: list[dict[str, Any]] = []
         if until and path.exists():
             with path.open(newline="") as file:
@@ -52,6 +57,8 @@ class History:
         with self.path.open("a", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             writer.writerows([_text(row) for row in rows])
+        if self.tracker is not None:
+            trackers.log_rows(self.tracker, rows)
 
     @property
     def step_losses(self) -> list[float]:

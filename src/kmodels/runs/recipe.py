@@ -4,6 +4,7 @@ Nothing here imports Keras at import time: a wrong setting is told before a back
 """
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
+from kmodels.runs import trackers
 from kmodels.runs.flags import Common, flag, parse
 from kmodels.runs.run_folder import Folder, joined_processes
 from kmodels.runs.settings_checks import at_least, check_fractions, given, numbers
@@ -51,6 +53,8 @@ def prepare(settings: Any) -> None:
     from kmodels.core import hardware, keras_internals, precision
 
     at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, workers=0)
+    if settings.log_to is not None:
+        trackers.check(settings.log_to)
 
     if settings.memory_fraction is not None:
         precision.memory_fraction(settings.memory_fraction)
@@ -77,8 +81,9 @@ def run_options(settings: Any, fixed: Sequence[str]) -> dict[str, Any]:
         settings: a `Common`.
         fixed: names of the settings that a resumed run must share with the one it continues.
     """
-    names = ("batch_size", "log_every", "checkpoint_every", "keep", "resume")
+    names = ("batch_size", "log_every", "checkpoint_every", "keep", "resume", "log_to")
     options = {name: getattr(settings, name) for name in names}
+    options["config"] = dataclasses.asdict(settings)
     return {**options, "settings": {name: getattr(settings, name) for name in fixed}}
 
 
@@ -112,6 +117,7 @@ def main(
         folder = Folder(recipe, chosen.out, chosen, again)
         with _shown(folder.main):
             train(chosen, folder)
+        trackers.finish(folder.path)
         folder.write_report()
     except InputError as error:
         print(f"{recipe}: error: {_one_line(error)}", file=sys.stderr)
@@ -129,6 +135,7 @@ def main(
             raise
         return 128 + signum
     finally:
+        trackers.give_up()
         if folder is not None:
             folder.close()
     return 0

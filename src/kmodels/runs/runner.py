@@ -19,6 +19,7 @@ from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.run import run
 from kmodels.distribution import current, processes
 from kmodels.distribution.input import fit
+from kmodels.runs import trackers
 from kmodels.runs.history import History
 from kmodels.runs.progress import Progress
 from kmodels.training.optim.schedules import WarmupSchedule
@@ -47,6 +48,8 @@ class Runner(keras.callbacks.Callback):
         settings: plain values that a resumed run must share; kept in state.json.
         resume: goes on from the newest checkpoint that verifies.
         origin: where frozen weights came from; kept in state.json with their hash.
+        log_to: experiment tracker that gets the rows of history.csv, a key of `trackers.MODULES`.
+        config: settings that the tracker shows.
 
     Attributes:
         epoch: finished epochs.
@@ -76,6 +79,8 @@ class Runner(keras.callbacks.Callback):
         settings: dict[str, Any] | None = None,
         resume: bool = False,
         origin: str | None = None,
+        log_to: str | None = None,
+        config: dict[str, Any] | None = None,
     ):
         super().__init__()
         if (plan := current()) is not None:
@@ -112,6 +117,10 @@ class Runner(keras.callbacks.Callback):
         done = self.epoch + (cut and not self._unfinished)
         writes = processes.is_rank_zero()
         self.history = History(folder / "history.csv", self.step, done, writes)
+        if log_to is not None and writes:
+            tracker = trackers.start(log_to, folder, config or {}, self.step)
+            self.history.tracker = tracker
+            print(f"logging to {log_to}: {tracker.shown_by}")
         self.progress = Progress(total_steps, self.step)
         self.feed = DatasetAdapter(loader)
         self._pending: list[Any] = []

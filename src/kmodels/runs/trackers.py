@@ -1,0 +1,241 @@
+"""Experiment trackers that `--log-to` names: TensorBoard, Weights & Biases, MLflow and Trackio.
+
+Each gets what history.csv gets: rows by step as `batch/loss` and rows by epoch as `epoch/val_loss`,
+as Keras' callbacks name them, and the results at the end as `result/accuracy`. A resumed run
+continues the tracker's run. The tracker's own settings say where it sends its data: WANDB_MODE,
+WANDB_PROJECT, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR and so on.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_write
+
+PROJECT = "kmodels"
+# The run's id with the tracker, beside config.json, by which a resumed run finds it.
+ID_FILE = "tracker.json"
+# A tracker's module, and the extra that brings it.
+MODULES = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+_open: list["Tracker"] = []
+
+
+class Tracker(Protocol):
+    """What a tracker of one run does.
+
+    Attributes:
+        run_id: what the tracker calls the run.
+        shown_by: command or address that shows the run.
+    """
+
+    run_id: str
+    shown_by: str
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Records metrics of a step."""
+        ...
+
+    def finish(self, code: int) -> None:
+        """Ends the run with the exit code of its process."""
+        ...
+
+
+def check(name: str) -> None:
+    """Tells before a run begins whether its tracker is installed.
+
+    Args:
+        name: a key of `MODULES`.
+
+    Raises:
+        InputError: if the package is not installed.
+    """
+    if importlib.util.find_spec(MODULES[name]) is None:
+        raise InputError(
+            f"--log-to {name} needs {MODULES[name]}, which is not installed: "
+            f"pip install 'kmodels[{name}]'"
+        )
+
+
+def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tracker:
+    """Begins a tracker's run, or continues the one that this folder has begun.
+
+    Args:
+        name: a key of `MODULES`.
+        folder: folder of the run; its name becomes the run's.
+        settings: the recipe's settings.
+        step: steps that were made before, which this run may repeat.
+
+    Returns:
+        The tracker, which `finish` closes.
+
+    Raises:
+        InputError: where the tracker refuses, as without an account.
+    """
+    check(name)
+    known = _read(folder / ID_FILE)
+    try:
+        tracker = _TRACKERS[name](folder, dict(settings), known.get(name), step)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"--log-to {name} cannot start: {said}") from error
+    text = json.dumps({**known, name: tracker.run_id}, indent=1) + "\n"
+    atomic_write(folder / ID_FILE, lambda path: path.write_text(text))
+    _open.append(tracker)
+    return tracker
+
+
+def log_rows(tracker: Tracker, rows: list[dict[str, Any]]) -> None:
+    """Records rows of history.csv.
+
+    Args:
+        tracker: the tracker of the run.
+        rows: rows as `History.add` takes them.
+    """
+    for row in rows:
+        part = "batch" if row["row"] == "step" else "epoch"
+        metrics = {f"{part}/{k}": v for k, v in row.items() if k not in ("row", "epoch", "step")}
+        tracker.log({"epoch": row["epoch"], **metrics}, row["step"])
+
+
+def finish(folder: Path) -> None:
+    """Records the metrics of result.json and ends the tracker's run of this process, if any.
+
+    Args:
+        folder: folder of the run.
+    """
+    while _open:
+        found = _read(folder / "result.json")
+        metrics = {f"result/{name}": value for name, value in found.get("metrics", {}).items()}
+        _open[-1].log(metrics, found.get("steps", 0))
+        _open.pop().finish(0)
+
+
+def give_up() -> None:
+    """Ends the tracker's run of a process that failed or was stopped, if any."""
+    while _open:
+        _open.pop().finish(1)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+class _TensorBoard:
+    """Event files in the run's folder, by tensorboardX: Keras' own callback needs TensorFlow."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], run_id: str | None, step: int):
+        from tensorboardX import SummaryWriter
+
+        self.run_id = "tensorboard"
+        directory = str(folder / self.run_id)
+        # Steps after a checkpoint are made again; TensorBoard drops what it had of them. Files are
+        # named by the second, so a quick resume would replace the first without a suffix.
+        purge = step + 1 if run_id else None
+        self._writer = SummaryWriter(directory, purge_step=purge, filename_suffix=f".{step}")
+        self._writer.add_text("settings", f"```json\n{json.dumps(settings, indent=1)}\n```", step)
+        self.shown_by = f"tensorboard --logdir {directory}"
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def finish(self, code: int) -> None:
+        self._writer.close()
+
+
+class _WandB:
+    """A run of Weights & Biases; WANDB_MODE=offline keeps it in the run's folder."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], run_id: str | None, step: int):
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            dir=folder,
+            config=settings,
+            id=run_id,
+            resume="allow" if run_id else None,
+            settings=wandb.Settings(silent=True),
+        )
+        self.run_id = self._run.id
+        offline = f"wandb sync {folder}/wandb/offline-run-*"
+        self.shown_by = offline if self._run.offline else str(self._run.url)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self, code: int) -> None:
+        self._run.finish(exit_code=code)
+
+
+class _MLflow:
+    """A run of MLflow's tracking server or database."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], run_id: str | None, step: int):
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._client, self._metric = MlflowClient(), Metric
+        if run_id is None:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            found = self._client.get_experiment_by_name(name)
+            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
+            params = [Param(key, str(value)) for key, value in settings.items()]
+            self._client.log_batch(run_id, params=params)
+        else:
+            self._client.update_run(run_id, status="RUNNING")
+        self.run_id = run_id
+        address = self._client.tracking_uri
+        served = address.startswith(("http://", "https://", "databricks"))
+        self.shown_by = address if served else f"mlflow ui --backend-store-uri {address}"
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        found = [self._metric(name, float(value), now, step) for name, value in metrics.items()]
+        self._client.log_batch(self.run_id, metrics=found)
+
+    def finish(self, code: int) -> None:
+        self._client.set_terminated(self.run_id, "FINISHED" if code == 0 else "FAILED")
+
+
+class _Trackio:
+    """A run of Trackio, in TRACKIO_DIR or its usual folder."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], run_id: str | None, step: int):
+        import trackio
+
+        resume = "allow" if run_id else "never"
+        # It prints several lines, of which `shown_by` says what matters.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run = trackio.init(
+                PROJECT, name=run_id or folder.name, config=settings, resume=resume, embed=False
+            )
+        self.run_id = self._run.name
+        self.shown_by = f"trackio show --project {PROJECT}"
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self, code: int) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()
+
+
+_TRACKERS = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow, "trackio": _Trackio}

@@ -1,0 +1,161 @@
+"""Runs logged to TensorBoard, Weights & Biases, MLflow and Trackio, offline, read back by each."""
+
+import importlib.util
+import json
+import struct
+
+import pytest
+
+from kmodels.core.errors import InputError
+from kmodels.runs import trackers
+from kmodels.runs.history import History
+
+SETTINGS = {"preset": "vit_debug", "learning_rate": 1e-3, "weights": None}
+STEPS = [
+    {"row": "step", "epoch": 1, "step": step, "loss": 1 / step, "learning_rate": 1e-3}
+    for step in (1, 2, 3)
+]
+EPOCH = {"row": "epoch", "epoch": 1, "step": 3, "loss": 0.5, "val_loss": 0.25}
+LATER = {"row": "step", "epoch": 2, "step": 4, "loss": 0.125, "learning_rate": 5e-4}
+# (name, step) -> value
+WANTED = {
+    **{("batch/loss", row["step"]): row["loss"] for row in [*STEPS, LATER]},
+    ("epoch/val_loss", 3): 0.25,
+    ("batch/learning_rate", 4): 5e-4,
+    ("result/accuracy", 4): 0.75,
+}
+
+
+def of_tensorboard(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert "preset" in str(events.Tensors("settings/text_summary")[0].tensor_proto)
+    return {
+        (name, event.step): event.value
+        for name in events.Tags()["scalars"]
+        for event in events.Scalars(name)
+    }
+
+
+def of_wandb(folder):
+    """The records of its offline files, which lie in blocks as in LevelDB's log."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found, config = {}, {}
+    for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
+        content, place, body = path.read_bytes(), 7, b""
+        while place + 7 <= len(content):
+            if place % 32768 > 32768 - 7:
+                place += -place % 32768
+            _, size, kind = struct.unpack("<IHB", content[place : place + 7])
+            body += content[place + 7 : place + 7 + size]
+            place += 7 + size
+            if kind in (1, 4):  # whole, or the last part
+                record, body = Record.FromString(body), b""
+                row = {
+                    item.key or item.nested_key[0]: json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                found |= {(name, row["_step"]): value for name, value in row.items()}
+                config |= {item.key: item.value_json for item in record.run.config.update}
+    assert json.loads(config["preset"]) == "vit_debug"
+    return found
+
+
+def of_mlflow(folder):
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("kmodels").experiment_id])
+    assert run.info.status == "FINISHED" and run.info.run_name == folder.name
+    assert run.data.params["preset"] == "vit_debug"
+    return {
+        (name, metric.step): metric.value
+        for name in run.data.metrics
+        for metric in client.get_metric_history(run.info.run_id, name)
+    }
+
+
+def of_trackio(folder):
+    import trackio
+
+    (run,) = trackio.Api().runs("kmodels")
+    assert run.config["preset"] == "vit_debug"
+    rows = trackio.SQLiteStorage.get_logs("kmodels", run.name)
+    return {(name, row["step"]): value for row in rows for name, value in row.items()}
+
+
+READ = {
+    "tensorboard": of_tensorboard,
+    "wandb": of_wandb,
+    "mlflow": of_mlflow,
+    "trackio": of_trackio,
+}
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("ignore")  # of four packages, in their own code
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.needs(m, n)) for n, m in trackers.MODULES.items()],
+)
+def test_a_run_and_its_resume_are_read_back_by_the_package(name, offline, tmp_path):
+    folder = tmp_path / "first"
+    folder.mkdir()
+    for step, rows in ((0, [*STEPS, EPOCH]), (3, [LATER])):
+        history = History(folder / "history.csv", step, epochs=1)
+        history.tracker = trackers.start(name, folder, SETTINGS, step)
+        history.add(rows)
+        if step == 0:
+            trackers.give_up()
+    (folder / "result.json").write_text(json.dumps({"steps": 4, "metrics": {"accuracy": 0.75}}))
+    trackers.finish(folder)
+    found = READ[name](folder)
+    assert {key: found[key] for key in WANTED} == pytest.approx(WANTED)
+
+
+@pytest.mark.across
+@pytest.mark.needs("tensorboardX", "tensorboard")
+def test_a_recipe_logs_where_log_to_says(offline, tmp_path, monkeypatch, capsys):
+    from kmodels.tools.cli import main
+
+    monkeypatch.setenv("KMODELS_SMALL", "1")
+    flags = ["vit", "--steps", "3", "--log-to", "tensorboard", "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as stopped:
+        main(flags)
+    assert stopped.value.code == 0
+    assert f"tensorboard --logdir {tmp_path}/run/tensorboard" in capsys.readouterr().out
+    found = of_tensorboard(tmp_path / "run")
+    rows = (tmp_path / "run/history.csv").read_text()
+    assert f",{found['batch/loss', 1]:.4f}"[:6] in rows
+    assert ("result/accuracy", 3) in found
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", trackers.MODULES)
+def test_a_package_that_is_missing_is_named_with_its_extra(name, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(InputError, match=rf"--log-to {name} needs .*'kmodels\[{name}\]'"):
+        trackers.check(name)
+
+
+@pytest.mark.once
+def test_a_tracker_that_refuses_ends_in_one_line(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise RuntimeError("no API key\nconfigured")
+
+    monkeypatch.setattr(trackers, "check", lambda name: None)
+    monkeypatch.setitem(trackers._TRACKERS, "wandb", refuse)
+    with pytest.raises(InputError, match="--log-to wandb cannot start: no API key configured"):
+        trackers.start("wandb", tmp_path, {}, 0)
+    assert not list(tmp_path.iterdir())
