@@ -4,11 +4,15 @@ python3 tests/environments.py NAME...   makes or reuses them, NAME one of ENVIRO
 
 An environment is reused while its stamp matches: dependencies in pyproject.toml, constraints.txt
 and the Python version. Otherwise it is made again, so that nothing old is left in it.
+
+Versions are those of constraints.txt. `nightly-*` has Keras' nightly build on top of them,
+`newest-*` the newest versions that pip finds, `lowest-*` those from which pyproject.toml begins.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 if sys.version_info < (3, 11):  # noqa: UP036, this file runs before pip could tell
     sys.exit("kmodels needs Python 3.11 or newer: name one with make PYTHON=python3.11 ...")
@@ -27,17 +32,16 @@ import tomllib
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path(os.environ.get("KMODELS_VENV", ROOT / ".venv"))
 LOGS = FOLDER / "logs"
+BACKENDS = ("jax", "torch", "tensorflow")
+# Other versions than those of constraints.txt, and the prefixes of their environments.
+VERSIONS = ("nightly", "newest", "lowest")
 ENVIRONMENTS = {
-    "jax": "jax,test",
-    "torch": "torch,test",
-    "tensorflow": "tensorflow,test",
+    **{backend: f"{backend},test" for backend in BACKENDS},
     "full": "jax,torch,tensorflow,dev",
     "vit": "jax,plots",
-    "nightly-jax": "jax,test",
-    "nightly-torch": "torch,test",
-    "nightly-tensorflow": "tensorflow,test",
+    **{f"{kind}-{backend}": f"{backend},test" for kind in VERSIONS for backend in BACKENDS},
 }
-# Only asked when pip's own sources lack the pinned CPU wheel.
+# Only asked when pip's own sources lack the wheels for CPUs.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SECONDS_BETWEEN_LINES = 10.0
 START = time.monotonic()
@@ -115,6 +119,60 @@ def _stamp(extras: str) -> str:
     return hashlib.sha256(json.dumps(wanted).encode()).hexdigest()
 
 
+def floors(extras: str) -> list[str]:
+    """Returns a pin of the lowest version for each dependency and for those of the extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"]]
+    for extra in set(extras.split(",")) & set(BACKENDS):
+        wanted += project["optional-dependencies"][extra]
+    return [requirement.replace(">=", "==") for requirement in wanted]
+
+
+def _versions(name: str) -> list[str | Path]:
+    """Returns pip's options for the versions of an environment."""
+    if name.startswith("newest-"):
+        return []
+    if not name.startswith("lowest-"):
+        return ["-c", "constraints.txt"]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    path = LOGS / f"{name}.txt"
+    path.write_text("\n".join(floors(ENVIRONMENTS[name])) + "\n")
+    return ["-c", path]
+
+
+_one_download = Lock()
+
+
+def _cpu_wheels(name: str) -> list[str | Path]:
+    """Gets torch's wheels for CPUs, and returns the options by which pip prefers them.
+
+    The plain wheels for Linux are built for CUDA, and bring gigabytes of it.
+    """
+    if sys.platform != "linux" or not {"torch", "dev"} & set(ENVIRONMENTS[name].split(",")):
+        return []
+    wheels = FOLDER / "wheels" / name.partition("-")[0]
+    pinned = [] if name.startswith("newest-") else (ROOT / "constraints.txt").read_text().split()
+    if name.startswith("lowest-"):
+        pinned = floors("torch")
+    packages = "torch|torchvision" if name == "full" else "torch"
+    pins = [f"{pin}+cpu" for pin in pinned if re.match(rf"({packages})==", pin)]
+    index = ["--index-url", TORCH_CPU_INDEX, "--retries", "0"]
+    log = LOGS / f"wheels-{name}.log"
+    for wanted in pins or ["torch"]:
+        command = [
+            *(python_of(name), "-m", "pip", "download", "--no-input", "--no-deps"),
+            *("--disable-pip-version-check", "--progress-bar", "off", "--dest", wheels, wanted),
+        ]
+        # Only a pin tells a wheel for CPUs from others in the same place.
+        for more in ([], index) if pins else (index,):
+            with _one_download:
+                if not run_logged(name, [*command, *more], log, lambda _: f"getting {wanted}", 600):
+                    break
+        else:
+            say(name, f"{wanted} for CPUs is not at hand; the build for CUDA is large")
+    return ["--find-links", wheels]
+
+
 def _describe_install(place: Path, tail: str) -> str:
     """Says what pip is doing: its log tells while it loads, site-packages while it unpacks."""
     lines = [line.strip() for line in tail.splitlines()]
@@ -182,15 +240,10 @@ def make_environment(name: str) -> bool:
     log = LOGS / f"install-{name}.log"
     command: list[str | Path] = [
         *(python_of(name), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"),
-        *("--progress-bar", "off", "--no-compile"),
-        *("-c", "constraints.txt", "-e", f".[{extras}]"),
+        *("--progress-bar", "off", "--no-compile", *_versions(name), *_cpu_wheels(name)),
+        *("-e", f".[{extras}]"),
     ]
-    describe = partial(_describe_install, place)
-    status = run_logged(name, command, log, describe, 1500)
-    if status and "No matching distribution found for torch==" in log.read_text():
-        say(name, f"the CPU wheel of torch is not at hand, asking {TORCH_CPU_INDEX}")
-        command += ["--extra-index-url", TORCH_CPU_INDEX]
-        status = run_logged(name, command, log, describe, 1500)
+    status = run_logged(name, command, log, partial(_describe_install, place), 1500)
     if status:
         say(name, f"pip failed with status {status}; the end of {log}:")
         print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), flush=True)

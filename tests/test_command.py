@@ -54,6 +54,22 @@ def test_recipes_have_their_own_help(command, capsys):
     assert "--learning-rate" in shown
 
 
+@pytest.mark.parametrize("name", typer.main.get_command(cli.app).commands)
+def test_without_a_backend_there_is_help_and_else_a_line(name, capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "wrong")
+    assert run(name, "--help") == 0
+    assert f"Usage: kmodels {name} " in capsys.readouterr().out
+    command = typer.main.get_command(cli.app).commands[name]
+    needed = []
+    for parameter in command.params:
+        if parameter.required:
+            needed += [*(o for o in parameter.opts if o.startswith("--")), "any"]
+    assert run(name, *needed) == 2
+    shown = capsys.readouterr().err
+    assert ": KERAS_BACKEND is 'wrong'; choose one of jax, torch, tensorflow" in shown
+    assert shown.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from kmodels.core.backend_choice import check_backend as _check_backend
+from kmodels.core.backend_choice import check_keras as _check_keras
 from kmodels.core.backend_choice import choose_backend as _choose_backend
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ _MODULES = (
 
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
 
+_check_keras()
 _choose_backend()
 if "keras" in sys.modules:  # Without it there is no table yet.
     from kmodels.core.keras_internals import registration

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,93 @@ def test_a_backend_that_is_not_there_is_told_in_a_line(machine, installed, varia
         backend_choice.check_backend()
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def keras_packages(monkeypatch):
+    """Makes a machine with these versions of packages, whose Keras is not imported yet."""
+
+    def make(**installed):
+        def version(name):
+            if name.replace("-", "_") not in installed:
+                raise PackageNotFoundError(name)
+            return installed[name.replace("-", "_")]
+
+        monkeypatch.setattr(backend_choice, "version", version)
+        monkeypatch.delitem(sys.modules, "keras")
+
+    return make
+
+
+def test_the_oldest_keras_is_the_floor_of_the_package():
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    assert f"keras>={backend_choice.OLDEST_KERAS}" in project["dependencies"]
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [
+        {"keras": backend_choice.OLDEST_KERAS},
+        {"keras": "3.101.2"},
+        {"keras": "4.0"},
+        {"keras_nightly": "3.16.0.dev2026102704"},
+        {"keras_nightly": "3.16.0.dev2026102704", "keras": "2.15"},
+    ],
+)
+def test_a_keras_that_is_new_enough(keras_packages, installed):
+    keras_packages(**installed)
+    backend_choice.check_keras()
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({}, "and none is installed; pip install"),
+        ({"keras": "3.5.0"}, "and 3.5.0 is installed; pip install"),
+        ({"keras": "2.15.0"}, "and 2.15.0 is installed; pip install"),
+    ],
+)
+def test_an_old_keras_is_told_in_a_line(keras_packages, installed, words, monkeypatch, capsys):
+    keras_packages(**installed)
+    with pytest.raises(ImportError, match=words) as error:
+        backend_choice.check_keras()
+    line = str(error.value)
+    assert line.startswith("kmodels needs Keras 3.")
+    assert "\n" not in line
+    for argv, orig in [
+        (["/usr/bin/kmodels", "vit"], ["python", "/usr/bin/kmodels", "vit"]),
+        (["-m", "vit"], ["python", "-m", "kmodels", "vit"]),
+    ]:
+        monkeypatch.setattr("sys.argv", argv)
+        monkeypatch.setattr("sys.orig_argv", orig)
+        with pytest.raises(SystemExit) as stop:
+            backend_choice.check_keras()
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == f"kmodels: {line}\n"
+
+
+def test_an_imported_keras_counts_as_it_is(monkeypatch):
+    monkeypatch.setattr(sys.modules["keras"], "__version__", "3.5.0")
+    with pytest.raises(ImportError, match="3.5.0 is installed"):
+        backend_choice.check_keras()
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_processes_with_an_old_keras(tmp_path, module):
+    """As `import kmodels` and as the command, with the metadata of another version in front."""
+    metadata = tmp_path / "keras-3.5.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: keras\nVersion: 3.5.0\n")
+    done = subprocess.run(
+        [sys.executable, *(("-m", "kmodels") if module else ("-c", "import kmodels"))],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (2 if module else 1)
+    assert "and 3.5.0 is installed; pip install" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("\n") == 1 or not module
 
 
 @pytest.mark.parametrize("program", ["doctor", "vit"])

@@ -55,11 +55,17 @@ def test_parity(name, label, arrays, keywords, dtype) -> None:
     value, gradients = value_and_grad(
         lambda *x: _first(op.override(*x, **keywords)), *arrays, dtype=dtype
     )
+    generic = _first(op.generic(*tensors, **keywords))
+    assert value.dtype == generic.dtype
+    assert value.shape == generic.shape
+    # The generic body, unrounded, of what the tensors hold: in bfloat16 XLA 0.12 adds some of its
+    # products up in bfloat16, and is itself 3 % off (docs/measured.md).
+    held = [to_numpy(x) for x in tensors]
     expected, expected_gradients = value_and_grad(
-        lambda *x: _first(op.generic(*x, **keywords)), *arrays, dtype=dtype
+        lambda *x: _first(op.generic(*x, **keywords)),
+        *held,
+        dtype="float64" if dtype == "float64" else "float32",
     )
-    assert value.dtype == expected.dtype
-    assert value.shape == expected.shape
     allowed = tolerance(name, dtype)
     expected = to_numpy(expected)
     scale = max(1.0, np.abs(expected).max())

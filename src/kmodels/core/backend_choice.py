@@ -7,11 +7,15 @@ choice is made before, by `import kmodels`, in this order:
 2. The backend in `keras.json`, if that backend is installed. Keras writes this file by itself, with
    `tensorflow` in it, when it is first imported, whether TensorFlow is there or not.
 3. The first of jax, torch and tensorflow that is installed. A line on stderr says which.
+
+A Keras that is too old is told at the same moment, before it fails somewhere in the midst.
 """
 
 import json
 import os
+import re
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +23,34 @@ from kmodels.core.errors import InputError
 
 BACKENDS = ("jax", "torch", "tensorflow")
 VARIABLE = "KERAS_BACKEND"
+# The floor in pyproject.toml, as a test says.
+OLDEST_KERAS = "3.15"
+# Both are the package `keras`; the nightly build stands first where both are installed.
+KERAS_PACKAGES = ("keras-nightly", "keras")
+
+
+def check_keras() -> None:
+    """Checks that there is a Keras that is new enough.
+
+    Raises:
+        ImportError: if not; in the `kmodels` command SystemExit with code 2, after the same line,
+            for Python would show the stack of an import.
+    """
+    installed = _keras_version()
+    if installed is not None and _numbers(installed) >= _numbers(OLDEST_KERAS):
+        return
+    there = "none is installed" if installed is None else f"{installed} is installed"
+    line = (
+        f"kmodels needs Keras {OLDEST_KERAS} or newer, and {there}; "
+        f"pip install --upgrade 'keras>={OLDEST_KERAS}'"
+    )
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m":  # as long as Python imports the package of `python -m kmodels`
+        program = sys.orig_argv[-len(sys.argv)]
+    if Path(program).stem == "kmodels":
+        print(f"kmodels: {line}", file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(line)
 
 
 def choose_backend() -> None:
@@ -64,6 +96,23 @@ def check_backend() -> None:
 def installed_backends() -> list[str]:
     """Returns the installed ones of jax, torch and tensorflow, in this order."""
     return [name for name in BACKENDS if find_spec(name)]
+
+
+def _keras_version() -> str | None:
+    """Returns the version of the Keras that is imported or would be, or None."""
+    if "keras" in sys.modules:
+        return sys.modules["keras"].__version__
+    for package in KERAS_PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version, which is all that its floor has."""
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 def _configured() -> str | None:

@@ -1,11 +1,13 @@
 """The `kmodels` command."""
 
+import functools
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from kmodels import __version__
 from kmodels.core.backend_choice import check_backend
@@ -44,6 +46,21 @@ app = typer.Typer(
 )
 
 
+class BackendCommand(TyperCommand):
+    """A command that needs a backend, which it looks for once its flags are read.
+
+    So --help is there without one, and a wrong flag is told before a wrong backend.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command, or raises `InputError` where Keras cannot have the backend."""
+        check_backend()
+        return super().invoke(ctx)
+
+
+command = functools.partial(app.command, cls=BackendCommand)
+
+
 def _show_version(asked: bool) -> None:
     if asked:
         print(f"kmodels {__version__}")
@@ -60,17 +77,15 @@ def _commands(
     """Keras 3 models at native speed on JAX, PyTorch and TensorFlow."""
     if context.invoked_subcommand is None:
         print(OVERVIEW, end="")
-    elif context.invoked_subcommand not in shipped.RECIPES:  # which check it after their flags
-        check_backend()
 
 
-def _add_recipe(command: str, summary: str) -> None:
+def _add_recipe(name: str, summary: str) -> None:
     """Adds a command that hands all its arguments, --help too, to a recipe."""
     passed = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-    @app.command(command, help=summary, context_settings=passed, add_help_option=False)
+    @app.command(name, help=summary, context_settings=passed, add_help_option=False)
     def run(context: typer.Context) -> int:
-        return shipped.run(command, context.args)
+        return shipped.run(name, context.args)  # which checks the backend after its flags
 
 
 _add_recipe("vit", "Train a Vision Transformer to tell images apart.")
@@ -80,7 +95,7 @@ _add_recipe("distill", "Train a small classifier to imitate a large one.")
 _add_recipe("dpo", "Train a language model on pairs of answers, by direct preference optimization.")
 
 
-@app.command()
+@command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -96,7 +111,7 @@ def doctor(
     checks.show(found, Console())
 
 
-@app.command()
+@command()
 def plan(
     preset: Annotated[str, typer.Option(help="A registered name or a directory.")],
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 8,
@@ -162,7 +177,7 @@ def plan(
     plans.show(found, Console(), generate)
 
 
-@app.command()
+@command()
 def bench(
     preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 8,
@@ -256,7 +271,7 @@ def bench(
         raise typer.Exit(2)
 
 
-@app.command()
+@command()
 def parity(
     preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
     backends: Annotated[str, typer.Option(help="Two of jax, torch, tensorflow.")] = "jax,torch",
@@ -315,7 +330,7 @@ def parity(
     raise typer.Exit(0 if found["equal"] else 1)
 
 
-@app.command()
+@command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.")],
 ) -> None:
@@ -325,7 +340,7 @@ def report(
     print(reports.write(folder))
 
 
-@app.command()
+@command()
 def convert(
     source: Annotated[str, typer.Argument(help="A directory or file with a model.")],
     destination: Annotated[Path, typer.Argument(help="File or directory to make or replace.")],

@@ -202,6 +202,25 @@ class OwnBuild(_Model):
         self.build_step(iterator, data_batch)
 
 
+class OwnSpecs(_Model):
+    """A model that says in which shapes and dtypes it is built for a batch."""
+
+    def spec_of(self, x: Any) -> keras.KerasTensor:
+        """Returns what stands for an array of a batch."""
+        raise NotImplementedError
+
+    def _symbolic_build(
+        self, iterator: Iterable[Any] | None = None, data_batch: Tree = None
+    ) -> None:
+        # Keras reads a batch only where something has to be built.
+        batches = ((n, m, map(self._specs_of, b)) for n, m, b in iterator or ())
+        specs = None if data_batch is None else self._specs_of(data_batch)
+        super()._symbolic_build(batches, specs)  # type: ignore[misc]
+
+    def _specs_of(self, batch: Tree) -> Any:
+        return keras.tree.map_structure(lambda x: None if x is None else self.spec_of(x), batch)
+
+
 class OwnFirstBatch(_Model):
     """A model that chooses what is built, and for which batch, where Keras would rather not."""
 
