@@ -3,7 +3,7 @@ VENV := $(or $(KMODELS_VENV),.venv)
 BACKEND ?=
 ARGS ?=
 
-.PHONY: help vit gemma bench site test test-nightly lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
+.PHONY: help vit gemma bench site test test-nightly test-newest test-lowest lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
@@ -11,6 +11,8 @@ help:
 	@echo "make test                  all tests, each backend in its own environment"
 	@echo "make test BACKEND=torch    the tests of one backend"
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
+	@echo "make test-newest           the same with the newest versions of everything"
+	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
 	@echo "make site                  the documentation as a site, in .site/ (after make test with what the notebooks show)"
 	@echo "make lint                  formatting, lint, types, docstrings and prose"
@@ -27,8 +29,8 @@ gemma:
 test:
 	$(PYTHON) tests/run.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
 
-test-nightly:
-	$(PYTHON) tests/run.py --nightly $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
+test-nightly test-newest test-lowest: test-%:
+	$(PYTHON) tests/run.py --$* $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
 
 bench: full-environment
 	$(VENV)/full/bin/python benchmarks/vit_train.py $(ARGS)

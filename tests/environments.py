@@ -106,15 +106,17 @@ def run_logged(
             process.wait()
 
 
-def _stamp(extras: str) -> str:
+def _stamp(name: str) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [
         project["project"]["dependencies"],
         project["project"]["optional-dependencies"],
         (ROOT / "constraints.txt").read_text(),
-        extras,
+        ENVIRONMENTS[name],
         sys.version,
         str(ROOT),
+        # What is newest today may not be tomorrow.
+        time.strftime("%Y-%m-%d") if name.startswith("newest-") else "",
     ]
     return hashlib.sha256(json.dumps(wanted).encode()).hexdigest()
 
@@ -164,9 +166,10 @@ def _cpu_wheels(name: str) -> list[str | Path]:
             *("--disable-pip-version-check", "--progress-bar", "off", "--dest", wheels, wanted),
         ]
         # Only a pin tells a wheel for CPUs from others in the same place.
+        doing = f"getting {wanted}"
         for more in ([], index) if pins else (index,):
             with _one_download:
-                if not run_logged(name, [*command, *more], log, lambda _: f"getting {wanted}", 600):
+                if not run_logged(name, [*command, *more], log, lambda _, doing=doing: doing, 600):
                     break
         else:
             say(name, f"{wanted} for CPUs is not at hand; the build for CUDA is large")
@@ -229,7 +232,7 @@ def make_environment(name: str) -> bool:
     """
     extras, place = ENVIRONMENTS[name], FOLDER / name
     stamp = place / "kmodels-stamp"
-    if stamp.is_file() and stamp.read_text() == _stamp(extras):
+    if stamp.is_file() and stamp.read_text() == _stamp(name):
         say(name, "environment is up to date")
         return True
     if place.exists():
@@ -252,7 +255,7 @@ def make_environment(name: str) -> bool:
         return False
     if name == "full" and not _prefer_fork(name):
         return False
-    stamp.write_text(_stamp(extras))
+    stamp.write_text(_stamp(name))
     say(name, f"installed in {time.monotonic() - begun:.0f} s")
     return True
 

@@ -3,6 +3,8 @@
 python3 tests/run.py                    all (what `make test` does)
 python3 tests/run.py --backend torch    one backend
 python3 tests/run.py --nightly          each backend with the nightly build of Keras
+python3 tests/run.py --newest           each backend with the newest versions of everything
+python3 tests/run.py --lowest           the core of the suite with the oldest versions allowed
 python3 tests/run.py --references       only write the references that the tests read
 python3 tests/run.py --backend jax -- tests/ops -k attention    what follows goes to pytest
 
@@ -23,9 +25,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from environments import FOLDER, LOGS, ROOT, make_environment, python_of, run_logged, say
+from environments import (
+    BACKENDS,
+    FOLDER,
+    LOGS,
+    ROOT,
+    VERSIONS,
+    make_environment,
+    python_of,
+    run_logged,
+    say,
+)
 
-BACKENDS = ("jax", "torch", "tensorflow")
 LONGEST_FIRST = ("jax", "tensorflow", "torch")
 # Across frameworks it is another; the first begins while the last of the suites is at work, and has
 # most to do before it waits for that one.
@@ -43,6 +54,11 @@ ONE_THREAD = {
     "TF_NUM_INTEROP_THREADS": "1",
 }
 NO_TESTS_COLLECTED = 5
+# What the oldest versions are tried with: packages as old warn of what has come since.
+CORE = (
+    *("-W", "ignore::DeprecationWarning", "tests/test_command.py", "tests/core", "tests/ops"),
+    *("tests/overrides", "tests/layers", "tests/models", "tests/training"),
+)
 # The number of the slowest tests that are shown, of each suite as many.
 SLOWEST = 10
 
@@ -71,7 +87,7 @@ def variables(environment: str, backend: str) -> dict[str, str]:
         **ours,
         **ONE_THREAD,
         "KERAS_BACKEND": backend,
-        "KMODELS_ENVIRONMENT": environment.removeprefix("nightly-"),
+        "KMODELS_ENVIRONMENT": environment.rpartition("-")[2],
         "KMODELS_REFERENCES": str(REFERENCES),
         "KMODELS_EXCHANGE": str(EXCHANGE),
         "PYTHONPATH": str(ROOT / "src"),
@@ -170,14 +186,20 @@ def failed_setup(name: str) -> Outcome:
     return Outcome(name, Counter(failed=1))
 
 
-def run_all(backends: list[str], arguments: list[str], nightly: bool) -> list[Outcome]:
+def run_all(backends: list[str], arguments: list[str], versions: str = "") -> list[Outcome]:
     """Environments and references, then each backend's suite and what needs several; two at a time.
 
-    Tests that need several frameworks are not run nightly: the packages beside Keras want its
-    release. It waits for the files that the backends leave for it, which were started before.
+    Tests that need several frameworks are run with the versions of constraints.txt alone: packages
+    beside Keras want its release. They wait for the files that the backends leave for them, whose
+    suites were started before.
+
+    Args:
+        backends: to test.
+        arguments: for pytest.
+        versions: one of VERSIONS; by default those of constraints.txt.
     """
-    whole = len(backends) == len(BACKENDS) and not nightly
-    environments = {f"nightly-{name}" if nightly else name: name for name in backends}
+    whole = len(backends) == len(BACKENDS) and not versions
+    environments = {f"{versions}-{name}" if versions else name: name for name in backends}
     shutil.rmtree(EXCHANGE, ignore_errors=True)
 
     def prepare_references() -> bool:
@@ -228,13 +250,27 @@ def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: all")
-    parser.add_argument("--nightly", action="store_true", help="with the nightly build of Keras")
+    others = parser.add_mutually_exclusive_group()
+    for versions, text in zip(
+        VERSIONS,
+        ("the nightly build of Keras", "the newest versions", "the oldest versions allowed"),
+        strict=True,
+    ):
+        others.add_argument(
+            f"--{versions}",
+            action="store_const",
+            dest="versions",
+            const=versions,
+            default="",
+            help=f"with {text}",
+        )
     parser.add_argument("--references", action="store_true", help="only write the references")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
     if options.references:
         return 0 if write_references() else 1
-    return report(run_all(options.backend or list(BACKENDS), options.pytest, options.nightly))
+    arguments = options.pytest or (list(CORE) if options.versions == "lowest" else [])
+    return report(run_all(options.backend or list(BACKENDS), arguments, options.versions))
 
 
 if __name__ == "__main__":

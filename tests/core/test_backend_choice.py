@@ -154,7 +154,7 @@ def test_an_old_keras_is_told_in_a_line(keras_packages, installed, words, monkey
 
 def test_an_imported_keras_counts_as_it_is(monkeypatch):
     monkeypatch.setattr(sys.modules["keras"], "__version__", "3.5.0")
-    with pytest.raises(ImportError, match="3.5.0 is installed"):
+    with pytest.raises(ImportError, match=r"3\.5\.0 is installed"):
         backend_choice.check_keras()
 
 
