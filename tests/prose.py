@@ -51,9 +51,9 @@ VOCABULARY = {
 }
 # Verbs that the tagger takes for nouns.
 _VERBS = """
-acts asks calls changes copy counts decline ends gives hands holds imports keeps lies
+accepts acts asks calls changes copy counts decline ends gives hands holds imports keeps lies
 lists loads makes means measure names need needs nest point puts reads registers runs
-saves say says see sends set shows splits stands starts states stops takes tells tests
+returns saves say says see sends set shows splits stands starts states stops takes tells tests
 traces train trains use works writes
 """
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
