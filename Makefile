@@ -14,7 +14,7 @@ help:
 	@echo "make test-newest           the same with the newest versions of everything"
 	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
-	@echo "make site                  the documentation as a site, in .site/ (after make test with what the notebooks show)"
+	@echo "make site                  the documentation as a site, in .site/, with executed notebooks"
 	@echo "make lint                  formatting, lint, types, docstrings and prose"
 	@echo "make clean                 remove environments, references and caches (not runs/)"
 
@@ -37,6 +37,7 @@ bench: full-environment
 	$(VENV)/full/bin/python benchmarks/report.py
 
 site: full-environment
+	$(VENV)/full/bin/python docs/site/notebooks.py
 	KERAS_BACKEND=torch NO_MKDOCS_2_WARNING=1 $(VENV)/full/bin/python -m mkdocs build
 
 # Separate targets, so that --keep-going tells everything at once.

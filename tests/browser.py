@@ -24,6 +24,7 @@ addEventListener("load", () => {
   const found = {
     width: innerWidth,
     page: document.documentElement.scrollWidth,
+    beyond: wide.map((e) => e.tagName + " " + e.textContent.trim().slice(0, 60)),
     wide: [...wide, ...cut].map((e) => e.tagName + " " + e.textContent.trim().slice(0, 60)),
     pictures: [...document.images].map((i) => [i.alt, i.naturalWidth, i.clientWidth]),
     text: document.body.innerText,
@@ -47,7 +48,9 @@ def look(page: Path, width: int, folder: Path) -> dict:
         text = "no Chromium to look at pages with: apt-get install chromium"
         pytest.fail(text) if os.environ.get("CI") else pytest.skip(text)
     # In a frame, since a window of Chromium is never narrower than 500 pixels.
-    held = escape(page.read_text().replace("</body>", LOOK + "</body>"))
+    told = page.read_text().replace("</body>", LOOK + "</body>")
+    # Style sheets and images that lie beside the page are found from the copy, too.
+    held = escape(told.replace("<head>", f'<head><base href="{page.parent.as_uri()}/">'))
     frame = f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{held}"></iframe>'
     copy = folder / f"looked_at_{width}.html"
     copy.write_text(f'<!doctype html><meta charset="utf-8"><pre id="told"></pre>{frame}')

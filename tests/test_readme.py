@@ -1,6 +1,7 @@
 """README and docs do what they say: Python blocks run, commands and links exist."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,25 @@ def test_the_table_of_overrides_is_the_folder():
         for path in (source / "ops").glob("[a-z]*.py")
     }
     assert rows == {name: ", ".join(backends) or "–" for name, backends in found.items()}
+
+
+RELATIVE = re.compile(r"\]\((?![a-z]+:|#)([^)]+)\)")
+
+
+def test_the_index_shows_no_dead_link():
+    """Without an address of the repository, links between its files are plain text there."""
+    text = (ROOT / "README.md").read_text()
+    description = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
+    found = description(text, None)
+    assert RELATIVE.findall(text) and not RELATIVE.findall(found)
+    assert "| Continue a killed run | `--resume` |" in found
+    assert FENCE.findall(found) == FENCE.findall(text)
+
+
+def test_the_index_links_to_the_repository():
+    text = (ROOT / "README.md").read_text()
+    description = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
+    found = description(text, "https://example.org/kmodels/")
+    linked = re.findall(r"\]\(https://example.org/kmodels/blob/HEAD/([^)]+)\)", found)
+    assert linked == RELATIVE.findall(text)
+    assert not RELATIVE.findall(found)

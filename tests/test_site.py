@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from browser import look
+
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.across, pytest.mark.needs("mkdocs", "mkdocstrings", "nbconvert")]
 
@@ -60,9 +62,36 @@ def test_the_api_has_what_is_public(site):
         text = (site / "api" / f"{module}.html").read_text()
         public = getattr(kmodels, module)
         wanted = [name for name in public.__all__ if callable(getattr(public, name))]
-        missing = [name for name in wanted if f".{name}" not in text]
+        if module == "models":  # a page for each class, and an index
+            missing = [name for name in wanted if f'href="models/{name}.html"' not in text]
+        else:
+            missing = [name for name in wanted if f".{name}" not in text]
         assert not missing, (module, missing)
     assert "Raises:" in (site / "api" / "distribution.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "of_keras"),
+    [
+        (
+            "GemmaCausalLM",
+            "from_preset compile fit generate load_adapter save_to_preset",
+            "summary",
+        ),
+        ("GemmaBackbone", "from_preset predict enable_lora intermediates", "get_layer"),
+        ("ViTImageClassifier", "from_preset fit predict feature_model", "count_params"),
+        ("GemmaTokenizer", "from_preset encode detokenize apply_chat_template", "get_weights"),
+    ],
+)
+def test_a_class_shows_what_it_inherits(site, name, methods, of_keras):
+    """Methods of kmodels' bases are shown with their arguments, those of Keras as links."""
+    text = (site / "api" / "models" / f"{name}.html").read_text()
+    shown = re.findall(rf'<h2 id="[\w.]+\.{name}\.(\w+)"', text)
+    assert [method for method in shown if method in methods.split()] == methods.split()
+    # What Keras calls by itself, and what PyTorch's modules have, would drown the rest.
+    assert not {"build", "call", "train_step", "get_config", "zero_grad"} & {*shown}
+    linked = re.findall(r'<a href="https://keras.io/api/[\w/]+"><code>(\w+)</code>', text)
+    assert of_keras in linked
 
 
 def test_links_lead_to_pages(site):
@@ -70,3 +99,22 @@ def test_links_lead_to_pages(site):
         for link in re.findall(r'href="([^"#?:]+)[#?"]', page.read_text()):
             if not link.startswith("/"):
                 assert (page.parent / link).exists(), (page.name, link)
+
+
+@pytest.mark.parametrize(
+    ("page", "width"),
+    [
+        ("index", 390),
+        ("tasks/many_gpus", 390),
+        ("tasks/fine_tune_gemma", 1280),
+        ("api/models/GemmaCausalLM", 390),
+        ("notebooks/01_vit", 390),
+        ("benchmarks/index", 1280),
+    ],
+)
+def test_a_browser_shows_all_of_a_page(site, page, width, tmp_path):
+    seen = look(site / f"{page}.html", width, tmp_path)
+    assert seen["page"] <= width and seen["beyond"] == []
+    assert all(natural > 100 for _, natural, _ in seen["pictures"]), seen["pictures"]
+    if page.startswith("benchmarks"):
+        assert seen["pictures"]

@@ -110,6 +110,14 @@ print(json.dumps([sys.path, kmodels.__file__, shipped, os.listdir(), home]))
 
 
 @pytest.mark.once
+def test_the_wheel_describes_itself_without_dead_links(programs):
+    (metadata,) = programs.parent.glob("lib/python*/site-packages/kmodels-*.dist-info/METADATA")
+    text = metadata.read_text()
+    assert "Description-Content-Type: text/markdown\n" in text and "\n# kmodels\n" in text
+    assert not re.search(r"\]\((?!https?:|#)", text)
+
+
+@pytest.mark.once
 def test_each_page_runs():
     assert {run[0] for run in (*RUNS, *ACROSS)} == set(PAGES)
 

@@ -5,17 +5,21 @@ is turned into one of the site. Links to what the site has no page of become pla
 """
 
 import importlib
+import inspect
 import os
 import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
+import api
+import inherited
+import notebooks
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-# Where notebooks lie that were executed, such as those of `make test`; else they have no outputs.
-EXECUTED = Path(os.environ.get("KMODELS_EXECUTED", ROOT / ".venv" / "exchange"))
+# Where notebooks lie that were executed, by docs/site/notebooks.py or by the tests.
+EXECUTED = Path(os.environ.get("KMODELS_EXECUTED", notebooks.FOLDER))
 PAGES = {
     "README.md": "index.md",
     "docs/README.md": "contents.md",
@@ -28,10 +32,25 @@ API = (
     *("models", "layers", "lora", "data", "text", "training", "callbacks", "transforms"),
     "distribution",
 )
+# Their classes have so many methods from one another that each is a page of its own.
+ONE_PAGE_EACH = ("models",)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 _places: dict[str, str] = {}
+
+
+def on_config(config: Any) -> Any:
+    """Adds the pages of single classes to the navigation, below their module."""
+    for part in config["nav"]:
+        for entry in part.get("API", []):
+            for name in ONE_PAGE_EACH:
+                if entry.get(name) == f"api/{name}.md":
+                    module = importlib.import_module(f"kmodels.{name}")
+                    publics = sorted(module.__all__, key=str.lower)
+                    pages = [{public: f"api/{name}/{public}.md"} for public in publics]
+                    entry[name] = [{"All of it": entry[name]}, *pages]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -57,7 +76,8 @@ def on_files(files: Files, config: Any) -> Files:
         for name, picture in pictures.items():
             add(f"notebooks/{name}", picture)
     for name in ("kmodels", *API):
-        add(f"api/{name}.md", _api(name))
+        for uri, text in _api(name).items():
+            add(uri, text)
     return files
 
 
@@ -89,7 +109,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def _notebook(path: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook as text and the pictures that it shows."""
+    """A notebook as text and the figures that it shows."""
     import nbformat
     from nbconvert import MarkdownExporter
 
@@ -105,15 +125,35 @@ def _notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     return text, {name.replace("\\", "/"): data for name, data in found["outputs"].items()}
 
 
-def _api(name: str) -> str:
-    """What a module exports, each by where it is written: lazy exports cannot be read otherwise."""
+def _api(name: str) -> dict[str, str]:
+    """The pages of a module: one for all it exports, or an index and a page for each class."""
     module = importlib.import_module("kmodels" if name == "kmodels" else f"kmodels.{name}")
-    lines = [f"# {module.__name__}", "", (module.__doc__ or "").strip(), ""]
+    lines, pages = [f"# {module.__name__}", "", (module.__doc__ or "").strip(), ""], {}
+    if name in ONE_PAGE_EACH:
+        lines += ["| name | |", "| --- | --- |"]
     for public in sorted(module.__all__, key=str.lower):
-        value = getattr(module, public)
-        where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if what != public and what in module.__all__:
-            lines += [f"`{module.__name__}.{public}` is another name of `{what}`.", ""]
-        elif isinstance(where, str) and isinstance(what, str) and where.startswith("kmodels"):
-            lines += [f"::: {where}.{what}", ""]
-    return "\n".join(lines)
+        text = _entry(module, public, 1 if name in ONE_PAGE_EACH else 2)
+        if name in ONE_PAGE_EACH:
+            lines.append(f"| [`{public}`]({name}/{public}.md) | {api.sentence(module, public)} |")
+            pages[f"api/{name}/{public}.md"] = text
+        elif text:
+            lines += [text, ""]
+    return {f"api/{name}.md": "\n".join(lines), **pages}
+
+
+def _entry(module: Any, public: str, level: int) -> str:
+    """One name, by where it is written: lazy exports cannot be read otherwise."""
+    value = getattr(module, public)
+    where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if what != public and what in module.__all__:
+        return f"`{module.__name__}.{public}` is another name of `{what}`."
+    if not (isinstance(where, str) and isinstance(what, str) and where.startswith("kmodels")):
+        return ""
+    text = f"::: {where}.{what}\n    options:\n      heading_level: {level}\n"
+    if inspect.isclass(value):
+        if found := inherited.own(value):
+            text += f"      members: {inherited.ordered(value)}\n"
+            text += f"      inherited_members: {found}\n"
+        if links := inherited.of_keras(value):
+            text += f"\n`{public}` has these from Keras as they are there: {', '.join(links)}.\n"
+    return text
