@@ -82,6 +82,7 @@ def test_without_a_backend_there_is_help_and_else_a_line(name, capsys, monkeypat
         (("plan", "--preset", "vit_none"), "vit_none"),
         (("report", "nowhere"), "nowhere"),
         (("convert", "nowhere", "out", "--to", "hf"), "nowhere"),
+        (("chat", "nowhere"), "nowhere"),
     ],
 )
 def test_wrong_uses_give_a_line(arguments, words, capsys, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 from kmodels.runs import shipped
 from kmodels.runs.command_line import invoke
+from kmodels.tools import chat as chatting
 
 OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyTorch and TensorFlow.
 
@@ -24,6 +25,9 @@ Train, and resume or evaluate what was trained:
   kmodels probe --data folder:PICTURES    a linear probe of a frozen backbone
   kmodels distill --data folder:PICTURES  a small model taught by a large one
   kmodels dpo --data PAIRS.jsonl          a model, by preferred answers
+
+Talk to a model:
+  kmodels chat MODEL                  a chat in the terminal, or through a pipe
 
 Look at models and machines:
   kmodels doctor                      backend, versions, devices, paths of ops
@@ -93,6 +97,8 @@ _add_recipe("gemma", "Fine-tune a language model with LoRA on instructions or te
 _add_recipe("probe", "Compare ways to use a pretrained backbone with few labels.")
 _add_recipe("distill", "Train a small classifier to imitate a large one.")
 _add_recipe("dpo", "Train a language model on pairs of answers, by direct preference optimization.")
+
+app.command("chat")(chatting.chat)
 
 
 @command()

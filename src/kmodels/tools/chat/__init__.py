@@ -1,0 +1,48 @@
+"""`kmodels chat`: a chat with an instruction-tuned model in a terminal, or through a pipe."""
+
+from typing import Annotated
+
+import typer
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="Directory, .gguf file or hf:// name of a model.")],
+    system: Annotated[str | None, typer.Option(help="Text of a system message.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from this share.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Share of the largest probability.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="enable_thinking of the chat template."),
+    ] = None,
+) -> int:
+    """Chat with a model; each line that comes through a pipe is a question."""
+    from kmodels.tools.chat import conversation, terminal
+
+    opened = conversation.open_conversation(
+        model,
+        terminal.say,
+        system=system,
+        max_new_tokens=max_new_tokens,
+        sampling={
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "seed": seed,
+        },
+        adapter=adapter,
+        precision=precision,
+        values={} if thinking is None else {"enable_thinking": thinking},
+    )
+    return terminal.run(opened)

@@ -1,0 +1,171 @@
+"""A model, what was said so far, and the next reply."""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kmodels import presets
+from kmodels.core.errors import InputError, check_whole
+from kmodels.generation.sampler import Sampler
+from kmodels.generation.settings import sampler_of
+from kmodels.models.common.causal_lm import CausalLM
+
+
+@dataclass
+class Conversation:
+    """A chat with one model.
+
+    Args:
+        model: the model, with a preprocessor that writes chats.
+        system: text of a system message, or None.
+        max_new_tokens: largest number of tokens of a reply.
+        values: variables of the chat template.
+
+    Attributes:
+        messages: what was said so far.
+    """
+
+    model: CausalLM
+    system: str | None = None
+    max_new_tokens: int = 256
+    values: Mapping[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything but the system message."""
+        self.messages = opening(self.system)
+
+    def ask(self, text: str, show: Callable[[str], None]) -> str:
+        """Returns the reply to a message, which both become part of the chat.
+
+        A reply that Ctrl-C stops is kept as far as it came. Where there is nothing to keep, the
+        chat is as before.
+
+        Args:
+            text: message of the user.
+            show: called with each new piece of the reply.
+
+        Raises:
+            InputError: for a chat that the template refuses.
+            KeyboardInterrupt: after the part that came is kept.
+        """
+        pieces: list[str] = []
+
+        def stream(_: int, piece: str) -> None:
+            pieces.append(piece)
+            show(piece)
+
+        said = [*self.messages, {"role": "user", "content": text}]
+        try:
+            reply = self.model.chat(
+                said, max_new_tokens=self.max_new_tokens, stream=stream, **self.values
+            )
+        except KeyboardInterrupt:
+            if pieces:
+                self.messages = [*said, _reply("".join(pieces))]
+            raise
+        self.messages = [*said, _reply(reply)]
+        return reply
+
+    def is_cut(self, reply: str) -> bool:
+        """Returns whether a reply has all tokens that it may have, and perhaps lacks its end."""
+        return len(self.model.preprocessor.tokenizer.tokenize(reply)) >= self.max_new_tokens
+
+
+def _reply(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def opening(system: str | None) -> list[dict[str, str]]:
+    """Returns the messages that a chat begins with."""
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def open_conversation(
+    path: str,
+    say: Callable[[str], None],
+    *,
+    system: str | None = None,
+    max_new_tokens: int = 256,
+    sampling: Mapping[str, Any] | None = None,
+    adapter: str | None = None,
+    precision: str = "float32",
+    values: Mapping[str, Any] | None = None,
+) -> Conversation:
+    """Reads a model for a chat; what is wrong is found before its weights are read.
+
+    Args:
+        path: directory, file or address of the model.
+        say: called with a line before what takes time.
+        system: text of a system message, or None.
+        max_new_tokens: largest number of tokens of a reply.
+        sampling: arguments of `Sampler` to change; those that are None are the checkpoint's.
+        adapter: directory with a LoRA adapter of kmodels or PEFT, or None.
+        precision: policy of the model.
+        values: variables of the chat template.
+
+    Raises:
+        InputError: for a path without a language model, tokenizer or chat template, a system
+            message that the template refuses, or wrong settings.
+    """
+    check_whole("--max-new-tokens", max_new_tokens)
+    given = {name: value for name, value in (sampling or {}).items() if value is not None}
+    Sampler(**given)  # which names a wrong value
+    cls = presets.class_of(path)
+    if not issubclass(cls, CausalLM):
+        raise InputError(
+            f"{path} holds a {cls.__name__}, which writes no text; give a Gemma or a Qwen 3"
+        )
+    text = cls.preprocessor_class.from_preset(path)
+    question = {"role": "user", "content": "Hello"}
+    text.chat_token_ids([[*opening(system), question]], **(values or {}))
+    say(f"reading weights from {path}")
+    began = time.perf_counter()
+    with _quietly(say):
+        model = cls.from_preset(path, dtype=precision, preprocessor=text)
+    if adapter is not None:
+        say(f"reading the adapter {adapter}")
+        model.load_adapter(adapter)
+    model.use_sampler(choose_sampler(model.generation_config, given))
+    say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
+    return Conversation(model, system, max_new_tokens, values or {})
+
+
+def choose_sampler(config: Mapping[str, Any], given: Mapping[str, Any]) -> Sampler:
+    """Returns how tokens are drawn: as the checkpoint's generation_config.json says, or is told.
+
+    Args:
+        config: content of generation_config.json, or nothing, for the most likely token.
+        given: arguments of `Sampler` that count before it.
+    """
+    held = sampler_of(config)
+    if held.greedy and not given.keys().isdisjoint(("top_k", "top_p", "min_p")):
+        held = replace(held, temperature=1.0)  # Choosing among tokens means drawing.
+    return replace(held, **given)
+
+
+class _quietly:
+    """Shows warnings as lines, and leaves out that a sampler has to be chosen, which it is."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say = say
+        self.log = logging.getLogger("kmodels")
+        self.caught = warnings.catch_warnings(record=True)
+
+    def __enter__(self) -> None:
+        self.level = self.log.level
+        self.log.setLevel(logging.ERROR)
+        self.found = self.caught.__enter__()
+        warnings.simplefilter("default")
+
+    def __exit__(self, *error: object) -> None:
+        self.caught.__exit__(*error)
+        self.log.setLevel(self.level)
+        for warning in self.found or ():
+            self.say(str(warning.message).splitlines()[0])
