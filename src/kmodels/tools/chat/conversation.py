@@ -3,7 +3,8 @@
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,22 +151,17 @@ def choose_sampler(config: Mapping[str, Any], given: Mapping[str, Any]) -> Sampl
     return replace(held, **given)
 
 
-class _quietly:
+@contextmanager
+def _quietly(say: Callable[[str], None]) -> Iterator[None]:
     """Shows warnings as lines, and leaves out that a sampler has to be chosen, which it is."""
-
-    def __init__(self, say: Callable[[str], None]):
-        self.say = say
-        self.log = logging.getLogger("kmodels")
-        self.caught = warnings.catch_warnings(record=True)
-
-    def __enter__(self) -> None:
-        self.level = self.log.level
-        self.log.setLevel(logging.ERROR)
-        self.found = self.caught.__enter__()
-        warnings.simplefilter("default")
-
-    def __exit__(self, *error: object) -> None:
-        self.caught.__exit__(*error)
-        self.log.setLevel(self.level)
-        for warning in self.found or ():
-            self.say(str(warning.message).splitlines()[0])
+    log = logging.getLogger("kmodels")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("default")
+            yield
+    finally:
+        log.setLevel(level)
+    for warning in found:
+        say(str(warning.message).splitlines()[0])
