@@ -74,7 +74,7 @@ _add_recipe("probe", "Compare ways to use a pretrained backbone with few labels.
 _add_recipe("distill", "Train a small classifier to imitate a large one.")
 _add_recipe("dpo", "Train a language model on pairs of answers, by direct preference optimization.")
 
-app.command("chat")(chatting.chat)
+command("chat")(chatting.chat)
 
 
 @command()
