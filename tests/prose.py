@@ -52,7 +52,7 @@ VOCABULARY = {
 # Verbs that the tagger takes for nouns.
 _VERBS = """
 accepts acts asks calls changes copy counts decline ends gives hands holds imports keeps lies
-lists loads makes means measure measures names need needs nest point puts reads registers runs
+lists load loads makes means measure measures names need needs nest point puts reads registers runs
 returns saves say says see sends set shows splits stands starts states stops takes tells tests
 traces train trains use works writes
 """
