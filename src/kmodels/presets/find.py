@@ -151,10 +151,9 @@ def _open_own(
 def _unknown(name: str, known: list[str]) -> InputError:
     if "/" in name or "\\" in name or Path(name).suffix in (".safetensors", ".npz", ".gguf"):
         return InputError(f"there is no file or directory {name}")
-    near = difflib.get_close_matches(name, known, 3, 0.5) or known
-    return InputError(
-        f"{name!r} is neither a preset nor a directory; did you mean {', '.join(near[:8])}?"
-    )
+    near = difflib.get_close_matches(name, known, 3, 0.5)
+    instead = f"did you mean {', '.join(near)}?" if near else f"presets are {', '.join(known[:8])}"
+    return InputError(f"{name!r} is neither a preset nor a directory; {instead}")
 
 
 def _download(scheme: str, name: str) -> Path:

@@ -213,11 +213,12 @@ class OwnSpecs(_Model):
         self, iterator: Iterable[Any] | None = None, data_batch: Tree = None
     ) -> None:
         # Keras reads a batch only where something has to be built.
-        batches = ((n, m, map(self._specs_of, b)) for n, m, b in iterator or ())
-        specs = None if data_batch is None else self._specs_of(data_batch)
+        batches = ((n, m, map(self.specs_of, b)) for n, m, b in iterator or ())
+        specs = None if data_batch is None else self.specs_of(data_batch)
         super()._symbolic_build(batches, specs)  # type: ignore[misc]
 
-    def _specs_of(self, batch: Tree) -> Any:
+    def specs_of(self, batch: Tree) -> Any:
+        """Returns what stands for a batch."""
         return keras.tree.map_structure(lambda x: None if x is None else self.spec_of(x), batch)
 
 
