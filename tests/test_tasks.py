@@ -25,6 +25,7 @@ RUNS = [
     ("fine_tune_vit", 0, "torch", r"results in run\nrings/000\.png shows rings\n"),
     ("fine_tune_vit", 0, "tensorflow", r"results in run\nrings/000\.png shows (rings|stripes)\n"),
     ("fine_tune_gemma", 0, "torch", r" +after: +'(billing|shipping)'\nresults in run\n"),
+    ("chat", 0, "torch", r"What would you like to know\?\nI am a Gemma of .* parameters\.\n"),
     ("peft_adapters", 0, "torch", r"up to 1\.\d+\n.* differ by 0\nadapter_config\.json\n.*\n"),
     ("resume", 0, "torch", r"exit code 137\nresumed from .* at step 20\n(.*\n)*results in run\n"),
     ("many_gpus", 0, "jax", r"results in run\ntrained on cpu x8\n"),
