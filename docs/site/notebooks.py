@@ -2,8 +2,9 @@
 
     python docs/site/notebooks.py    executes those that changed since, in the full environment
 
-Each runs on the first backend that its first cell names. What comes out is kept below `FOLDER`
-until the notebook changes.
+Each runs on the first backend that its first cell names. One that needs several together measures
+them, for a quarter of an hour, and runs at the small size that the tests use. What comes out is
+kept below `FOLDER` until the notebook changes.
 """
 
 import hashlib
@@ -19,13 +20,12 @@ FOLDER = Path(os.environ.get("KMODELS_VENV", ROOT / ".venv")) / "notebooks"
 SECONDS = 1200
 # Where the hash of the source stands in the metadata of an executed notebook.
 KEY = "kmodels_source"
-_BACKENDS = re.compile(r"^Backends: `(\w+)`", re.MULTILINE)
+_BACKENDS = re.compile(r"^Backends: `(\w+)`[^.\n]*?( together)?\.", re.MULTILINE)
 
 
-def digest(path: Path) -> str:
-    """Returns what the outputs depend on: the notebook, and whether it runs at a small size."""
-    size = os.environ.get("KMODELS_SMALL", "")
-    return hashlib.sha256(path.read_bytes() + size.encode()).hexdigest()
+def digest(path: Path, small: bool) -> str:
+    """Returns what the outputs depend on: the notebook, and whether it runs at the small size."""
+    return hashlib.sha256(path.read_bytes() + bytes([small])).hexdigest()
 
 
 def place(path: Path, backend: str) -> Path:
@@ -52,11 +52,16 @@ def execute(path: Path) -> bool:
     named = _BACKENDS.search(notebook.cells[0].source)
     if named is None:
         raise ValueError(f"{path.name} names no backend; begin its first cell with 'Backends: '")
-    kept, source = place(path, named[1]), digest(path)
+    small = bool(named[2]) or os.environ.get("KMODELS_SMALL") == "1"
+    kept, source = place(path, named[1]), digest(path, small)
     if kept.is_file() and nbformat.read(kept, as_version=4).metadata.get(KEY) == source:
         return False
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    ours = {"KERAS_BACKEND": named[1], "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ours = {
+        "KERAS_BACKEND": named[1],
+        "KMODELS_SMALL": "1" if small else "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
