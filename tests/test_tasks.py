@@ -65,7 +65,7 @@ def programs(tmp_path_factory):
 
 
 def _run(programs, tmp_path, backend, commands):
-    """What commands print in an empty folder, for a person whose home is empty."""
+    """The output of commands in an empty folder, for a person whose home is empty."""
     folder, home = tmp_path / "folder", tmp_path / "home"
     folder.mkdir()
     home.mkdir()
@@ -74,12 +74,11 @@ def _run(programs, tmp_path, backend, commands):
         input=commands,
         cwd=folder,
         env=installed_wheel.variables(programs, home, backend),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
