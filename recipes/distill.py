@@ -94,6 +94,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.prepare(settings)
 
     # === Data ===
+    recipe.working(f"reading the data: {settings.data}")
     own = folder.path / "teacher"
     origin = settings.teacher or (own if own.is_dir() else settings.teacher_preset)
     shape = tuple(ViTBackbone.from_preset(origin, load_weights=False).config.image_shape)
@@ -101,6 +102,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     shape = (*shape[:2], data.image_shape[-1])
 
     # === Models ===
+    recipe.working("building teacher and student")
     sizes = {"num_classes": data.num_classes, "image_shape": shape}
     if settings.teacher or own.is_dir():
         teacher = ViTImageClassifier.from_preset(origin, dtype=settings.precision)
@@ -143,14 +145,18 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     for model in (teacher, student):
         model.compile(optimizer(settings, rate), loss, weighted_metrics=["accuracy"])
     if not (settings.teacher or own.is_dir()):
-        print(f"teacher: {teacher.count_params():,} parameters", flush=True)
+        size = f"{teacher.count_params():,} parameters"
+        recipe.working(f"training the teacher: {size}, {epochs} epochs")
         for epoch in range(epochs):
             loader.set_epoch(epoch)
             teacher.fit(loader, shuffle=False, verbose=0)
         teacher.save_to_preset(own)
+    facts = classification.facts(settings.data, data)
     if validation is not None:
+        recipe.working("evaluating the teacher")
         found = teacher.evaluate(validation, return_dict=True, verbose=0)
-        print(f"teacher: validation accuracy {found['accuracy']:.4f}", flush=True)
+        reached = f"teacher: validation accuracy {found['accuracy']:.4f}"
+        facts["details"] = f"{reached}, {teacher.count_params():,} parameters"
 
     # === Student ===
     total = settings.steps or settings.epochs * len(loader)
@@ -164,13 +170,15 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
     step = recipe.parallelize(step)
     step.compile(optimizer(settings, schedule), metrics=[metric])
-    print(f"student: {student.count_params():,} parameters", flush=True)
+    best = "val_accuracy" if validation else None
+    steps = 0 if settings.evaluate else total
+    recipe.introduce(folder, student, facts, steps=steps, steps_per_epoch=len(loader), best=best)
     runner = None
     if settings.evaluate:
         training.restore_newest(folder.path / "checkpoints", step)
     else:
         options = recipe.run_options(settings, FIXED)
-        options["best"] = "val_accuracy" if validation else None
+        options["best"] = best
         runner = training.Runner(step, folder.path, loader, validation, schedule, **options)
         folder.write_config()
         runner.run()

@@ -108,6 +108,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.prepare(settings)
 
     # === Data ===
+    recipe.working(f"reading the data: {settings.data or 'pairs that come with kmodels'}")
     pairs = read_pairs(settings.data)
     kept = min(max(round(settings.held_out * len(pairs)), 1), len(pairs) - 1)
     chosen = order(len(pairs), settings.seed, 0)
@@ -116,8 +117,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Model ===
     origin: Any = settings.weights or folder.path / "base"
     if settings.weights is None and not (origin / "config.json").is_file():
-        print("demonstration: a small Gemma trained here, without Google's weights", flush=True)
+        recipe.say("demonstration: a small Gemma trained here, without Google's weights")
         first_training(settings, pairs).save_to_preset(origin)
+    recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
     model = GemmaCausalLM.from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
         raise recipe.InputError(
@@ -131,12 +133,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
 
     # === Batches ===
+    recipe.working("tokenizing the pairs")
     text = model.preprocessor
     text.sequence_length, text.loss_on = settings.sequence_length, "responses"
     size, shuffled = settings.batch_size, {"shuffle": True, "seed": settings.seed}
     loader = TextLoader(side_by_side(text, learnt), size, **shuffled)
     validation = TextLoader(side_by_side(text, held_out), size)
-    print(f"{len(learnt)} pairs, {len(held_out)} held out; {text.cut}", flush=True)
 
     # === Training ===
     total = settings.steps or settings.epochs * len(loader)
@@ -151,6 +153,17 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
             accumulate=settings.accumulate,
         )
     )
+    facts = {
+        "source": settings.data or "pairs that come with kmodels",
+        "unit": "pairs",
+        "train": len(learnt),
+        "validation": len(held_out),
+        "details": str(text.cut),
+    }
+    steps = 0 if settings.evaluate else total
+    recipe.introduce(
+        folder, model, facts, steps=steps, steps_per_epoch=len(loader), best="val_loss"
+    )
     runner = None
     if settings.evaluate:
         training.restore_newest(folder.path / "checkpoints", step)
@@ -162,22 +175,24 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
+    recipe.working("evaluating")
     found = step.evaluate(validation, return_dict=True, verbose=0)
     metrics = {f"val_{name}": float(found[name]) for name in ("loss", "accuracy", "margin")}
     metrics = (dict(runner.metrics) if runner else {}) | metrics
-    print("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    recipe.working(None)
+    recipe.say_metrics(metrics)
     content = results.result(
         model, recipe=folder.recipe, settings=settings, metrics=metrics, runner=runner
     )
     if runner is None:
         folder.write_json("evaluation.json", content)
         return
+    recipe.working("saving the adapter and the merged model")
     plots.curves(folder.path / "curves.png", runner.history.rows)
     model.save_adapter(folder.path / "adapter")
     model.merge_lora()
     model.save_to_preset(folder.path / "model")
     folder.write_json("result.json", content)
-    print(f"results in {folder.path}")
 
 
 def read_pairs(path: str | None) -> list[dict[str, str]]:
@@ -245,11 +260,12 @@ def first_training(settings: Settings, pairs: list[dict[str, str]]) -> Any:
         optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
+    size = f"{model.count_params():,} parameters, {steps} steps"
+    recipe.working(f"training the demonstration's base model: {size}")
     for epoch in range(-(-steps // len(loader))):
         loader.set_epoch(epoch)
         left = min(steps - epoch * len(loader), len(loader))
-        logs = model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0).history
-        print(f"  step {epoch * len(loader) + left}  loss {logs['loss'][-1]:.3f}", flush=True)
+        model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0)
     return model
 
 

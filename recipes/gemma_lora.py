@@ -13,6 +13,7 @@ and samples before and after, the adapter in PEFT's format, and the merged model
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
+import math
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -92,18 +93,20 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.runs import plots, results
     from kmodels.text import TextLoader, demo, read_records
 
-    if settings.weights is None:
-        print("demonstration: a small Gemma trained here, without Google's weights", flush=True)
     recipe.prepare(settings)
+    if settings.weights is None:
+        recipe.say("demonstration: a small Gemma trained here, without Google's weights")
 
     # === Data ===
+    source = settings.data or "instructions that come with kmodels"
+    recipe.working(f"reading the data: {source}")
     if settings.data is None:
         rows, skipped = demo.instructions().rows[550:], []
     else:
         records = read_records(settings.data, skip_bad=settings.skip_bad)
         rows, skipped = records.rows, records.skipped
     if skipped:
-        print(f"left out {len(skipped)} bad lines, the first: {skipped[0]}")
+        recipe.say(f"left out {len(skipped)} bad lines, the first: {skipped[0]}")
     learnt, held_out = split(rows, settings.held_out, settings.seed)
 
     # === Model ===
@@ -115,6 +118,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         rslora=settings.rslora,
         dora=settings.dora,
     )
+    recipe.working("estimating the memory of a step")
     check_memory(settings, lora)
     optimizer(settings, settings.learning_rate)  # Wrong values are told before the model is read.
     if settings.weights is None:
@@ -123,6 +127,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
             first_training(settings).save_to_preset(origin)
     else:
         origin = settings.weights
+    recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
     model = GemmaCausalLM.from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
         raise recipe.InputError(
@@ -133,26 +138,36 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     text.template = settings.template
 
     # === Batches ===
+    recipe.working("tokenizing the examples")
     make = text.pack if settings.pack else text
     loader = TextLoader(make(learnt), settings.batch_size, shuffle=True, seed=settings.seed)
     validation = TextLoader(make(held_out), settings.batch_size)
     filled = float(loader.inputs["padding_mask"].mean())
-    print(
-        f"{len(learnt)} examples in {loader.count} rows of {settings.sequence_length} tokens, "
-        f"{filled:.0%} filled; {len(held_out)} held out; {text.cut}",
-        flush=True,
-    )
+    total = settings.steps or settings.epochs * len(loader)
+    facts = {
+        "source": source,
+        "unit": "examples",
+        "train": len(learnt),
+        "validation": len(held_out),
+        "details": f"{loader.count} rows of {settings.sequence_length} tokens, {filled:.0%} filled;"
+        f" {text.cut}",
+    }
+    best, steps = "val_loss", 0 if settings.evaluate else total
+    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
 
     # === LoRA ===
     prompts = held_out[: settings.samples]
+    recipe.working(f"answering {len(prompts)} samples before the training")
     before = {"answers": answers(model, prompts, settings)}
     if settings.quantize:
+        recipe.working(f"quantizing the frozen weights to {settings.quantize}")
         model.backbone.quantize(settings.quantize)
     model.enable_lora(**asdict(lora))
     rematerialize(model.backbone, settings.remat)
+    recipe.working(None)
+    recipe.say(f"LoRA trains {trained(model)}")
 
     # === Optimizer and loss ===
-    total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
     model = recipe.parallelize(model)
@@ -161,8 +176,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
+    recipe.working("evaluating before the training")
     before |= evaluate(model, validation)
-    print(f"before: loss {before['loss']:.4f}  accuracy {before['accuracy']:.4f}", flush=True)
+    recipe.working(None)
+    recipe.say(f"before: loss {before['loss']:.4f}  accuracy {before['accuracy']:.4f}")
 
     # === Training ===
     runner = None
@@ -170,16 +187,21 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         training.restore_newest(folder.path / "checkpoints", model)
     else:
         options = recipe.run_options(settings, FIXED)
-        options |= {"best": "val_loss", "origin": str(origin)}
+        options |= {"best": best, "origin": str(origin)}
         runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
         folder.write_config()
         runner.run()
 
     # === Results ===
-    after = evaluate(model, validation) | {"answers": answers(model, prompts, settings)}
-    print(f"after:  loss {after['loss']:.4f}  accuracy {after['accuracy']:.4f}")
+    recipe.working("evaluating after the training")
+    after = evaluate(model, validation)
+    recipe.working(f"answering {len(prompts)} samples after the training")
+    after |= {"answers": answers(model, prompts, settings)}
+    recipe.working(None)
+    recipe.say(f"after:  loss {after['loss']:.4f}  accuracy {after['accuracy']:.4f}")
     for record, old, new in zip(prompts, before["answers"], after["answers"], strict=True):
-        print(f"\n{recipe_prompt(record)}\n  before: {old!r}\n  after:  {new!r}")
+        said = {"before": one_line(old), "after": one_line(new)}
+        recipe.say_facts(f"\n{recipe_prompt(record)}", said, fold=True)
     content = results.result(
         model,
         recipe=folder.recipe,
@@ -204,6 +226,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if runner is None:
         folder.write_json("evaluation.json", content)
         return
+    recipe.working("saving the adapter and the merged model")
     plots.curves(folder.path / "curves.png", runner.history.rows)
     model.save_adapter(folder.path / "adapter")
     if not settings.quantize:
@@ -212,7 +235,6 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         if settings.export:
             model.export_to_transformers(folder.path / "transformers")
     folder.write_json("result.json", content)
-    print(f"results in {folder.path}")
 
 
 METRICS = ("loss", "accuracy")
@@ -300,12 +322,12 @@ def first_training(settings: Settings) -> Any:
         optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    print(f"first training: {model.count_params():,} parameters, {steps} steps", flush=True)
+    size = f"{model.count_params():,} parameters, {steps} steps"
+    recipe.working(f"training the demonstration's base model: {size}")
     for epoch in range(-(-steps // len(loader))):
         loader.set_epoch(epoch)
         left = min(steps - epoch * len(loader), len(loader))
-        logs = model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0).history
-        print(f"  step {epoch * len(loader) + left}  loss {logs['loss'][-1]:.3f}", flush=True)
+        model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0)
     return model
 
 
@@ -323,6 +345,17 @@ def answers(model: Any, records: list[Any], settings: Settings) -> list[str]:
     prompts = text.generate_preprocess(records, sequence_length=LONGEST_PROMPT)["padding_mask"]
     longest = int(prompts.sum(axis=-1).max()) + settings.sample_tokens
     return model.generate(records, max_length=longest, strip_prompt=True)
+
+
+def one_line(text: str) -> str:
+    """An answer in one line, or what stands for none."""
+    return " ".join(text.split()) or "(nothing)"
+
+
+def trained(model: Any) -> str:
+    """How many of the parameters the adapters are."""
+    adapters = sum(math.prod(variable.shape) for variable in model.trainable_weights)
+    return f"{adapters:,} parameters, beside {model.count_params() - adapters:,} frozen ones"
 
 
 def recipe_prompt(record: dict[str, Any]) -> str:

@@ -80,6 +80,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.prepare(settings)
 
     # === Data ===
+    recipe.working(f"reading the data: {settings.data}")
     origin = settings.weights or settings.preset
     named = ViTBackbone.presets.get(origin)
     found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
@@ -92,11 +93,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if named:
         shape = (*shape[:2], data.image_shape[-1])
     for file, reason in data.skipped:
-        print(f"left out {file}: {reason}")
+        recipe.say(f"left out {file}: {reason}")
     if data.skipped:
-        print(f"{len(data.skipped)} pictures left out")
+        recipe.say(f"{len(data.skipped)} pictures left out")
 
     # === Model ===
+    recipe.working(f"building {origin}")
     own_head = settings.evaluate and settings.weights and not folder.has_checkpoints
     overrides = recipe.given(
         num_classes=None if own_head else data.num_classes,
@@ -172,12 +174,16 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     model.compile(optimizer, loss, weighted_metrics=["accuracy"])
 
     # === Training ===
+    best = "val_accuracy" if validation else None
+    facts = classification.facts(settings.data, data)
+    steps = 0 if settings.evaluate else total
+    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
     runner = None
     if settings.evaluate and not own_head:
         training.restore_newest(folder.path / "checkpoints", model)
     elif not settings.evaluate:
         options = recipe.run_options(settings, FIXED)
-        options["best"] = "val_accuracy" if validation else None
+        options["best"] = best
         runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
         folder.write_config()
         runner.run()

@@ -25,7 +25,6 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
-import time
 from dataclasses import dataclass
 
 from kmodels.runs import recipe
@@ -74,6 +73,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.prepare(settings)
 
     # === Data ===
+    recipe.working(f"reading the data: {settings.data}")
     origin = settings.weights or settings.preset
     named = ViTBackbone.presets.get(origin)
     found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
@@ -84,13 +84,14 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     assert data.validation is not None and data.test is not None  # drawn where they lack
     for file, reason in data.skipped:
-        print(f"left out {file}: {reason}")
+        recipe.say(f"left out {file}: {reason}")
     channels = data.image_shape[-1] if named else channels
     chosen = recipe.given(
         image_shape=(*size, channels), pooling=settings.pooling, dtype=settings.precision
     )
 
     # === Frozen features ===
+    recipe.working(f"building {origin}")
     model = ViTImageClassifier.from_preset(origin, num_classes=0, **chosen)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(size, data.mean, data.std)
     model.preprocessor = None  # The loaders normalise.
@@ -108,11 +109,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         for name, part in parts.items()
     }
     labels = {name: part.labels for name, part in parts.items()}
+    facts = classification.facts(settings.data, data)
+    recipe.introduce(folder, model, facts)
     model = recipe.parallelize(model)
-    begun = time.perf_counter()
+    recipe.working(f"computing the features of {sum(map(len, parts.values())):,} pictures")
     held = {name: probe.features(model, batches[name]) for name in parts}
-    pictures = sum(map(len, held.values()))
-    print(f"features of {pictures} pictures: {time.perf_counter() - begun:.1f} s", flush=True)
+    recipe.working("asking neighbours and the linear probe")
     table, strength = probe.compare(held, labels, data.num_classes, settings.neighbours)
     metrics = {
         f"{way}_{part}_accuracy": score for way, row in table.items() for part, score in row.items()
@@ -145,6 +147,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         model = recipe.parallelize(model)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, weighted_metrics=["accuracy"])
+        epoch = len(loader)
+        recipe.introduce(
+            folder, model, facts, steps=total, steps_per_epoch=epoch, best="val_accuracy"
+        )
         options = {**recipe.run_options(settings, FIXED), "best": "val_accuracy"}
         runner = training.Runner(model, folder.path, loader, batches["val"], schedule, **options)
         folder.write_config()
@@ -156,13 +162,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         content["metrics"] |= metrics
 
     # === Results ===
+    recipe.working(None)
     folder.write_json("result.json", content)
     scores = {ways[way]: row["test"] for way, row in table.items()}
     plots.probe(folder.path / "probe.png", scores, held["test"], labels["test"], data.class_names)
-    print(f"\n{'':24}validation    test")
+    recipe.say(f"\n  {'accuracy':24}validation    test", 0)
     for way, row in table.items():
-        print(f"{ways[way]:24}{row['val']:10.4f}{row['test']:8.4f}")
-    print(f"table and probe.png in {folder.path}")
+        recipe.say(f"  {ways[way]:24}{row['val']:10.4f}{row['test']:8.4f}", 0)
 
 
 def main(argv: list[str] | None = None) -> int:

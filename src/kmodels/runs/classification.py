@@ -7,15 +7,27 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.runs import plots
+from kmodels.runs import console, plots
 from kmodels.runs.results import result
 from kmodels.runs.runner import Runner
 from kmodels.training.evaluation import WholeBatches
 from kmodels.training.step.step_loss import KEY
 
-__all__ = ["report"]
+__all__ = ["facts", "report"]
 
 _PICTURES = 32
+
+
+def facts(source: str, data: Any) -> dict[str, Any]:
+    """Returns what `kmodels.runs.recipe.introduce` tells of pictures.
+
+    Args:
+        source: what was given as --data.
+        data: a `kmodels.data.DataBundle`.
+    """
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    counts = {name: 0 if part is None else len(part) for name, part in parts.items()}
+    return {"source": source, "unit": "pictures", **counts, "classes": list(data.class_names)}
 
 
 def report(
@@ -42,11 +54,13 @@ def report(
         The content of result.json.
     """
     metrics = dict(runner.metrics) if runner is not None else {}
+    console.working("evaluating")
     if runner is None and validation is not None:
         metrics |= _evaluate(model, validation, "val_")
     if test is not None:
         metrics |= _evaluate(model, test, "test_")
     if test is not None or validation is not None:
+        console.working("looking at single predictions")
         _draw(folder.path, model, data, test or validation)
     content = result(
         model, recipe=folder.recipe, settings=folder.settings, metrics=metrics, runner=runner
@@ -54,13 +68,14 @@ def report(
     if runner is None:
         folder.write_json("evaluation.json", content)
     else:
+        console.working("saving the model")
         plots.curves(folder.path / "curves.png", runner.history.rows)
         model.preprocessor = preprocessor
         model.save_to_preset(folder.path / "model")
     if runner is not None or not (folder.path / "result.json").exists():
         folder.write_json("result.json", content)
-    print("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    print(f"results in {folder.path}")
+    console.working(None)
+    console.say_metrics(metrics)
     return content
 
 

@@ -1,58 +1,135 @@
-"""The progress of a run: a bar on a terminal, a line per epoch elsewhere."""
+"""The progress of a run: a table that grows by an epoch at a time, and a bar on a terminal."""
 
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
+from time import perf_counter
 from typing import Any
+
+from kmodels.runs import console
+
+# Where there is no bar, a line is printed after so many seconds without one.
+QUIET_SECONDS = 30.0
+# Numbers of Keras' logs that are this wide, or wider if their names are.
+_NUMBER = 8
 
 
 class Progress:
-    """Shows loss, images per second and the time left.
+    """Shows losses, metrics, speed and the time left.
 
     Args:
         total: steps of the whole run.
         done: steps taken before a resume.
+        epochs: of the whole run.
     """
 
-    def __init__(self, total: int, done: int = 0):
-        self.total, self.done = total, done
+    def __init__(self, total: int, done: int = 0, epochs: int = 1):
+        self.total, self.done, self.epochs = total, done, epochs
         self._bar: Any = None
         self._task: Any = None
+        self._head: list[str] = []
+        self._said = perf_counter()
 
     def start(self) -> None:
         """Puts up the bar, if there is a terminal."""
+        self._said = perf_counter()
         if not sys.stdout.isatty():
+            console.working("compiling the first step")
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        console.working(None)
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
+        whole = Column(no_wrap=True)
         self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} samples/s"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=whole),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("{task.completed}/{task.total}", table_column=whole),
+            TextColumn("{task.fields[loss]}", table_column=whole),
+            TimeRemainingColumn(table_column=whole),
+            expand=True,
+            transient=True,
         )
         self._task = self._bar.add_task(
-            "training", total=self.total, completed=self.done, loss="-", speed="-"
+            "compiling the first step", total=self.total, completed=self.done, loss=""
         )
         self._bar.start()
 
-    def update(self, step: int, loss: float, speed: float | None) -> None:
-        """Moves the bar."""
+    def doing(self, text: str) -> None:
+        """Says beside the bar what the run does, such as "validation"."""
         if self._bar is not None:
-            shown = f"{speed:,.0f}" if speed else "-"
-            self._bar.update(self._task, completed=step, loss=f"{loss:.4f}", speed=shown)
+            self._bar.update(self._task, description=text)
 
-    def epoch(self, text: str, seconds_left: float | None) -> None:
-        """Prints the line of an epoch."""
+    def update(self, step: int, loss: float, seconds_left: float) -> None:
+        """Moves the bar; elsewhere prints a line if there was none for a while.
+
+        Args:
+            step: finished steps of the run.
+            loss: of the last one.
+            seconds_left: of the run, for the line.
+        """
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
+            self._bar.update(self._task, completed=step, loss=f"loss {loss:.4f}")
             return
-        left = "" if seconds_left is None else f"  {timedelta(seconds=round(seconds_left))} left"
-        print(text + left, flush=True)
+        console.working(None)
+        if perf_counter() - self._said > QUIET_SECONDS:
+            left = timedelta(seconds=round(seconds_left))
+            self.say(f"step {step:,} of {self.total:,}  loss {loss:.4f}  {left} left")
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._said = perf_counter()
+        console.say(text)
+
+    def epoch(
+        self, epoch: int, logs: Mapping[str, float], speed: float | None, seconds_left: float
+    ) -> None:
+        """Prints the row of an epoch, below a head where the columns are new.
+
+        Args:
+            epoch: its number, from 1 on.
+            logs: Keras' names and numbers.
+            speed: samples per second, where they were measured.
+            seconds_left: of the run.
+        """
+        self._said = perf_counter()
+        number = f"{epoch}/{self.epochs}"
+        trained = [name for name in logs if not name.startswith("val_")]
+        trained.sort(key="loss".__ne__)
+        held_out = [f"val_{name}" for name in trained if f"val_{name}" in logs]
+        held_out += [name for name in logs if name.startswith("val_") and name not in held_out]
+        left = str(timedelta(seconds=round(seconds_left)))
+        parts = [
+            ("", [("epoch", number, max(5, len(f"{self.epochs}") * 2 + 1))]),
+            ("training", [_column(name, logs[name]) for name in trained]),
+            ("validation", [_column(name.removeprefix("val_"), logs[name]) for name in held_out]),
+            ("", [("samples/s", "" if speed is None else f"{speed:,.0f}", 9), ("left", left, 8)]),
+        ]
+        row = "  ".join(f"{text:>{wide}}" for _, part in parts for _, text, wide in part)
+        if len(row) >= console.width():
+            numbers = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            console.say(f"epoch {number}  {numbers}  {left} left")
+            return
+        names = "  ".join(f"{name:>{wide}}" for _, part in parts for name, _, wide in part)
+        groups = "  ".join(
+            f"{group:>{sum(wide for *_, wide in part) + 2 * len(part) - 2}}"
+            for group, part in parts
+            if part
+        )
+        if self._head != [groups, names]:
+            self._head = [groups, names]
+            print(f"\n{groups.rstrip()}\n{names}")
+        print(row, flush=True)
 
     def stop(self) -> None:
         """Takes the bar down."""
+        console.working(None)
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _column(name: str, value: float) -> tuple[str, str, int]:
+    text = f"{value:.4f}"
+    return name, text, max(_NUMBER, len(name), len(text))

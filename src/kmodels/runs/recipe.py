@@ -6,6 +6,7 @@ Nothing here imports Keras at import time: a wrong setting is told before a back
 import contextlib
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,10 @@ from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.runs import trackers
+from kmodels.runs.console import say, say_facts, say_metrics, working, wrapped
+from kmodels.runs.console import short as _short
 from kmodels.runs.flags import Common, flag, parse
+from kmodels.runs.introduction import introduce
 from kmodels.runs.run_folder import Folder, joined_processes
 from kmodels.runs.settings_checks import at_least, check_fractions, given, numbers
 
@@ -30,6 +34,7 @@ __all__ = [
     "check_fractions",
     "flag",
     "given",
+    "introduce",
     "local_path",
     "main",
     "numbers",
@@ -37,6 +42,10 @@ __all__ = [
     "parse",
     "prepare",
     "run_options",
+    "say",
+    "say_facts",
+    "say_metrics",
+    "working",
 ]
 
 # Variables in which launchers say how many processes they have started.
@@ -64,6 +73,7 @@ def prepare(settings: Any) -> None:
     if not 0 <= settings.seed < 2**32:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
     keras_internals.set_random_seed(settings.seed)
+    working(None)
 
 
 def parallelize(model: "keras.Model") -> Any:
@@ -115,12 +125,16 @@ def main(
         _join(getattr(chosen, "mesh", None))
         again = chosen.resume or getattr(chosen, "evaluate", False)
         folder = Folder(recipe, chosen.out, chosen, again)
+        folder.begin(_command(argv, program or f"{recipe}.py"))
         with _shown(folder.main):
+            working(f"loading Keras on {os.environ.get('KERAS_BACKEND', 'its backend')}")
             train(chosen, folder)
-        trackers.finish(folder.path)
-        folder.write_report()
+            working(None)
+            trackers.finish(folder.path)
+            say(f"report: {_short(folder.write_report())}")
     except InputError as error:
-        print(f"{recipe}: error: {_one_line(error)}", file=sys.stderr)
+        working(None)
+        _say_error(f"{recipe}: error: {_one_line(error)}")
         if (processes := joined_processes()) is not None:
             if folder is not None:
                 folder.close()
@@ -136,9 +150,24 @@ def main(
         return 128 + signum
     finally:
         trackers.give_up()
+        working(None)
         if folder is not None:
             folder.close()
     return 0
+
+
+def _command(argv: Sequence[str] | None, program: str) -> str:
+    """Returns the command line as it would be typed again."""
+    words = [*program.split(), *(sys.argv[1:] if argv is None else argv)]
+    if argv is None:
+        words = ["python", sys.argv[0], *sys.argv[1:]]
+    chosen = os.environ.get("KERAS_BACKEND")
+    return (f"KERAS_BACKEND={chosen} " if chosen else "") + shlex.join(words)
+
+
+def _say_error(text: str) -> None:
+    """Prints one line; on a terminal its words stay whole."""
+    print(wrapped(text, 2) if sys.stderr.isatty() else text, file=sys.stderr)
 
 
 def _join(mesh: str | None) -> None:

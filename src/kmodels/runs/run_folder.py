@@ -5,12 +5,16 @@ import fcntl
 import json
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
 from kmodels.runs import report
+
+# Of what the run is and when it ran, beside its settings and its result.
+NOTES = "run.json"
 
 
 class Folder:
@@ -31,6 +35,8 @@ class Folder:
     def __init__(self, recipe: str, out: str | None, settings: Any, resume: bool = False):
         self.recipe, self.settings = recipe, settings
         self._lock: Any = None
+        self._parts: list[dict[str, Any]] = []
+        self._begun = 0.0
         processes = joined_processes()
         self.main = processes is None or processes.is_rank_zero()
         if processes is None:
@@ -67,9 +73,43 @@ class Folder:
         """True if a run was saved in it."""
         return any((self.path / "checkpoints").glob("step_*"))
 
+    def begin(self, command: str) -> None:
+        """Notes in run.json that a part of the run begins.
+
+        Args:
+            command: the command line that started it.
+        """
+        if not self.main:
+            return
+        self._begun = time.monotonic()
+        evaluates = getattr(self.settings, "evaluate", False)
+        parts = [] if (noted := self._noted()) is None else noted["parts"]
+        if evaluates and parts:
+            return  # The run itself is what the file is about.
+        began = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+        self._parts = [*parts, {"command": command, "started": began, "seconds": None}]
+
+    def note(self, **facts: Any) -> None:
+        """Adds facts to run.json: what is trained on what, and when.
+
+        Args:
+            facts: plain values by name, in the place of older ones.
+        """
+        if self._parts:
+            self._parts[-1]["seconds"] = round(time.monotonic() - self._begun, 1)
+            content = {**(self._noted() or {}), **facts, "parts": self._parts}
+            self.write_json(NOTES, {"recipe": self.recipe, **content})
+
+    def _noted(self) -> dict[str, Any] | None:
+        try:
+            return json.loads((self.path / NOTES).read_text())
+        except (OSError, ValueError):
+            return None
+
     def write_config(self) -> Path:
         """Writes config.json, the settings in force."""
         content = {"recipe": self.recipe, **dataclasses.asdict(self.settings)}
+        self.note(defaults=_defaults(self.settings))
         return self.write_json("config.json", content)
 
     def write_json(self, name: str, content: dict[str, Any]) -> Path:
@@ -82,10 +122,12 @@ class Folder:
         text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
         return atomic_write(self.path / name, lambda path: path.write_text(text))
 
-    def write_report(self) -> None:
-        """Writes report.html, one page that shows the run."""
+    def write_report(self) -> Path:
+        """Writes report.html, one page that shows the run, and returns its path."""
         if self.main:
+            self.note()
             report.write(self.path)
+        return self.path / report.NAME
 
     def close(self) -> None:
         """Lets go of the directory; removes it where nothing was written."""
@@ -95,6 +137,12 @@ class Folder:
         if [path.name for path in self.path.iterdir()] == [".lock"]:
             (self.path / ".lock").unlink()
             self.path.rmdir()
+
+
+def _defaults(settings: Any) -> dict[str, Any]:
+    """Returns the settings of a run without flags."""
+    fields = dataclasses.fields(settings)
+    return {x.name: x.default for x in fields if x.default is not dataclasses.MISSING}
 
 
 def _plain(value: Any) -> Any:

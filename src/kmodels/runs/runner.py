@@ -14,12 +14,13 @@ from kmodels.checkpoint.callback import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.core.out_of_memory import is_out_of_memory, out_of_memory
 from kmodels.core.types import Logs
+from kmodels.core.units import pluralize
 from kmodels.data.fit.feed import DatasetAdapter
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.run import run
 from kmodels.distribution import current, processes
 from kmodels.distribution.input import fit
-from kmodels.runs import trackers
+from kmodels.runs import console, trackers
 from kmodels.runs.history import History
 from kmodels.runs.progress import Progress
 from kmodels.training.optim.schedules import WarmupSchedule
@@ -27,6 +28,8 @@ from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
 
 # This many steps without a finite one are no accident: the weights do not give numbers any more.
 MOST_SKIPPED = 50
+# Steps after the first one that are timed, to say how long the run will take.
+EARLY_STEPS = 4
 
 
 class Runner(keras.callbacks.Callback):
@@ -108,7 +111,8 @@ class Runner(keras.callbacks.Callback):
         self.checkpoint.run.before_save = self._flush
         self.checkpoint.run.how_to_go_on = "go on with --resume"
         if self.checkpoint.prepare(model, self.steps_per_epoch) is None and resume:
-            print(f"no checkpoint in {self.checkpoint.directory}; starting from the beginning")
+            directory = console.short(self.checkpoint.directory)
+            console.say(f"no checkpoint in {directory}; starting from the beginning")
         begun = self.checkpoint.began_with
         self.epoch, self.batch, self.step = begun.epoch, begun.batch, begun.step
         cut = self.batch > 0
@@ -120,11 +124,15 @@ class Runner(keras.callbacks.Callback):
         if log_to is not None and writes:
             tracker = trackers.start(log_to, folder, config or {}, self.step)
             self.history.tracker = tracker
-            print(f"logging to {log_to}: {tracker.shown_by}")
-        self.progress = Progress(total_steps, self.step)
+            console.say(f"logging to {log_to}: {tracker.shown_by}")
+        self.progress = Progress(total_steps, self.step, self.epochs)
         self.feed = DatasetAdapter(loader)
+        if self.feed.clock.parameter is not None:
+            self.feed.clock.parameter = "--workers"
         self._pending: list[Any] = []
         self._windows: list[tuple[int, float]] = []
+        self._waited = False
+        self._validation_begun = self._validation_seconds = 0.0
         self._first_seconds = 0.0
         self._skips = getattr(model.optimizer, "skip_non_finite", False)
         self._in_a_row = 0
@@ -178,6 +186,7 @@ class Runner(keras.callbacks.Callback):
         self._epoch_started = perf_counter()
         if self._windows:
             self._mark = self._epoch_started
+            self.progress.doing(f"epoch {epoch + 1}/{self.epochs}")
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Keeps the loss on the device; every so often fetches and shows it."""
@@ -189,16 +198,21 @@ class Runner(keras.callbacks.Callback):
         self.step += 1
         self.batch += 1
         ends_epoch, ends_run = self.batch == self.steps_per_epoch, self.step == self.total_steps
-        if self.step % self.log_every == 0 or not self._first_seconds or ends_epoch or ends_run:
+        # The first step is compiled; those after it tell how long the run will take.
+        early = not self._windows or (len(self._windows) == 1 and len(self._pending) == EARLY_STEPS)
+        if self.step % self.log_every == 0 or early or ends_epoch or ends_run:
             self._flush()
         self._stop_at_end()
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Evaluates the moving average where there is one."""
+        self.progress.doing("validation")
         self.trained.optimizer.swap_average()
+        self._validation_begun = perf_counter()
 
     def on_test_end(self, logs: Logs = None) -> None:
         """Trains on with the weights themselves."""
+        self._validation_seconds = perf_counter() - self._validation_begun
         self.trained.optimizer.swap_average()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -207,17 +221,13 @@ class Runner(keras.callbacks.Callback):
         shown = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
         row = {"row": "epoch", "epoch": epoch + 1, "step": self.step, **shown}
         row |= {"seconds": round(seconds, 3)}
-        numbers = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        left = seconds / max(self.batch, 1) * (self.total_steps - self.step)
-        text = f"epoch {epoch + 1}/{self.epochs}  {numbers}"
         # The epoch may have had all of its steps in a former process.
-        if self.trained_here:
-            row |= {"samples_per_s": round(self.samples_per_s, 1)}
-            text += f"  {self.samples_per_s:,.0f} samples/s"
+        speed = self.samples_per_s if self.trained_here else None
+        if speed is not None:
+            row |= {"samples_per_s": round(speed, 1)}
         self.history.add([row])
-        self.progress.epoch(text, left)
-        if (waited := self.feed.clock.line()) is not None:
-            self.progress.epoch(waited, None)
+        self.progress.epoch(epoch + 1, shown, speed, self._seconds_left)
+        self._say_waited()
 
     # Numbers of the run
 
@@ -292,14 +302,45 @@ class Runner(keras.callbacks.Callback):
         bad = next((row for row in rows if not math.isfinite(row["loss"])), None)
         if bad is not None and self._skips:
             self._in_a_row = _tail(losses, self._in_a_row)
-            print(f"step {bad['step']} was not finite and was skipped", flush=True)
+            self.progress.say(f"step {bad['step']} was not finite and was skipped")
             bad = bad if self._in_a_row >= MOST_SKIPPED else None
         else:
             self._in_a_row = 0
         self.history.add([row for row in rows if bad is None or row["step"] < bad["step"]])
         if bad is not None:
             self._not_finite(bad)
-        self.progress.update(self.step, losses[-1], self.samples_per_s)
+        self.progress.update(self.step, losses[-1], self._seconds_left)
+        if len(self._windows) <= 2:
+            self._say_estimate()
+
+    @property
+    def _seconds_left(self) -> float:
+        """Of the run, as far as steps and validation were measured."""
+        if not self.trained_here:
+            return 0.0
+        steps = self.total_steps - self.step
+        epochs = self.epochs - self.epoch - 1
+        return self.step_ms / 1000 * steps + self._validation_seconds * epochs
+
+    def _say_estimate(self) -> None:
+        """Tells after the first steps how long the run will take."""
+        if len(self._windows) == 1:
+            self.progress.doing(f"epoch {self.epoch + 1}/{self.epochs}")
+            return
+        steps, left = self.total_steps - self.step, self._seconds_left
+        if steps and left > console.SILENT_SECONDS:
+            first, each = console.seconds(self._first_seconds), console.seconds(self.step_ms / 1000)
+            self.progress.say(
+                f"about {console.seconds(left)} for the {pluralize(steps, 'step')} left, "
+                f"validation aside ({each} a step; the first took {first})"
+            )
+
+    def _say_waited(self) -> None:
+        """Tells once that steps waited for data, with the flag that ends it."""
+        line = self.feed.clock.line()  # It ends the epoch's count, too.
+        if line is not None and not self._waited:
+            self._waited = True
+            self.progress.say(line)
 
     def _not_finite(self, row: dict[str, Any]) -> None:
         losses = self.history.step_losses

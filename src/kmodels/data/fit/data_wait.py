@@ -21,7 +21,8 @@ class DataWaitTimer:
 
     Args:
         workers: processes that make batches; 0 where the process that trains does.
-        parameter: what their number is called where it is set, or None.
+        parameter: what their number is called where it is set, such as "workers" or "--workers";
+            or None.
         faster: what to do instead, for data that no workers can make.
 
     Attributes:
@@ -142,7 +143,8 @@ class DataWaitTimer:
                 f"step for {1000 * make_cpu:.1f} ms a batch; make batches cheaper, or keep them"
             )
         named = f"a loader with {pluralize(need, 'worker')}"
-        named = named if self.parameter is None else f"{self.parameter}={need}"
+        if self.parameter is not None:
+            named = f"{self.parameter}{' ' if self.parameter.startswith('-') else '='}{need}"
         if self.workers and need > cores:
             return f"{named} would end that, unless they compute: there are {cores} cores"
         if left > SHOWN_SHARE:
