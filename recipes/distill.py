@@ -146,7 +146,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         model.compile(optimizer(settings, rate), loss, weighted_metrics=["accuracy"])
     if not (settings.teacher or own.is_dir()):
         size = f"{teacher.count_params():,} parameters"
-        recipe.working(f"training the teacher: {size}, {epochs} epochs")
+        recipe.working(f"training the teacher: {size}, epochs: {epochs}")
         for epoch in range(epochs):
             loader.set_epoch(epoch)
             teacher.fit(loader, shuffle=False, verbose=0)

@@ -163,6 +163,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Results ===
     recipe.working(None)
+    content["probe"] = {
+        "ways": [{"name": ways[way], **row} for way, row in table.items()],
+        "map": probe.component_map(held["test"], labels["test"], data.class_names),
+    }
     folder.write_json("result.json", content)
     scores = {ways[way]: row["test"] for way, row in table.items()}
     plots.probe(folder.path / "probe.png", scores, held["test"], labels["test"], data.class_names)

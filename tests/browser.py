@@ -12,6 +12,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Told after all pictures were decoded; what is wider than its place counts unless it scrolls there.
+# `smallest` is the smallest text in pixels, `canvases` are the widths of what scripts drew.
 LOOK = """
 <script>
 addEventListener("load", () => {
@@ -21,12 +22,17 @@ addEventListener("load", () => {
   const wide = shown.filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e));
   const cut = shown.filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth
     && !scrolls(e) && getComputedStyle(e).display !== "inline");
+  const named = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  const sizes = shown.filter((e) => named(e) && e.getClientRects().length)
+    .map((e) => parseFloat(getComputedStyle(e).fontSize));
   const found = {
     width: innerWidth,
     page: document.documentElement.scrollWidth,
     beyond: wide.map((e) => e.tagName + " " + e.textContent.trim().slice(0, 60)),
     wide: [...wide, ...cut].map((e) => e.tagName + " " + e.textContent.trim().slice(0, 60)),
     pictures: [...document.images].map((i) => [i.alt, i.naturalWidth, i.clientWidth]),
+    smallest: Math.min(...sizes),
+    canvases: [...document.querySelectorAll("canvas")].map((c) => c.width),
     text: document.body.innerText,
   };
   parent.document.getElementById("told").textContent = JSON.stringify(found);

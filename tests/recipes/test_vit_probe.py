@@ -32,9 +32,10 @@ def test_a_run_ends_with_its_table_and_picture(recipe, tmp_path, capsys, tune):
     assert recipe.main([*arguments, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     rows = ["3 neighbours  ", "linear, C=", *{"lora": ["LoRA of rank 2"]}.get(tune, [])]
-    assert all(f"\n{row}" in printed for row in rows)
+    assert all(f"\n  {row}" in printed for row in rows)
     assert (out / "probe.png").stat().st_size > 5000
-    assert ">Probe<" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "3 neighbours" in page and page.count("<circle") > 5
     found = json.loads((out / "result.json").read_text())
     names = {f"{way}_{part}_accuracy" for way in ("knn", "linear") for part in ("val", "test")}
     assert set(found["metrics"]) >= names

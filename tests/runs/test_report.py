@@ -1,94 +1,165 @@
 """report.html: what it says of a run, and how a browser shows it."""
 
-import csv
 import json
+import re
 
 import numpy as np
 import pytest
+import run_folders
 
 from browser import look
 from kmodels.core.errors import InputError
-from kmodels.runs import plots, report
-from kmodels.runs.history import COLUMNS
+from kmodels.runs import predictions, report
+from kmodels.runs.page import charts
+from kmodels.runs.page.confusion import confusion
+from kmodels.runs.page.run import read
 from kmodels.tools import cli
 
 pytestmark = pytest.mark.once
 
-LONG = "/data/" + "a" * 300
-SETTINGS = {"recipe": "vit", "preset": "vit_debug", "data": LONG, "mesh": None, "seed": 0}
-RESULT = {
-    "recipe": "vit",
-    "backend": "jax",
-    "device": "cpu x1",
-    "precision": "float32",
-    "preset": "vit_debug",
-    "parameters": 1234567,
-    "trainable_parameters": 1000,
-    "steps": 30,
-    "epochs": 3,
-    "metrics": {"val_accuracy": 0.91237, "val_loss": None},
-    "samples_per_s": 1411.04,
-    "wait_for_data_share": 0.1088,
-    "overrides": {"attention": "override"},
-    "versions": {"keras": "3.15.1"},
-    "samples": [{"prompt": "<script>alert(1)</script>", "after": "b" * 400}],
-}
 
-
-def _write(folder, settings=SETTINGS, found=RESULT):
-    folder.mkdir(exist_ok=True)
-    if settings:
-        (folder / "config.json").write_text(json.dumps(settings))
-    if found:
-        (folder / "result.json").write_text(json.dumps(found))
-    return folder
-
-
-@pytest.fixture
-def run(tmp_path):
-    folder = _write(tmp_path / "run")
-    rows = [
-        {"row": "step", "epoch": e, "step": 10 * e - 5, "loss": 2.0 / e} for e in range(1, 4)
-    ] + [
-        {"row": "epoch", "epoch": e, "step": 10 * e, "loss": 2.0 / e, "val_accuracy": e / 4}
-        for e in range(1, 4)
-    ]
-    with (folder / "history.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    plots.curves(folder / "curves.png", rows)
-    plots.confusion(folder / "confusion.png", np.arange(9) % 3, np.arange(9) % 2, ("a", "b", "c"))
-    return folder
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of a classifier: its folder, labels and shares."""
+    return run_folders.images(tmp_path_factory.mktemp("images") / "run")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_shows_all_of_it(run, tmp_path, width):
-    seen = look(report.write(run), width, tmp_path)
+def test_a_browser_shows_all_of_a_classifier(run, tmp_path, width):
+    seen = look(report.write(run[0]), width, tmp_path)
     assert seen["width"] == width
     assert seen["page"] <= width
     assert seen["wide"] == []
-    assert [alt.split()[0] for alt, _, _ in seen["pictures"]] == ["Loss", "How"]
-    assert all(natural > 400 and shown > 200 for _, natural, shown in seen["pictures"])
+    assert seen["smallest"] >= 11
+    assert len(seen["pictures"]) > 24
+    assert all(natural == 80 and shown > 60 for _, natural, shown in seen["pictures"])
+    assert len(seen["canvases"]) == 4 and min(seen["canvases"]) > 200
     for text in (
-        *("jax on cpu x1, float32", "1,234,567 parameters", "0.9124", "1,411.0", "10.88"),
-        *("<script>alert(1)</script>", LONG, "attention", "3.15.1"),
+        *("vit_debug on /data/aaa", "23 November 2026, 14:46", "2 min 20 s", "jax on cpu x1"),
+        *(
+            "0.9124",
+            "1,411",
+            "505 MB",
+            "11%",
+            "kmodels vit --resume",
+            "Best epoch: 2",
+            "ankle boot",
+        ),
+        *("1,437 to train on, 180 for validation, 120 for the test", "1,234,567, 1,000 of them"),
+        *(
+            "Sure mistakes",
+            "Unsure mistakes",
+            "Right, but only just",
+            "Learning rate",
+            "Throughput",
+        ),
     ):
         assert text in seen["text"], text
-    epochs = seen["text"].split("Epochs")[1]
-    assert "val_accuracy" in epochs
-    assert "learning_rate" not in epochs  # a column without a value
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_answers_beside_each_other(tmp_path, width):
+    seen = look(report.write(run_folders.texts(tmp_path / "run")), width, tmp_path)
+    assert (seen["page"] <= width, seen["wide"]) == (True, [])
+    assert seen["smallest"] >= 11
+    for text in ("<script>alert(1)</script>", "(nothing)", "The sun.\nIt is a star.", "4.2500"):
+        assert text in seen["text"], text
 
 
 def test_the_page_needs_nothing_else(run):
-    text = report.write(run).read_text()
-    assert "http" not in text
-    assert text.count("data:image/png;base64,") == text.count("<img") == 2
-    assert "<script" not in text
+    text = report.write(run[0]).read_text()
+    sources = re.findall(r'(?:src|href)="([^"]{0,20})', text)
+    assert sources and all(source.startswith("data:image/") for source in sources)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest", text)
+    assert "MIT License" in text and "Leon Sorokin" in text
+
+
+def test_what_differs_from_the_defaults_comes_first(run):
+    found = read(run[0])
+    assert found.changed == {"data": (run_folders.LONG, "digits"), "seed": (3, 0)}
+    assert found.unchanged == {"preset": "vit_debug", "mesh": None}
+    text = report.write(run[0]).read_text()
+    assert (
+        text.index(">seed<") < text.index("2 others are at their defaults") < text.index(">mesh<")
+    )
+
+
+def test_the_best_epoch_is_that_of_its_metric(tmp_path):
+    losses = run_folders.write(tmp_path / "a", notes={"best": "loss"})
+    assert [read(losses).best[1][name] for name in ("epoch", "step")] == [3, 30]
+    accuracies = run_folders.write(tmp_path / "b", notes={"best": "val_accuracy"})
+    assert read(accuracies).best[1]["epoch"] == 2
+
+
+def test_mistakes_are_the_surest_and_the_least_sure(run):
+    _, labels, shares = run
+    said, sure = shares.argmax(1), shares.max(1)
+    wrong = np.sort(sure[said != labels])
+    groups = json.loads((run[0] / "predictions.json").read_text())["groups"]
+    assert len(wrong) > 24
+    for group, expected in (("sure", wrong[::-1]), ("unsure", wrong)):
+        shown = [picture["confidence"] for picture in groups[group]]
+        np.testing.assert_allclose(shown, expected[:12], atol=1e-4)
+    for picture in groups["narrow"]:
+        assert picture["said"] == picture["label"] != picture["second"]
+
+
+def test_confusions_of_few_classes_are_a_matrix(run):
+    _, labels, shares = run
+    found = confusion(json.loads((run[0] / "predictions.json").read_text()))
+    expected = np.zeros((5, 5), int)
+    np.add.at(expected, (labels, shares.argmax(1)), 1)
+    shown = [[int(cell["text"] or 0) for cell in cells] for _, cells in found["matrix"]]
+    assert shown == expected.tolist()
+    assert not found["percent"] and found["worst"] == []
+    content = {"classes": ["a", "b"], "confusions": [[0, 0, 1500], [0, 1, 500], [1, 1, 10]]}
+    (_, first), _ = confusion(content)["matrix"]
+    assert [cell["text"] for cell in first] == ["75", "25"]
+
+
+def test_confusions_of_many_classes_are_pairs(tmp_path):
+    classes = [f"class {number}" for number in range(40)]
+    folder, labels, shares = run_folders.images(tmp_path / "run", classes, 400)
+    found = confusion(json.loads((folder / "predictions.json").read_text()))
+    assert found["matrix"] is None
+    first = found["pairs"][0]
+    label, said = classes.index(first["label"]), classes.index(first["said"])
+    assert first["count"] == int(((labels == label) & (shares.argmax(1) == said)).sum()) > 0
+    assert first["of"] == 10
+    worst = found["worst"][0]
+    rows = labels == classes.index(worst["name"])
+    assert worst["share"] == (shares.argmax(1) == labels)[rows].mean()
+    text = report.write(folder).read_text()
+    assert "Hardest classes" in text and "class 39" in text
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((8, 8, 1), "png"), ((300, 200, 3), "jpeg")])
+def test_pictures_are_small_files(shape, kind):
+    from kmodels.data import ArraySource
+
+    source = ArraySource(np.zeros((2, *shape), "uint8"), np.array([0, 1]))
+    found = predictions.summary("test", source, np.array([[1.0, 0.0], [0.6, 0.4]]), "ab")
+    (picture,) = found["groups"]["all"]
+    assert picture["image"].startswith(f"data:image/{kind};base64,")
+    assert picture["side"] == min(max(shape), 128)
+    assert (picture["label"], picture["said"], picture["confidence"]) == ("b", "a", 0.6)
+    assert found["confusions"] == [[0, 0, 1], [1, 0, 1]]
+
+
+def test_long_runs_are_averaged_to_fewer_points(tmp_path):
+    run = read(run_folders.write(tmp_path / "run"))
+    run.rows[:] = [
+        {"row": "step", "epoch": 1.0, "step": float(n), "loss": float(n % 2)}
+        for n in range(1, 5001)
+    ]
+    (chart,) = charts.of_run(run)
+    assert len(chart["x"]) <= charts.MOST_POINTS and chart["x"][-1] == 5000
+    (line,) = chart["lines"]
+    assert 0.3 < min(line["values"]) <= max(line["values"]) < 0.7
 
 
 def test_a_run_that_is_not_finished(tmp_path):
-    text = report.write(_write(tmp_path / "run", found=None)).read_text()
+    text = report.write(run_folders.write(tmp_path / "run", result=None)).read_text()
     assert "not finished" in text
     assert "vit_debug" in text
 
@@ -108,7 +179,7 @@ def test_no_run(tmp_path, capsys):
 
 def test_the_command_writes_it(run, capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["report", str(run)])
+        cli.main(["report", str(run[0])])
     assert stopped.value.code == 0
-    assert capsys.readouterr().out.strip() == str(run / report.NAME)
-    assert (run / report.NAME).stat().st_size > 10_000
+    assert capsys.readouterr().out.strip() == str(run[0] / report.NAME)
+    assert (run[0] / report.NAME).stat().st_size > 50_000

@@ -28,7 +28,7 @@ SAID = (
     "synthetic:48",
     "2 epochs of 6 steps, 8 pictures a step",
     "results   out",
-    "epoch      loss  accuracy      loss  accuracy  samples/s      left",
+    "epoch     loss  accuracy     loss  accuracy  samples/s     left",
 )
 
 

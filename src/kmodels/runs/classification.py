@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.runs import console, plots
+from kmodels.runs import console, plots, predictions
 from kmodels.runs.results import result
 from kmodels.runs.runner import Runner
 from kmodels.training.evaluation import WholeBatches
@@ -61,7 +61,7 @@ def report(
         metrics |= _evaluate(model, test, "test_")
     if test is not None or validation is not None:
         console.working("looking at single predictions")
-        _draw(folder.path, model, data, test or validation)
+        _look(folder, model, data, test, validation)
     content = result(
         model, recipe=folder.recipe, settings=folder.settings, metrics=metrics, runner=runner
     )
@@ -84,12 +84,24 @@ def _evaluate(model: keras.Model, batches: WholeBatches, prefix: str) -> dict[st
     return {prefix + name: float(value) for name, value in logs.items() if name != KEY}
 
 
-def _draw(path: Path, model: keras.Model, data: Any, batches: WholeBatches | None) -> None:
+def _look(
+    folder: Any,
+    model: keras.Model,
+    data: Any,
+    test: WholeBatches | None,
+    validation: WholeBatches | None,
+) -> None:
+    """Writes predictions.json and draws predictions, of the test part or else of the validation."""
+    batches = test or validation
     assert batches is not None
+    path: Path = folder.path
     source = batches.loader.maker.source
     logits = model.predict(batches, verbose=0)[: batches.samples]
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
+    part = "validation" if test is None else "test"
+    content = predictions.summary(part, source, shares, data.class_names)
+    folder.write_json("predictions.json", content)
     plots.confusion(path / "confusion.png", source.labels, logits.argmax(-1), data.class_names)
     chosen = np.unique(np.linspace(0, len(source) - 1, min(_PICTURES, len(source))).astype(int))
     pictures, labels = source.batch(chosen)

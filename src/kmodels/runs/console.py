@@ -40,8 +40,7 @@ def wrapped(text: str, indent: int = 0, *, fold: bool = False) -> str:
 
 
 def _lines(text: str, columns: int) -> list[str]:
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(text, columns, **whole) or [""]
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _folded(text: str, columns: int) -> list[str]:

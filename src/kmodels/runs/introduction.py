@@ -66,7 +66,7 @@ def introduce(
 
 def _parameters(facts: Mapping[str, Any]) -> str:
     whole, trained = facts["parameters"], facts["trainable_parameters"]
-    share = "" if trained == whole else f", {trained:,} of them trained ({trained / whole:.1%})"
+    share = "" if trained == whole else f", {trained:,} trained ({trained / whole:.1%})"
     return f"{whole:,} parameters{share}"
 
 

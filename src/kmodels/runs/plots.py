@@ -14,6 +14,7 @@ import numpy as np
 
 from kmodels.core.files import atomic_write
 from kmodels.distribution import processes
+from kmodels.runs.probe import principal_components
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,10 +174,7 @@ def probe(
     left.bar_label(bars, fmt="%.3f", padding=3, color=_INK)
     left.invert_yaxis()
     left.set(xlabel="accuracy", xlim=(0, 1.12))
-    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    centred = unit - unit.mean(0)
-    _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    across = centred @ axes[:2].T
+    across = principal_components(features)
     shown = right.scatter(*across.T, c=labels, cmap="tab10" if len(names) <= 10 else "turbo", s=12)
     right.set(xlabel="first principal component", ylabel="second", xticks=[], yticks=[])
     if len(names) <= 20:

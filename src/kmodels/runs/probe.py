@@ -1,6 +1,6 @@
 """Evaluation of frozen features by neighbours and a linear probe, on the host."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,22 @@ from kmodels.core.errors import InputError, check_whole
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["check_installed", "compare", "features", "linear", "neighbours"]
+__all__ = [
+    "check_installed",
+    "compare",
+    "component_map",
+    "features",
+    "linear",
+    "neighbours",
+    "principal_components",
+]
 
 # Strengths of regularisation among which the held-out pictures choose.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 # Queries whose similarities are in memory at once.
 CHUNK = 1024
+# Pictures that a map shows, and its size.
+MAPPED, MAP_WIDTH, MAP_HEIGHT = 500, 600, 340
 
 
 def features(model: "keras.Model", batches: Any) -> np.ndarray:
@@ -106,6 +116,44 @@ def neighbours(
 def _unit(x: np.ndarray) -> np.ndarray:
     x = x.astype("float64")
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def principal_components(features: np.ndarray) -> np.ndarray:
+    """Returns where features lie on their first two principal components.
+
+    Args:
+        features: (n, D), of which the directions count, as for neighbours.
+
+    Returns:
+        (n, 2).
+    """
+    unit = _unit(features)
+    centred = unit - unit.mean(0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    return centred @ axes[:2].T
+
+
+def component_map(features: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Returns a map of features for the page of a run.
+
+    Args:
+        features: (n, D) of held-out pictures.
+        labels: int (n,).
+        names: of the classes.
+
+    Returns:
+        `points` (x, y, label) of some hundred pictures within a frame of 600 by 340, and `classes`.
+    """
+    chosen = np.unique(np.linspace(0, len(features) - 1, min(MAPPED, len(features))).astype(int))
+    places = principal_components(features)[chosen]
+    low, high = places.min(0), places.max(0)
+    size = np.array([MAP_WIDTH, MAP_HEIGHT]) - 20
+    places = 10 + (places - low) / np.maximum(high - low, 1e-12) * size
+    points = [
+        [round(float(x), 1), round(float(y), 1), int(label)]
+        for (x, y), label in zip(places, labels[chosen], strict=True)
+    ]
+    return {"points": points, "classes": [str(name) for name in names]}
 
 
 def check_installed() -> None:

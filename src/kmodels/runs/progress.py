@@ -11,7 +11,8 @@ from kmodels.runs import console
 # Where there is no bar, a line is printed after so many seconds without one.
 QUIET_SECONDS = 30.0
 # Numbers of Keras' logs that are this wide, or wider if their names are.
-_NUMBER = 8
+_NUMBER = 7
+NONE = "", "", ""
 
 
 class Progress:
@@ -27,7 +28,7 @@ class Progress:
         self.total, self.done, self.epochs = total, done, epochs
         self._bar: Any = None
         self._task: Any = None
-        self._head: list[str] = []
+        self._head = ("", "")
         self._said = perf_counter()
 
     def start(self) -> None:
@@ -101,25 +102,21 @@ class Progress:
         held_out += [name for name in logs if name.startswith("val_") and name not in held_out]
         left = str(timedelta(seconds=round(seconds_left)))
         parts = [
-            ("", [("epoch", number, max(5, len(f"{self.epochs}") * 2 + 1))]),
+            ("", [("epoch", number, max(5, 2 * len(str(self.epochs)) + 1))]),
             ("training", [_column(name, logs[name]) for name in trained]),
             ("validation", [_column(name.removeprefix("val_"), logs[name]) for name in held_out]),
-            ("", [("samples/s", "" if speed is None else f"{speed:,.0f}", 9), ("left", left, 8)]),
+            ("", [("samples/s", "" if speed is None else f"{speed:,.0f}", 9)]),
+            ("", [("left", left, 7)]),
         ]
-        row = "  ".join(f"{text:>{wide}}" for _, part in parts for _, text, wide in part)
-        if len(row) >= console.width():
+        # The speed is what a narrow terminal can do without.
+        groups, names, row = next(filter(_fits, map(_lines, (parts, parts[:3] + parts[4:]))), NONE)
+        if not row:
             numbers = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
             console.say(f"epoch {number}  {numbers}  {left} left")
             return
-        names = "  ".join(f"{name:>{wide}}" for _, part in parts for name, _, wide in part)
-        groups = "  ".join(
-            f"{group:>{sum(wide for *_, wide in part) + 2 * len(part) - 2}}"
-            for group, part in parts
-            if part
-        )
-        if self._head != [groups, names]:
-            self._head = [groups, names]
-            print(f"\n{groups.rstrip()}\n{names}")
+        if self._head != (groups, names):
+            self._head = groups, names
+            print(f"\n{groups}\n{names}")
         print(row, flush=True)
 
     def stop(self) -> None:
@@ -133,3 +130,18 @@ class Progress:
 def _column(name: str, value: float) -> tuple[str, str, int]:
     text = f"{value:.4f}"
     return name, text, max(_NUMBER, len(name), len(text))
+
+
+def _lines(parts: list[tuple[str, list[tuple[str, str, int]]]]) -> tuple[str, str, str]:
+    """Returns the names of groups, those of columns, and the row."""
+    parts = [(group, columns) for group, columns in parts if columns]
+    widths = [sum(wide for *_, wide in columns) + 2 * len(columns) - 2 for _, columns in parts]
+    groups = [f"{group:>{wide}}" for (group, _), wide in zip(parts, widths, strict=True)]
+    cells = [cell for _, columns in parts for cell in columns]
+    names = [f"{name:>{wide}}" for name, _, wide in cells]
+    row = [f"{text:>{wide}}" for _, text, wide in cells]
+    return "  ".join(groups).rstrip(), "  ".join(names), "  ".join(row)
+
+
+def _fits(lines: tuple[str, str, str]) -> bool:
+    return len(lines[-1]) < console.width()

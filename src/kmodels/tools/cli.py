@@ -13,7 +13,7 @@ from kmodels import __version__
 from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
-from kmodels.runs import shipped
+from kmodels.runs import console, shipped
 from kmodels.runs.command_line import invoke
 from kmodels.tools import chat as chatting
 from kmodels.tools.overview import OVERVIEW
@@ -320,6 +320,23 @@ def report(
     from kmodels.runs import report as reports
 
     print(reports.write(folder))
+
+
+@command()
+def compare(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN RUN...", help="Directories of runs.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
+) -> None:
+    """Lay runs beside each other: results, settings that differ, curves, answers; on one page."""
+    from rich.console import Console
+
+    from kmodels.runs.compare import Comparison
+
+    found = Comparison(folders or [])
+    found.show(Console(width=console.width(), highlight=False))
+    print(found.write(out))
 
 
 @command()

@@ -20,6 +20,7 @@ Look at models and machines:
   kmodels bench vit_small_patch16_224             the speed of each backend
   kmodels parity vit_debug            the first layer where two backends differ
   kmodels report RUN                  the page of a run, report.html
+  kmodels compare RUN1 RUN2           runs beside each other, compare.html
 
 Take models elsewhere:
   kmodels convert MODEL MODEL.gguf --to gguf      to another package or runtime

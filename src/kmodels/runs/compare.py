@@ -1,0 +1,187 @@
+"""Runs beside each other: results, settings that differ, curves and answers, on one page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+from kmodels.core.units import pluralize
+from kmodels.runs import console
+from kmodels.runs.page import charts, render
+from kmodels.runs.page.run import OF_A_CALL, Run, more_is_better, read
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NAME = "compare.html"
+# Numbers of result.json of which the best is not marked, since they do not tell which run is good.
+SPEED = {
+    "samples_per_s": "samples per second",
+    "step_ms_median": "ms per step",
+    "peak_memory_mb": "peak memory, MB",
+    "parameters": "parameters",
+    "trainable_parameters": "trained parameters",
+    "steps": "steps",
+}
+# Columns of runs that a table in a terminal of 80 columns has room for.
+_TOGETHER = 4
+
+Rows = list[tuple[str, list[dict[str, Any]]]]
+
+
+class Comparison:
+    """Runs that are laid beside each other.
+
+    Args:
+        folders: of runs of recipes, finished or not.
+
+    Raises:
+        InputError: for fewer than two folders, the same one twice, or one that holds no run.
+    """
+
+    def __init__(self, folders: Sequence[str | Path]):
+        if len(folders) < 2:
+            given = pluralize(len(folders), "run")
+            raise InputError(f"{given} cannot be compared; give at least 2 directories")
+        paths = [local_path(folder).resolve() for folder in folders]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise InputError(f"{console.short(path)} is given twice; give each run once")
+        self.runs = [read(folder) for folder in folders]
+        self.labels = _labels(paths)
+
+    @property
+    def results(self) -> Rows:
+        """Losses and metrics by row, a cell for each run, the best of them marked."""
+        names = dict.fromkeys(name for run in self.runs for name in _metrics(run))
+        held_out = sorted(names, key=lambda name: (_part(name), name.endswith("loss"), name))
+        rows = [(name, self._scores(name)) for name in held_out]
+        for name, label in SPEED.items():
+            values = [run.result.get(name) for run in self.runs]
+            if any(value is not None for value in values):
+                rows.append((label, [_cell(render.number(value)) for value in values]))
+        times = [run.seconds for run in self.runs]
+        if any(times):
+            rows.append(("time", [_cell(console.seconds(x) if x else "–") for x in times]))
+        return rows
+
+    @property
+    def settings(self) -> Rows:
+        """Settings in which the runs differ, and where they do the recipe and the backend."""
+        held = [
+            {"recipe": run.recipe, "backend": _backend(run), "device": _device(run), **run.settings}
+            for run in self.runs
+        ]
+        names = dict.fromkeys(name for settings in held for name in settings)
+        rows = []
+        for name in names:
+            texts = [render.number(settings.get(name)) for settings in held]
+            if name not in OF_A_CALL and len(set(texts)) > 1:
+                rows.append((name, [_cell(text) for text in texts]))
+        return rows
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Prompts that runs answered: what the first run said before, and what each said after."""
+        found: dict[str, dict[str, Any]] = {}
+        for number, (run, label) in enumerate(zip(self.runs, self.labels, strict=True)):
+            for sample in run.result.get("samples", ()):
+                prompt = found.setdefault(sample["prompt"], {"answers": []})
+                if not prompt["answers"] and "before" in sample:
+                    prompt["answers"].append(("before", sample["before"], None))
+                prompt["answers"].append((label, sample["after"], number))
+        return [{"prompt": prompt, **rest} for prompt, rest in found.items()]
+
+    def write(self, path: str | Path = NAME) -> Path:
+        """Writes the page, which needs no other file and no network, and returns its path."""
+        content = {
+            "runs": [
+                {
+                    "label": label,
+                    "title": f"{run.recipe}: {run.model} on {run.data.get('source') or 'its data'}",
+                    "summary": _summary(run),
+                    "folder": str(run.folder),
+                }
+                for run, label in zip(self.runs, self.labels, strict=True)
+            ],
+            "results": self.results,
+            "best": any(cell["best"] for _, cells in self.results for cell in cells),
+            "settings": self.settings,
+            "charts": charts.of_runs(self.runs, self.labels),
+            "samples": self.samples,
+        }
+        return render.write("compare.html", local_path(path), content)
+
+    def show(self, terminal: "Console") -> None:
+        """Prints results and settings that differ; runs that do not fit are below the others."""
+        from rich.table import Table
+
+        for start in range(0, len(self.runs), _TOGETHER):
+            part = slice(start, start + _TOGETHER)
+            for title, rows in (("Results", self.results), ("Settings", self.settings)):
+                if not rows:
+                    continue
+                table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+                table.add_column("")
+                for label in self.labels[part]:
+                    table.add_column(label, justify="right", overflow="fold")
+                for name, cells in rows:
+                    texts = [f"[bold]{x['text']}*[/]" if x["best"] else x["text"] for x in cells]
+                    table.add_row(name, *texts[part])
+                terminal.print(table)
+                terminal.print()
+        if any(cell["best"] for _, cells in self.results for cell in cells):
+            terminal.print("* the best of a row")
+
+    def _scores(self, name: str) -> list[dict[str, Any]]:
+        values = [_metrics(run).get(name) for run in self.runs]
+        known = [value for value in values if value is not None]
+        # Of training losses none is the best: the smallest may be that of a run that overfits.
+        told = len(known) > 1 and len(set(known)) > 1 and _part(name) < 2
+        best = (max if more_is_better(name) else min)(known) if told else None
+        return [_cell(render.metric(value), told and value == best) for value in values]
+
+
+def _metrics(run: Run) -> dict[str, Any]:
+    """Returns the metrics of the end, and the best epoch's by which epochs are compared."""
+    last = run.epochs[-1] if run.epochs else {}
+    names = [n for n in last if n not in charts.NOT_METRICS and isinstance(last[n], float)]
+    found = {name: last[name] for name in names} | {
+        name: value for name, value in run.metrics.items() if isinstance(value, int | float)
+    }
+    if run.best is not None:
+        name, row = run.best
+        found[f"best {name}"] = row[name]
+    return found
+
+
+def _part(name: str) -> int:
+    return next((i for i, part in enumerate(("test_", "val_")) if part in name), 2)
+
+
+def _cell(text: str, best: bool = False) -> dict[str, Any]:
+    return {"text": text, "best": best}
+
+
+def _backend(run: Run) -> str | None:
+    return run.notes.get("backend") or run.result.get("backend")
+
+
+def _device(run: Run) -> str | None:
+    return run.notes.get("device") or run.result.get("device")
+
+
+def _summary(run: Run) -> str:
+    began = "" if run.started is None else render.date(run.started)
+    state = "" if run.finished else "not finished"
+    return ", ".join(filter(None, (began, f"{_backend(run)} on {_device(run)}", state)))
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Returns the last parts of paths, as many as tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
