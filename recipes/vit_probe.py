@@ -112,7 +112,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     facts = classification.facts(settings.data, data)
     recipe.introduce(folder, model, facts)
     model = recipe.parallelize(model)
-    recipe.working(f"computing the features of {sum(map(len, parts.values())):,} pictures")
+    recipe.working(f"computing the features of {sum(map(len, parts.values())):,} images")
     held = {name: probe.features(model, batches[name]) for name in parts}
     recipe.working("asking neighbours and the linear probe")
     table, strength = probe.compare(held, labels, data.num_classes, settings.neighbours)

@@ -37,7 +37,7 @@ NOTES = {
     "model": "vit_debug",
     "data": {
         "source": LONG,
-        "unit": "pictures",
+        "unit": "images",
         "train": 1437,
         "validation": 180,
         "test": 120,

@@ -19,7 +19,7 @@ _PICTURES = 32
 
 
 def facts(source: str, data: Any) -> dict[str, Any]:
-    """Returns what `kmodels.runs.recipe.introduce` tells of pictures.
+    """Returns what `kmodels.runs.recipe.introduce` tells of images.
 
     Args:
         source: what was given as --data.
@@ -27,7 +27,7 @@ def facts(source: str, data: Any) -> dict[str, Any]:
     """
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     counts = {name: 0 if part is None else len(part) for name, part in parts.items()}
-    return {"source": source, "unit": "pictures", **counts, "classes": list(data.class_names)}
+    return {"source": source, "unit": "images", **counts, "classes": list(data.class_names)}
 
 
 def report(

@@ -27,7 +27,7 @@ def introduce(
     Args:
         folder: of the run.
         model: as it will be trained.
-        data: `source`, `unit` ("pictures"), how many there are for `train`, `validation` and
+        data: `source`, `unit` ("images"), how many there are for `train`, `validation` and
             `test`, and where they apply `classes` (their names) and `details` (a sentence).
         steps: of the whole run; 0 where nothing is trained.
         steps_per_epoch: of which an epoch has so many.

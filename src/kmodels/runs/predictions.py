@@ -1,4 +1,4 @@
-"""predictions.json: what a classifier says of held-out pictures, for the page of a run."""
+"""predictions.json: what a classifier says of held-out images, for the page of a run."""
 
 import base64
 import io
@@ -7,33 +7,33 @@ from typing import Any
 
 import numpy as np
 
-# Pictures of a group, and the longer side of one in pixels.
-MOST_PICTURES, MOST_SIDE = 12, 128
+# Images of a group, and the longer side of one in pixels.
+MOST_IMAGES, MOST_SIDE = 12, 128
 
 
 def summary(part: str, source: Any, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Returns confusions, and pictures of sure and unsure mistakes.
+    """Returns confusions, and images of sure and unsure mistakes.
 
     Args:
         part: of the data, such as "test".
-        source: a `kmodels.data` source of pictures.
+        source: a `kmodels.data` source of images.
         shares: (n, classes), the probabilities that the model gives.
         names: of the classes.
 
     Returns:
-        Plain values: counts of (class, said class), and groups of pictures as data URLs.
+        Plain values: counts of (class, said class), and groups of images as data URLs.
     """
     labels, said = np.asarray(source.labels), shares.argmax(-1)
     confidence = shares.max(-1)
     wrong, right = np.flatnonzero(said != labels), np.flatnonzero(said == labels)
     wrong = wrong[np.argsort(-confidence[wrong], kind="stable")]
     right = right[np.argsort(confidence[right], kind="stable")]
-    narrow = right[:MOST_PICTURES]
-    if len(wrong) <= 2 * MOST_PICTURES:
+    narrow = right[:MOST_IMAGES]
+    if len(wrong) <= 2 * MOST_IMAGES:
         groups = [("all", wrong), ("narrow", narrow)]
     else:
-        unsure = wrong[::-1][:MOST_PICTURES]
-        groups = [("sure", wrong[:MOST_PICTURES]), ("unsure", unsure), ("narrow", narrow)]
+        unsure = wrong[::-1][:MOST_IMAGES]
+        groups = [("sure", wrong[:MOST_IMAGES]), ("unsure", unsure), ("narrow", narrow)]
     pairs, counts = np.unique(np.stack([labels, said], 1), axis=0, return_counts=True)
     return {
         "part": part,
@@ -42,21 +42,21 @@ def summary(part: str, source: Any, shares: np.ndarray, names: Sequence[str]) ->
         "classes": [str(name) for name in names],
         "confusions": np.concatenate([pairs, counts[:, None]], 1).tolist(),
         "groups": {
-            kind: _pictures(source, chosen, shares, names) for kind, chosen in groups if len(chosen)
+            kind: _images(source, chosen, shares, names) for kind, chosen in groups if len(chosen)
         },
     }
 
 
-def _pictures(
+def _images(
     source: Any, chosen: np.ndarray, shares: np.ndarray, names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    pictures, labels = source.batch(chosen)
+    images, labels = source.batch(chosen)
     found = []
-    for picture, label, row in zip(pictures, labels, shares[chosen], strict=True):
+    for image, label, row in zip(images, labels, shares[chosen], strict=True):
         second, first = np.argsort(row)[-2:] if len(row) > 1 else (0, 0)
         found.append(
             {
-                **_image(np.asarray(picture)),
+                **_image(np.asarray(image)),
                 "label": str(names[label]),
                 "said": str(names[first]),
                 "second": str(names[second]),
@@ -67,10 +67,10 @@ def _pictures(
     return found
 
 
-def _image(picture: np.ndarray) -> dict[str, Any]:
+def _image(image: np.ndarray) -> dict[str, Any]:
     from PIL import Image
 
-    pixels = np.clip(np.rint(picture), 0, 255).astype("uint8")
+    pixels = np.clip(np.rint(image), 0, 255).astype("uint8")
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels[..., :3])
     image.thumbnail((MOST_SIDE, MOST_SIDE))
     # Photographs are smaller as JPEG, drawings and digits as PNG.

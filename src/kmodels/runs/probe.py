@@ -25,7 +25,7 @@ __all__ = [
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 # Queries whose similarities are in memory at once.
 CHUNK = 1024
-# Pictures that a map shows, and its size.
+# Images that a map shows, and its size.
 MAPPED, MAP_WIDTH, MAP_HEIGHT = 500, 600, 340
 
 
@@ -137,12 +137,12 @@ def component_map(features: np.ndarray, labels: np.ndarray, names: Sequence[str]
     """Returns a map of features for the page of a run.
 
     Args:
-        features: (n, D) of held-out pictures.
+        features: (n, D) of held-out images.
         labels: int (n,).
         names: of the classes.
 
     Returns:
-        `points` (x, y, label) of some hundred pictures within a frame of 600 by 340, and `classes`.
+        `points` (x, y, label) of some hundred images within a frame of 600 by 340, and `classes`.
     """
     chosen = np.unique(np.linspace(0, len(features) - 1, min(MAPPED, len(features))).astype(int))
     places = principal_components(features)[chosen]
@@ -172,7 +172,7 @@ def linear(
     held_out: np.ndarray,
     held_labels: np.ndarray,
 ) -> tuple[Any, float]:
-    """Fits logistic regression to standardised features, as strong as suits held-out pictures.
+    """Fits logistic regression to standardised features, as strong as suits held-out images.
 
     Args:
         known: (n, D) features to learn from.

@@ -58,9 +58,9 @@ def _content(run: Run) -> dict[str, Any]:
         "ways": run.result.get("probe", {}).get("ways"),
         "map": run.result.get("probe", {}).get("map"),
         "charts": charts.of_run(run),
-        "pictures": [
-            {"title": GROUPS[kind][0], "text": GROUPS[kind][1], "pictures": pictures}
-            for kind, pictures in groups.items()
+        "images": [
+            {"title": GROUPS[kind][0], "text": GROUPS[kind][1], "images": images}
+            for kind, images in groups.items()
         ],
         "confusion": confusion(run.predictions) if run.predictions else None,
         "facts": _facts(run),

@@ -325,7 +325,7 @@ def report(
 @command()
 def compare(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN RUN...", help="Directories of runs.")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Directories of runs.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
 ) -> None:

@@ -62,7 +62,7 @@ def _cell(
     kinds = ["strong"] if part > 0.55 else []
     if count and row != column:
         kinds.append("error")
-    said = f"{count} of {sizes[row]} pictures of {classes[row]} ({share(part)})"
+    said = f"{count} of {sizes[row]} images of {classes[row]} ({share(part)})"
     return {
         "text": "" if not count else f"{100 * part:.0f}" if percent else str(count),
         "share": round(part, 3),
