@@ -76,7 +76,7 @@ def of_runs(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]]:
         }
         # A run keeps its colour where another one has no line.
         charts.append(_chart(title, text, lines, keep=True))
-    return [chart for chart in charts if any(any(_there(x["values"])) for x in chart["lines"])]
+    return [chart for chart in charts if any(map(_is_curve, chart["lines"]))]
 
 
 def _chart(
@@ -122,5 +122,5 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def _there(values: Sequence[float | None]) -> list[bool]:
-    return [value is not None for value in values]
+def _is_curve(line: Mapping[str, Any]) -> bool:
+    return sum(value is not None for value in line["values"]) > 1
