@@ -18,25 +18,27 @@ import installed_wheel
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {page.stem: page for page in sorted((ROOT / "docs" / "tasks").glob("*.md"))}
 BACKENDS = {"jax", "torch", "tensorflow"}
+# The last line of a run.
+END = r"report: run/report\.html\n"
 # A page, the number of its block, a backend to run it on, and what the output ends with. Each page
 # runs once at least; on JAX and TensorFlow a training step takes long to compile.
 RUNS = [
-    ("fine_tune_vit", 0, "jax", r"results in run\nrings/000\.png shows (rings|stripes)\n"),
-    ("fine_tune_vit", 0, "torch", r"results in run\nrings/000\.png shows rings\n"),
-    ("fine_tune_vit", 0, "tensorflow", r"results in run\nrings/000\.png shows (rings|stripes)\n"),
-    ("fine_tune_gemma", 0, "torch", r" +after: +'(billing|shipping)'\nresults in run\n"),
+    ("fine_tune_vit", 0, "jax", rf"{END}rings/000\.png shows (rings|stripes)\n"),
+    ("fine_tune_vit", 0, "torch", rf"{END}rings/000\.png shows rings\n"),
+    ("fine_tune_vit", 0, "tensorflow", rf"{END}rings/000\.png shows (rings|stripes)\n"),
+    ("fine_tune_gemma", 0, "torch", rf" +after +(billing|shipping)\n(.*\n)*{END}"),
     ("chat", 0, "torch", r"What would you like to know\?\nI am a Gemma of .* parameters\.\n"),
     ("peft_adapters", 0, "torch", r"up to 1\.\d+\n.* differ by 0\nadapter_config\.json\n.*\n"),
-    ("resume", 0, "torch", r"exit code 137\nresumed from .* at step 20\n(.*\n)*results in run\n"),
-    ("many_gpus", 0, "jax", r"results in run\ntrained on cpu x8\n"),
-    ("many_gpus", 1, "torch", r"test_accuracy .*\nresults in run\n"),
+    ("resume", 0, "torch", rf"exit code 137\nresumed from .* at step 20\n(.*\n)*{END}"),
+    ("many_gpus", 0, "jax", rf"{END}trained on cpu x8\n"),
+    ("many_gpus", 1, "torch", rf"  test +accuracy .*\n{END}"),
     ("slow_op", 0, "torch", r"  attention +2 x override\n  dense +13 x override\n(  .*\n)*"),
     ("keras_model", 0, "tensorflow", r"held out: 0\.9\d\nstep_00000069\nstep_00000092\n"),
 ]
 # These ask for more than one environment has but the full one.
 ACROSS = [
     ("export", 0, "tensorflow", r"(vit\.onnx|vit\.tflite|gemma\.gguf|\n)+"),
-    ("change_backend", 0, "jax", r"at step 88\n(.*\n)*epoch 4/4 .*\n(.*\n)*results in run\n"),
+    ("change_backend", 0, "jax", rf"at step 88\n(.*\n)* +4/4 .*\n(.*\n)*{END}"),
 ]
 NEEDS = re.compile(r'Needs\s+`pip install "kmodels\[([\w,]+)\]"`')
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
