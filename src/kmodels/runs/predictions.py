@@ -67,11 +67,11 @@ def _images(
     return found
 
 
-def _image(image: np.ndarray) -> dict[str, Any]:
+def _image(pixels: np.ndarray) -> dict[str, Any]:
     from PIL import Image
 
-    pixels = np.clip(np.rint(image), 0, 255).astype("uint8")
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels[..., :3])
+    whole = np.clip(np.rint(pixels), 0, 255).astype("uint8")
+    image = Image.fromarray(whole[..., 0] if whole.shape[-1] == 1 else whole[..., :3])
     image.thumbnail((MOST_SIDE, MOST_SIDE))
     # Photographs are smaller as JPEG, drawings and digits as PNG.
     kind = "JPEG" if image.mode == "RGB" and max(image.size) >= 64 else "PNG"
