@@ -46,6 +46,15 @@ VOCABULARY = {
     r"(?:told|said|given|measured|meant|kept|found) (?:is|are|was|were) (?:what|that|how)": (
         "put the subject first"
     ),
+    r"(?:leave|leaves|left|leaving) (?:it |them |the \w+ )?aside": "leave out, or: ignore",
+    r"knows? no": "does not support, or: has no",
+    r"in few bits": "quantized",
+    r"the begin": "the beginning",
+    r"in a line": "in one line",
+    r"let go of": "release",
+    r"(?:hears?|heard|tells|told) of": "receive, or: report",
+    r"without a word": "silently",
+    r"not there any more": "no longer there",
     r"rank 0": "rank zero",
     r"random state": "RNG state",
 }

@@ -157,7 +157,7 @@ def test_what_cannot_be_answered_is_one_line(gemma):
         ),
         (
             lambda: bare.chat_token_ids([CHAT], tools=[TOOL], enable_thinking=False),
-            "the chat format 'gemma' knows no tools, enable_thinking; give the template",
+            "the chat format 'gemma' does not support tools, enable_thinking; give the template",
         ),
         (
             lambda: bare.chat_token_ids([said(("user", "a"), ("assistant", "b"))]),

@@ -173,7 +173,7 @@ class CallbackStates:
         }
 
     def restore(self, described: Mapping[str, Mapping[str, Any]], arrays: Arrays) -> None:
-        """Puts back what `capture` gave; callbacks that are not there any more are left out."""
+        """Puts back what `capture` gave; callbacks that no longer exist are left out."""
         for name, changed in described.items():
             if (callback := self._named.get(name)) is None:
                 continue

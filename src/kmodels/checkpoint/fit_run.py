@@ -157,7 +157,7 @@ class FitRun:
             self.interval.restart()
 
     def ask(self, at_once: bool = False) -> bool:
-        """Hears of signals and errors in any of the processes; whether a checkpoint is due."""
+        """Receives signals and errors of all processes; returns whether a checkpoint is due."""
         due, writer = self.interval.now(self.step), self.saver.writer
         failed, by_clock = self.preemption.ask(writer.failed, due, at_once)
         if failed:

@@ -95,7 +95,7 @@ class Requests:
     waiting for it. So all ask one another after the same steps, about once a second.
 
     Attributes:
-        signum: signum of the first signal that one of them told of, or None.
+        signum: signum of the first signal that one of them reported, or None.
     """
 
     def __init__(self) -> None:
@@ -151,13 +151,13 @@ class Preemption:
         return self.stop.signum if processes.count() == 1 else self._requests.signum
 
     def ask(self, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
-        """Hears of the others where there are several processes, see `Requests.ask`."""
+        """Asks the other processes if there are several, see `Requests.ask`."""
         if processes.count() == 1:
             return failed, due
         return self._requests.ask(self.stop.signum, failed, due, at_once)
 
     def leave(self, step: int, how_to_go_on: str) -> None:
-        """Ends the process after a signal; the caller has let go of all that it held."""
+        """Ends the process after a signal; the caller has released all that it held."""
         if (signum := self.signum) is None:
             return
         message = f"stopped at step {step} by signal {signum}; {how_to_go_on}"

@@ -98,7 +98,7 @@ class Resumer:
         """Puts callbacks and random generators back, and has a cut epoch begin where it was cut.
 
         Returns:
-            The random generators and the learning rate at the begin of the epoch.
+            The random generators and the learning rate at the beginning of the epoch.
         """
         run = self.run
         keras_internals.set_initial_epoch(model, None)

@@ -58,7 +58,7 @@ class RunState:
         ahead: whether batches were made before the steps that take them.
         data: state of the loader, in this process; None where it has none.
         rng: states of the random generators and learning rates of this process: "now", and at the
-            begin of the "epoch".
+            beginning of the "epoch".
         callback_arrays: what stands in `callbacks` by name.
     """
 

@@ -153,7 +153,7 @@ class SaveInterval:
     def now(self, step: int) -> bool:
         """Returns whether it is time after this step.
 
-        Keras tells of no step within those that it executes together, so a checkpoint that was due
+        Keras reports no step within those that it executes together, so a checkpoint that was due
         within them is due at their end.
         """
         if self.seconds is not None:
@@ -212,7 +212,7 @@ class EpochStage(Enum):
 
 
 class EpochMemory:
-    """The state at the begin of an epoch, and the metrics that its validation overwrites.
+    """The state at the beginning of an epoch, and the metrics that its validation overwrites.
 
     Attributes:
         stage: what the epoch is at.

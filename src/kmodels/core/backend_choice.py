@@ -56,7 +56,7 @@ def check_keras() -> None:
 def choose_backend() -> None:
     """Sets KERAS_BACKEND where it is not set, unless Keras is imported and has its backend already.
 
-    It raises nothing: a wrong name is for `check_backend` to tell, in a line.
+    It raises nothing: `check_backend` reports a wrong name, in one line.
     """
     if "keras" in sys.modules or os.environ.get(VARIABLE):
         return

@@ -15,7 +15,7 @@ class MallocBackend(Protocol):
 
 
 def watch() -> None:
-    """Trims the heap after each long compilation from now on, where the backend tells of them."""
+    """Trims the heap after each long compilation from now on, where the backend reports them."""
     native = backend_module("kmodels.core.malloc", MallocBackend, optional=True)
     if native is not None:
         native.watch()

@@ -178,7 +178,7 @@ class Noted(keras.layers.Layer if TYPE_CHECKING else object):
 
 
 def note() -> None:
-    """A layer with a `variant` calls it, so that a user's model around it hears of changes."""
+    """A layer with a `variant` calls it, so that a user's model around it notices changes."""
     if _steps is not None:
         _note()
 

@@ -59,7 +59,7 @@ def sampler_of(settings: Mapping[str, Any]) -> Sampler:
 
 
 def not_applied(settings: Mapping[str, Any]) -> str:
-    """Returns the settings that `generate` leaves aside until it is told otherwise, as text."""
+    """Returns the settings that `generate` ignores until `compile` selects them, as text."""
     wanted = HONOURED if settings.get("do_sample") else ("repetition_penalty",)
     names = [*wanted, *(name for name in (*LENGTHS, *IDLE) if settings.get(name))]
     return ", ".join(

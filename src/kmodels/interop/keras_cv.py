@@ -26,7 +26,7 @@ __all__ = ["Augmentation", "layers"]
 # The names in keras-cv of the parts of an example beside the images.
 PARTS = ("labels", "bounding_boxes", "segmentation_masks", "keypoints")
 BOXES = ("boxes", "classes")
-# Layers that hand boxes through although what they mark is elsewhere, or not there any more.
+# Layers that hand boxes through although what they mark is elsewhere, or no longer there.
 LEAVE_BOXES = ("CutMix", "FourierMix")
 
 

@@ -165,7 +165,7 @@ class Dense(WithKernel):
 
     @property
     def quantized(self) -> quantizing.QuantizedKernel | None:
-        """The kernel in few bits, or None."""
+        """The quantized kernel, or None."""
         return self._quantized
 
     @quantized.setter

@@ -2,7 +2,7 @@
 
 Families call the parts of a model by the same names, so a path alone does not say whose it is. A
 layer takes the family of the model that is being made, and its variables take that of the layer,
-those too that come later: adapters, kernels in few bits, tables of another size.
+those too that come later: adapters, quantized kernels, tables of another size.
 """
 
 import functools

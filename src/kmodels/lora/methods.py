@@ -1,4 +1,4 @@
-"""LoRA and kernels in few bits as methods of every model."""
+"""LoRA and quantized kernels as methods of every model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from kmodels.weights import gather
 
 
 class Adapters:
-    """Training a few small matrices beside a frozen model (LoRA), and that model in few bits."""
+    """Training a few small matrices beside a frozen model (LoRA), and quantizing that model."""
 
     def enable_lora(
         self,

@@ -36,7 +36,7 @@ def lazy(variable: keras.Variable, transposed: bool = False) -> LazyArray:
 def described(
     model: keras.Model, save_embedding_layers: bool | str
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
-    """Tensors by name, and entries of adapter_config.json, that tell of the table.
+    """Tensors by name, and entries of adapter_config.json, that describe the table.
 
     Args:
         model: with adapters.

@@ -56,7 +56,7 @@ def keep(
     """Returns what stays, uint8 of 0 and 1, and what it is multiplied by."""
     dropped = round(rate * LANE)
     state, count = tf.cast(seed.next(), tf.int64), tf.reduce_prod(shape)
-    # Four draws each. The arguments go by name: the stub knows no tensors in shapes, and no None.
+    # Four draws each. The arguments go by name: the stub allows no tensors in shapes, and no None.
     whole: Any = {"shape": ((count + 3) // 4,), "minval": None, "maxval": None}
     words = tf.random.stateless_uniform(seed=state, dtype=tf.uint64, **whole)
     lanes = tf.reshape(tf.bitcast(words, tf.int16), (-1,))[:count]

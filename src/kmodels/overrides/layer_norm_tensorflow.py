@@ -41,7 +41,7 @@ def layer_norm_tensorflow(
             output += wide(shift)
         return tf.cast(output, x.dtype), backward
 
-    # Read here: a variable that is read inside would have to be told of.
+    # Read here: a variable that is read inside would have to be declared.
     parameters = [scale] if bias is None else [scale, bias]
     parameters = [tf.convert_to_tensor(ops.convert_to_tensor(value)) for value in parameters]
     return norm(ops.convert_to_tensor(x), *parameters)

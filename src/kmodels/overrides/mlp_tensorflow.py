@@ -81,7 +81,7 @@ def mlp_tensorflow(
 
         return _affine(active, tf.cast(down, rows.dtype), of_down), backward
 
-    # Read here: variables that are read inside would have to be told of.
+    # Read here: variables that are read inside would have to be declared.
     biases = [ops.convert_to_tensor(bias) for bias in (up_bias, down_bias) if bias is not None]
     with keras_internals.no_autocast():
         kernels = [ops.convert_to_tensor(kernel) for kernel in (up, down)]

@@ -31,5 +31,5 @@ def rms_norm_tensorflow(
 
         return tf.cast(y * inverse * (offset + wide(scale)), x.dtype), backward
 
-    # Read here: a variable that is read inside would have to be told of.
+    # Read here: a variable that is read inside would have to be declared.
     return norm(ops.convert_to_tensor(x), tf.convert_to_tensor(ops.convert_to_tensor(scale)))

@@ -122,7 +122,7 @@ def render_with_generation(
         InputError: as `render`, and where the template changes the text that it marks.
     """
     text = _render(template, messages, settings, False, values)
-    # Nobody's text holds these, as they are drawn anew each time.
+    # Nobody's text holds these, as they are drawn again each time.
     start, end = (f"\x02{secrets.token_hex(8)}{side}\x03" for side in "<>")
     marked = _render(template, messages, settings, False, {**values, _MARKS: (start, end)})
     replies, clean, begun = [], "", 0

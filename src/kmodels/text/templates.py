@@ -188,7 +188,7 @@ class Template:
             if message["role"] == "tool" or "tool_calls" in message or "tools" in record:
                 raise InputError(
                     "tools need the tokenizer's own chat template, which it lacks or template= "
-                    "leaves aside"
+                    "leaves out"
                 )
             if not isinstance(message["content"], str):
                 raise InputError("a message's content is in parts; give one text")

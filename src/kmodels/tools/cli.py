@@ -29,7 +29,7 @@ app = typer.Typer(
 class BackendCommand(TyperCommand):
     """A command that needs a backend, which it looks for once its flags are read.
 
-    So --help is there without one, and a wrong flag is told before a wrong backend.
+    So --help works without one, and a wrong flag is reported before a wrong backend.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -68,7 +68,7 @@ def _add_recipe(name: str, summary: str) -> None:
         return shipped.run(name, context.args)  # which checks the backend after its flags
 
 
-_add_recipe("vit", "Train a Vision Transformer to tell images apart.")
+_add_recipe("vit", "Train a Vision Transformer to classify images.")
 _add_recipe("gemma", "Fine-tune a language model with LoRA on instructions or texts.")
 _add_recipe("probe", "Compare ways to use a pretrained backbone with few labels.")
 _add_recipe("distill", "Train a small classifier to imitate a large one.")
@@ -96,8 +96,8 @@ def doctor(
 @command()
 def plan(
     preset: Annotated[str, typer.Option(help="A registered name or a directory.")],
-    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 8,
-    sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 8,
+    sequence_length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 512,
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
     num_classes: Annotated[
         int | None, typer.Option(help="Number of classes of a classifier.")
@@ -112,7 +112,7 @@ def plan(
     quantize: Annotated[str | None, typer.Option(help="int8 or int4 for frozen kernels.")] = None,
     remat: Annotated[str, typer.Option(help="none, block, attention or mlp.")] = "none",
     optimizer: Annotated[str, typer.Option(help="adamw, adam, lion, momentum or sgd.")] = "adamw",
-    accumulate: Annotated[int, typer.Option(help="Batches of an update.")] = 1,
+    accumulate: Annotated[int, typer.Option(help="Batches per update.")] = 1,
     generate: Annotated[int, typer.Option(help="Tokens that generate keeps per row.")] = 0,
     memory: Annotated[str | None, typer.Option(help="Memory of the device, such as 80GiB.")] = None,
     mesh: Annotated[str | None, typer.Option(help="Devices, such as data=2,fsdp=8.")] = None,
@@ -124,7 +124,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show what a training step needs, on one device or on each of many, and what lowers it."""
+    """Show the memory of a training step on each device, and which settings lower it."""
     from kmodels.core.units import parse_bytes
     from kmodels.lora import LoraSettings
     from kmodels.presets import family_of
@@ -162,13 +162,13 @@ def plan(
 @command()
 def bench(
     preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
-    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 8,
-    backends: Annotated[str, typer.Option(help="jax,torch,tensorflow, or all there are.")] = "all",
+    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 8,
+    backends: Annotated[str, typer.Option(help="jax,torch,tensorflow, or all installed.")] = "all",
     precision: Annotated[
         str, typer.Option(help="One or more of float32,tf32,mixed_bfloat16,bfloat16.")
     ] = "float32",
     attention: Annotated[str, typer.Option(help="generic, fused (overrides) or both.")] = "",
-    ops: Annotated[str, typer.Option(help="generic, override or both: all ops.")] = "",
+    ops: Annotated[str, typer.Option(help="generic, override or both, for all ops.")] = "",
     compile: Annotated[
         str, typer.Option(help="One or more of auto,none,inductor,openxla,xla.")
     ] = "auto",
@@ -177,14 +177,14 @@ def bench(
     num_classes: Annotated[
         int | None, typer.Option(help="Number of classes of a classifier.")
     ] = None,
-    sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 512,
+    sequence_length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 512,
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
     ] = None,
     rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 4,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    rounds: Annotated[int, typer.Option(help="Rounds of each row.")] = 10,
-    steps: Annotated[int, typer.Option(help="Steps of a round.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Rounds per row.")] = 10,
+    steps: Annotated[int, typer.Option(help="Steps per round.")] = 1,
     check_steps: Annotated[
         int, typer.Option(help="Number of first steps whose losses must agree.")
     ] = 3,
@@ -192,12 +192,12 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="Threads of each process.")] = None,
     largest_batch: Annotated[bool, typer.Option(help="Also look for the largest batch.")] = False,
     memory: Annotated[
-        str | None, typer.Option(help="Memory that a step may take, such as 8GiB.")
+        str | None, typer.Option(help="Memory that a step may use, such as 8GiB.")
     ] = None,
     together: Annotated[int, typer.Option(help="Largest number of processes at a time.")] = 16,
-    limit: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 900.0,
+    limit: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 900.0,
     python: Annotated[
-        list[str] | None, typer.Option(help="NAME=PATH: of a backend, or of openxla.")
+        list[str] | None, typer.Option(help="NAME=PATH: Python of a backend or of openxla.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory, or JSON file; runs/bench-<time> by default.")
@@ -259,21 +259,21 @@ def parity(
     backends: Annotated[str, typer.Option(help="Two of jax, torch, tensorflow.")] = "jax,torch",
     preset_b: Annotated[str | None, typer.Option(help="Preset of the second side.")] = None,
     precision: Annotated[
-        str, typer.Option(help="Precision of both sides, or one each as A,B.")
+        str, typer.Option(help="One precision for both sides, or A,B.")
     ] = "float32",
-    ops: Annotated[str, typer.Option(help="override or generic, or one each as A,B.")] = "override",
+    ops: Annotated[str, typer.Option(help="override or generic, or both as A,B.")] = "override",
     steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
-    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 2,
-    sequence_length: Annotated[int, typer.Option(help="Tokens of a row of text.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 2,
+    sequence_length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 16,
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
     num_classes: Annotated[
         int | None, typer.Option(help="Number of classes of a classifier.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first weights and of the data.")] = 0,
     tolerance: Annotated[
-        float | None, typer.Option(help="Share of a tensor's largest value.")
+        float | None, typer.Option(help="Allowed share of a tensor's largest value.")
     ] = None,
-    limit: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 900.0,
+    limit: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 900.0,
     out: Annotated[Path | None, typer.Option(help="Directory for parity.json.")] = None,
 ) -> None:
     """Train on two backends from one seed; name the first layer that differs (exit code 1)."""
@@ -342,18 +342,18 @@ def compare(
 @command()
 def convert(
     source: Annotated[str, typer.Argument(help="A directory or file with a model.")],
-    destination: Annotated[Path, typer.Argument(help="File or directory to make or replace.")],
+    destination: Annotated[Path, typer.Argument(help="File or directory to create or replace.")],
     to: Annotated[str, typer.Option(help="hf, timm, npz, gguf, onnx, ...: see docs/convert.md.")],
     dtype: Annotated[
         str | None, typer.Option(help="Dtype of the weights: float32, bfloat16, float16 or q8_0.")
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapters to merge.")] = None,
-    sequence_length: Annotated[int, typer.Option(help="Tokens of the rows compared.")] = 32,
+    sequence_length: Annotated[int, typer.Option(help="Tokens per compared row.")] = 32,
     text_only: Annotated[
         bool, typer.Option("--text-only", help="Leave out a checkpoint's vision tower.")
     ] = False,
 ) -> None:
-    """Write a model for another package or runtime, run it there, and compare (exit code 1)."""
+    """Write a model for another package, run it there, and exit with 1 if its outputs differ."""
     from rich.console import Console
 
     from kmodels.tools import convert as converting

@@ -24,7 +24,7 @@ class TransformsBackend(Protocol):
         ...
 
     def explain(self, error: Exception) -> str | None:
-        """Returns in a line why the backend could not trace a function; None for other errors."""
+        """Returns in one line why the backend could not trace a function; None for other errors."""
         ...
 
     def value_and_grad(self, fun: Function, leaves: Leaves, has_aux: bool) -> Any:

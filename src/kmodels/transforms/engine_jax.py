@@ -25,7 +25,7 @@ VALUE_ERRORS = (
 
 
 def explain(error: Exception) -> str | None:
-    """Returns why JAX could not trace a function, in a line; None for other errors."""
+    """Returns why JAX could not trace a function, in one line; None for other errors."""
     text = str(error)
     if isinstance(error, VALUE_ERRORS):
         return VALUE

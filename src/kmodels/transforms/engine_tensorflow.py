@@ -21,7 +21,7 @@ GENERIC = frozenset({"hessian", "vmap"})
 
 
 def explain(error: Exception) -> str | None:
-    """Returns why TensorFlow could not trace a function, in a line; None for other errors."""
+    """Returns why TensorFlow could not trace a function, in one line; None for other errors."""
     text = str(error)
     if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
         return VALUE

@@ -22,7 +22,7 @@ GENERIC = frozenset({"grad", "value_and_grad", "jvp", "vjp", "hessian", "vmap"})
 
 
 def explain(error: Exception) -> str | None:
-    """Returns why torch could not trace a function, in a line; None for other errors."""
+    """Returns why torch could not trace a function, in one line; None for other errors."""
     text = str(error)
     if _unknown(error) or _mapped(error) or ".numpy() is not supported" in text:
         return VALUE

@@ -53,7 +53,7 @@ def load(
         model: a built Keras model; its variables may have no values yet.
         source: the tensors of the file.
         rules: what each is in the model.
-        skip: prefixes of variable paths that keep their values; tensors for them are left aside.
+        skip: prefixes of variable paths that keep their values; tensors for them are ignored.
         origin: names the file in errors.
 
     Returns:

@@ -1,6 +1,6 @@
 """Weights and optimizer state out of a `.keras` file, such as one that Keras saved on torch.
 
-`keras.models.load_model` builds what the file names, and on another backend it knows no torch
+`keras.models.load_model` builds what the file names, and on another backend it has no torch
 optimizer. Here the caller has the model, and of the file only the arrays are read. Keras itself
 never opens the file: what fits goes into one that Keras has just written for this model.
 """

@@ -68,7 +68,7 @@ def begin_within(
 
 
 class LastStep:
-    """Takes the place of a model's step once, so that callbacks hear of a step that is done.
+    """Takes the place of a model's step once, so that callbacks receive a step that is done.
 
     Args:
         model: inside `fit`, its step made.

@@ -277,7 +277,7 @@ class FitData:
             state: state of the loader, or None.
             batch: a batch of the epoch.
             over: the epoch of the state was over.
-            undo: puts the random generators back to the begin of the epoch.
+            undo: puts the random generators back to the beginning of the epoch.
             alone: whether the generators of Python and NumPy are as they were when the checkpoint
                 was made, or batches were not made ahead of the steps then.
 

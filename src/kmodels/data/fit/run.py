@@ -96,7 +96,7 @@ def _telling(request: FitRequest, model: keras.Model) -> Iterator[FitRequest]:
         yield request
         return
     if not listed and not any(isinstance(c, keras.callbacks.History) for c in callbacks):
-        callbacks.append(keras.callbacks.History())  # Keras would add one that nobody is told of.
+        callbacks.append(keras.callbacks.History())  # Keras would add one that nobody can see.
     fit = RunningFit(callbacks)
     for callback in told:
         callback.fit = fit

@@ -91,7 +91,7 @@ def resize(
 def _between_two(image: np.ndarray, size: tuple[int, int], box: tuple | None) -> np.ndarray:
     """Takes the two nearest pixels of each axis, bilinearly, however far apart they are taken.
 
-    Workers import no Keras, as `weights.positions` does, whose matrices know no box either.
+    Workers import no Keras, as `weights.positions` does, whose matrices support no box either.
     """
     left, top, right, bottom = box or (0, 0, image.shape[1], image.shape[0])
     result = image.astype("float64")

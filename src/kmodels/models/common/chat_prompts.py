@@ -69,8 +69,8 @@ class ChatPrompts:
             given = [*(["tools"] if tools is not None else []), *values]
             if given:
                 raise InputError(
-                    f"the chat format {form!r} knows no {', '.join(given)}; give the template of "
-                    "the checkpoint as chat_template="
+                    f"the chat format {form!r} does not support {', '.join(given)}; give "
+                    "the template of the checkpoint as chat_template="
                 )
             return self._prompt_ids([self._by_format(form, chat) for chat in chats])
         return [self._by_own(chat, tools, chat_template, values) for chat in chats]

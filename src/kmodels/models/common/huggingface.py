@@ -143,7 +143,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         fields: (path, description) to the fields of the config.
         table: (config, prefix) to the rules.
         prefixes: what may stand before a name, empty for a bare model.
-        heads: names of the output layer, left aside where it is the embedding table: some files
+        heads: names of the output layer, left out where it is the embedding table: some files
             hold that twice.
         other_parts: parts of multimodal models that the model here does not have.
     """

@@ -52,7 +52,7 @@ class OptionalInputs:
 def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
     """Returns the inputs as a dictionary, with None for a mask that is not given.
 
-    Keras' own warning tells of names that the model does not know; they are left out.
+    Keras' own warning lists names that the model does not have; they are left out.
 
     Raises:
         InputError: without token ids.

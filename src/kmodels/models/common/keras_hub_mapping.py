@@ -35,8 +35,8 @@ class KerasHubMapping:
             the name that keras-hub may put in front.
         pooled: where keras-hub's backbone pools, the settings of the task that it is here.
         inside: class of keras-hub to the attribute that holds such a backbone, of models that have
-            other parts, which are left aside.
-        ignored: attribute of a part of the backbone itself that is left aside.
+            other parts, which are left out.
+        ignored: attribute of a part of the backbone itself that is left out.
         copies: variables of keras-hub that are not weights of their own: what they are equal to, or
             None for what its layers compute.
         renamed: patterns for whole paths to the name in the table, for variables without one.

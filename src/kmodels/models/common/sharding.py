@@ -3,7 +3,7 @@
 Heads and MLP can be cut so that each pair of matmuls needs one all-reduce (Shoeybi et al. 2019,
 section 3), a decoder's vocabulary too, and the side of each matrix that all blocks share so that
 no device holds a whole one (Rajbhandari et al. 2020). The two matrices of an adapter are cut as the
-side of the kernel that they share, a kernel in few bits as the one that it stands for. Patterns
+side of the kernel that they share, a quantized kernel as the one that it stands for. Patterns
 match whole paths.
 """
 

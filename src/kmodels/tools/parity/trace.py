@@ -93,7 +93,7 @@ def _child(options: ParityOptions, side: Side, stack: ExitStack) -> Child:
 
 
 def _checked(ask: Callable[..., Any], **request: object) -> dict[str, Any]:
-    """Returns an answer; a child that failed is the user's to hear of in one line."""
+    """Returns an answer; a child that failed becomes an error of one line."""
     try:
         return ask(**request)
     except ChildError as error:

@@ -78,7 +78,7 @@ class StepCallbacks(keras.callbacks.CallbackList):
         super().__init__(callbacks, add_history=True, add_progbar=False, model=model, **params)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Tells of the step."""
+        """Passes the step to the callbacks."""
         for callback in self.callbacks:
             callback.on_train_batch_begin(batch)
 

@@ -1,6 +1,6 @@
 """Hugging Face directories of CLIP, SigLIP and SigLIP 2: their vision tower.
 
-Alone, with CLIP's projection, with a classifier, or beside the text tower, which is left aside.
+Alone, with CLIP's projection, with a classifier, or beside the text tower, which is left out.
 """
 
 import math

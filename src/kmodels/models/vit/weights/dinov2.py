@@ -87,7 +87,7 @@ def open_checkpoint(
     Args:
         path: path of the directory.
         description: the object in its config.json.
-        given: fields of the config that the user gives; `use_mask_token=False` leaves it aside.
+        given: fields of the config that the user gives; `use_mask_token=False` leaves it out.
         weights: False where only the architecture is wanted and no tensors need be there.
 
     Raises:
