@@ -1,4 +1,4 @@
-"""Teach a small Vision Transformer by what a larger one says about the pictures.
+"""Teach a small Vision Transformer by what a larger one says about the images.
 
     python recipes/distill.py
 
@@ -32,10 +32,10 @@ class Settings(recipe.Common):
     teacher_preset: str = flag(
         "vit_micro_patch2_8", "architecture of a teacher that is trained here"
     )
-    teacher_epochs: int = flag(20, "passes over the pictures for it", small=1)
+    teacher_epochs: int = flag(20, "passes over the images for it", small=1)
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
-    epochs: int = flag(20, "passes over the training pictures", small=2)
-    batch_size: int = flag(32, "pictures per step, over all devices")
+    epochs: int = flag(20, "passes over the training images", small=2)
+    batch_size: int = flag(32, "images per step, over all devices")
     temperature: float = flag(2.0, "logits are divided by it")
     share: float = flag(0.9, "of the teacher in the loss, the labels have the rest")
     # Optimizer

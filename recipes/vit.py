@@ -1,8 +1,8 @@
-"""Train a Vision Transformer to tell pictures apart.
+"""Train a Vision Transformer to tell images apart.
 
     python recipes/vit.py
 
-trains on handwritten digits (1,437 pictures of 8x8): on JAX, on two CPU cores, within a minute,
+trains on handwritten digits (1,437 images of 8x8): on JAX, on two CPU cores, within a minute,
 to a validation accuracy of 0.98, and as much on the test part. Others:
 
     python recipes/vit.py --preset vit_micro_patch7_28 \\
@@ -30,9 +30,9 @@ class Settings(recipe.Common):
     weights: str | None = flag(None, "start from the weights (and architecture) of this path")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
     image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    skip_bad: bool = flag(False, "leave unreadable pictures out, and list them")
-    epochs: int = flag(50, "passes over the training pictures", small=2)
-    batch_size: int = flag(32, "pictures per step, over all devices")
+    skip_bad: bool = flag(False, "leave unreadable images out, and list them")
+    epochs: int = flag(50, "passes over the training images", small=2)
+    batch_size: int = flag(32, "images per step, over all devices")
     remat: str = flag(
         "none", "compute again in place of keeping", choices=("none", "block", "attention", "mlp")
     )
@@ -51,7 +51,7 @@ class Settings(recipe.Common):
     dropout: float | None = flag(None, "rate within the blocks; the preset's by default")
     drop_path: float | None = flag(None, "stochastic depth of the last block, likewise")
     head_dropout: float | None = flag(None, "rate in front of the classifier, likewise")
-    flip: bool = flag(False, "mirror pictures at random")
+    flip: bool = flag(False, "mirror images at random")
     pad: int = flag(0, "pad by so many pixels and crop at random")
     crop: float | None = flag(None, "instead crop at least this share of the area, such as 0.25")
     rand_augment: str | None = flag(None, "operations and strength of RandAugment, such as 2,9")
@@ -95,7 +95,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     for file, reason in data.skipped:
         recipe.say(f"left out {file}: {reason}")
     if data.skipped:
-        recipe.say(f"{len(data.skipped)} pictures left out")
+        recipe.say(f"{len(data.skipped)} images left out")
 
     # === Model ===
     recipe.working(f"building {origin}")

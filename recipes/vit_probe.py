@@ -1,4 +1,4 @@
-"""Find out how much the features of a Vision Transformer tell about pictures.
+"""Find out how much the features of a Vision Transformer tell about images.
 
     python recipes/vit_probe.py --weights PATH --data folder:PATH
 
@@ -7,7 +7,7 @@ own) and asks the nearest neighbours and a linear probe of its frozen features. 
 
     --tune lora     or     --tune full
 
-the same pictures also train adapters, or all weights. A table and probe.png show what each way
+the same images also train adapters, or all weights. A table and probe.png show what each way
 reaches. The weights are new without --weights: the bar that any pretraining has to clear.
 
     python recipes/vit.py --preset vit_micro_patch7_28 \\
@@ -37,19 +37,19 @@ class Settings(recipe.Common):
     weights: str | None = flag(None, "the weights (and architecture) of this path")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
     image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    skip_bad: bool = flag(False, "leave unreadable pictures out, and list them")
+    skip_bad: bool = flag(False, "leave unreadable images out, and list them")
     pooling: str | None = flag(None, "token | gap | token_gap | map; the checkpoint's by default")
-    neighbours: int = flag(20, "pictures that vote")
+    neighbours: int = flag(20, "images that vote")
     tune: str = flag("none", "what is trained besides", choices=("none", "lora", "full"))
     # Of --tune
     rank: int = flag(8, "of the adapters")
-    epochs: int = flag(10, "passes over the training pictures", small=1)
-    batch_size: int = flag(32, "pictures per step, over all devices")
+    epochs: int = flag(10, "passes over the training images", small=1)
+    batch_size: int = flag(32, "images per step, over all devices")
     learning_rate: float = flag(1e-3, "highest learning rate; a tenth of it suits --tune full")
     warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    flip: bool = flag(False, "mirror pictures at random")
+    flip: bool = flag(False, "mirror images at random")
 
 
 # Settings that a resumed run must share with the one it continues.

@@ -114,7 +114,7 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monke
     monkeypatch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
     arguments = ["--weights", str(base), "--data", str(data), *ARGUMENTS, *ONCE, "--samples", "0"]
     assert recipe.main([*arguments, "--out", str(tmp_path)]) == 143
-    assert "stopped at step 3 by signal 15; go on with --resume" in capsys.readouterr().err
+    assert "stopped at step 3 by signal 15; continue with --resume" in capsys.readouterr().err
     assert recipe.main(["--resume", "--out", str(tmp_path)]) == 0
     expected, found = result(whole), result(tmp_path)
     assert found["step_losses"] == expected["step_losses"]
@@ -194,7 +194,7 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
         ),
         (["--sequence-length", "1"], "sequence_length is 1; give a whole number from 2 on"),
         (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
-        (["--targets", "query,keys"], "LoRA target 'keys' is no linear layer of this model"),
+        (["--targets", "query,keys"], "LoRA target 'keys' is not a linear layer of this model"),
         (["--weights", "no/such"], "there is no file or directory no/such"),
         (["--samples", "-1"], "--samples is -1; give at least 0"),
         (["--data", "latin.jsonl"], "latin.jsonl line 2: not UTF-8 at byte 18"),

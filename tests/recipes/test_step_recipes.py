@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-# 48 pictures in batches of 8, 6 steps to an epoch.
+# 48 images in batches of 8, 6 steps to an epoch.
 DISTILL = (
     *("--preset", "vit_debug", "--teacher-preset", "vit_debug", "--layers", "1"),
     *("--data", "synthetic:48", "--batch-size", "8", "--teacher-epochs", "1", "--epochs", "2"),
@@ -49,7 +49,7 @@ def test_a_student_learns_what_its_teacher_says(tmp_path, capsys):
     assert teacher.backbone.config.num_layers == 2
     assert student.backbone.config.num_layers == 1
     assert found["parameters"] == student.count_params() < teacher.count_params()
-    # Evaluated anew from the checkpoint, which holds the step; the teacher is not trained again.
+    # Evaluated again from the checkpoint, which holds the step; the teacher is not trained again.
     assert "teacher: validation accuracy" in " ".join(capsys.readouterr().out.split())
     assert recipe.main([*DISTILL, "--out", str(out), "--evaluate"]) == 0
     again = json.loads((out / "evaluation.json").read_text())["metrics"]

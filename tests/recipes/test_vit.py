@@ -17,7 +17,7 @@ KEYS = """
     recipe backend versions device precision preset parameters trainable_parameters steps
     epochs metrics samples_per_s step_ms_median compile_s peak_memory_mb wait_for_data_share
     overrides weights_digest step_losses"""
-# 48 pictures in batches of 8: epochs of 6 steps.
+# 48 images in batches of 8: epochs of 6 steps.
 SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8", "--dropout", "0.1")
 
 
@@ -67,7 +67,7 @@ def test_a_run_leaves_its_files(whole):
 
 
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, capsys):
-    """Cut in the middle of an epoch and at its last step: dropout, order, MixUp and EMA go on."""
+    """Cut in the middle of an epoch and at its last step: dropout, order, MixUp, EMA continue."""
     from kmodels.runs import runner
 
     arguments = [*SMALL, "--epochs", "2", "--steps", "10", "--ema", "0.5", "--mixup", "0.2"]
@@ -86,7 +86,7 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, caps
     assert "--resume finds no run of vit with a checkpoint in" in capsys.readouterr().err
     out = Path("runs") / "first"
     assert recipe.main([*arguments, "--out", str(out)]) == 143
-    assert "stopped at step 3 by signal 15; go on with --resume" in capsys.readouterr().err
+    assert "stopped at step 3 by signal 15; continue with --resume" in capsys.readouterr().err
     # The other settings are those of the run.
     assert recipe.main(["--resume", "--out", str(out)]) == 143
     # Without a directory it is the newest run of this recipe.
@@ -95,7 +95,7 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, caps
         (out.parent / name / "config.json").write_text(json.dumps({"recipe": other}))
         os.utime(out.parent / name / "checkpoints" / "step_00000001", (1, 1))
     assert recipe.main(["--resume"]) == 0
-    assert f"--resume goes on with {out}, the newest run of vit" in capsys.readouterr().out
+    assert f"--resume continues with {out}, the newest run of vit" in capsys.readouterr().out
     with (out / "history.csv").open() as file:
         speeds = [row["samples_per_s"] for row in csv.DictReader(file) if row["row"] == "epoch"]
     # All steps of the first epoch were those of former processes.

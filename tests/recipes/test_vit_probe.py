@@ -54,7 +54,7 @@ def test_what_a_probe_cannot_do_is_said_in_one_line(recipe, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert "--evaluate has no meaning here" in error("--evaluate")
-    assert "neighbours is 65; there are 64 pictures" in error("--neighbours", "65")
+    assert "neighbours is 65; there are 64 images" in error("--neighbours", "65")
 
 
 def test_neighbours_vote_as_they_are_near():
@@ -68,7 +68,7 @@ def test_neighbours_vote_as_they_are_near():
         for i in sorted(range(30), key=lambda i: -cosines[i])[:6]:
             expected[labels[i]] += np.exp(cosines[i] / 0.5)
         np.testing.assert_allclose(shares, expected / expected.sum(), atol=1e-12)
-    with pytest.raises(InputError, match="neighbours is 31; there are 30 pictures"):
+    with pytest.raises(InputError, match="neighbours is 31; there are 30 images"):
         probe.neighbours(known, labels, asked, 4, number=31)
 
 

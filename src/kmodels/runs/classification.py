@@ -1,4 +1,4 @@
-"""Results of a classification run: metrics, pictures with predictions, confusions."""
+"""Results of a classification run: metrics, images with predictions, confusions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +48,7 @@ def report(
         runner: of the training; None where there was an evaluation alone.
         validation: batches of `data.validation`.
         test: batches of `data.test`.
-        preprocessor: saved with the model, for pictures as they come.
+        preprocessor: saved with the model, for images as they come.
 
     Returns:
         The content of result.json.

@@ -42,7 +42,7 @@ class Common:
     workers: int = flag(0, "processes that prepare batches")
     seed: int = flag(0, "of first weights, order, augmentation and dropout")
     out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
-    resume: bool = flag(False, "go on from the newest checkpoint in --out, or of the newest run")
+    resume: bool = flag(False, "continue from the newest checkpoint in --out, or of the newest run")
     evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
     checkpoint_every: str = flag("0", "steps between checkpoints, or 300s; 0 makes one per epoch")
     keep: int = flag(2, "newest checkpoints to keep")
@@ -60,7 +60,7 @@ def parse(
     """Returns settings from the command line.
 
     Flags that are not given are those of the run in --out after --resume or --evaluate. --resume
-    alone goes on with the newest run of the recipe.
+    alone continues with the newest run of the recipe.
 
     Args:
         settings: a dataclass whose fields are made by `flag`.
@@ -71,7 +71,7 @@ def parse(
 
     Raises:
         InputError: for an unknown flag or a value that does not fit, or where there is no run to
-            go on with.
+            continue with.
     """
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
@@ -171,12 +171,12 @@ def _newest_run(recipe: str) -> str:
             "give its directory by --out"
         )
     out = max(found)[1]
-    print(f"--resume goes on with {out}, the newest run of {recipe}", flush=True)
+    print(f"--resume continues with {out}, the newest run of {recipe}", flush=True)
     return out
 
 
 def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings of the run that is gone on with, less what belongs to one call."""
+    """Returns settings of the run that is continued, less what belongs to one call."""
     found = _read(file) if file.exists() else {}
     return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
 

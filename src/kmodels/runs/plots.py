@@ -1,7 +1,7 @@
 """curves.png, predictions.png, confusion.png and probe.png, where Matplotlib is installed.
 
-It comes with `kmodels[plots]` and is imported when a picture is drawn. Without it a line says that
-pictures are left out.
+It comes with `kmodels[plots]` and is imported when a figure is drawn. Without it a line says that
+figures are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ _TRAIN, _HELD_OUT, _WRONG = "#4477aa", "#cc6677", "#bb3333"
 
 
 def installed() -> bool:
-    """Returns whether pictures can be drawn."""
+    """Returns whether figures can be drawn."""
     return find_spec("matplotlib") is not None
 
 
 def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
-    """Leaves a picture out where there is nothing to draw it with."""
+    """Leaves a figure out where there is nothing to draw it with."""
 
     @wraps(draw)
     def run(path: Path, *given: Any) -> None:
@@ -47,7 +47,7 @@ def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
 
 @cache
 def _say_left_out() -> None:
-    print(f"pictures are left out, as Matplotlib is not installed: {EXTRA}")
+    print(f"figures are left out, as Matplotlib is not installed: {EXTRA}")
 
 
 @_drawn
@@ -85,7 +85,7 @@ def predictions(
     probabilities: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """Draws held-out pictures with what the model says; wrong answers in red, with the right one.
+    """Draws held-out images with what the model says; wrong answers in red, with the right one.
 
     Args:
         path: the file to write.
@@ -164,7 +164,7 @@ def probe(
     Args:
         path: the file to write.
         scores: accuracy by way.
-        features: (n, D) of held-out pictures; the first two principal components of their
+        features: (n, D) of held-out images; the first two principal components of their
             directions are drawn, which is what neighbours go by.
         labels: int (n,).
         names: of the classes.

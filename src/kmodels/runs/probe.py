@@ -21,7 +21,7 @@ __all__ = [
     "principal_components",
 ]
 
-# Strengths of regularisation among which the held-out pictures choose.
+# Strengths of regularisation among which the held-out images choose.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 # Queries whose similarities are in memory at once.
 CHUNK = 1024
@@ -30,14 +30,14 @@ MAPPED, MAP_WIDTH, MAP_HEIGHT = 500, 600, 340
 
 
 def features(model: "keras.Model", batches: Any) -> np.ndarray:
-    """Returns what a model without a head gives for pictures.
+    """Returns what a model without a head gives for images.
 
     Args:
         model: gives (B, D).
         batches: a `training.WholeBatches`.
 
     Returns:
-        float32 (n, D), in the order of the pictures.
+        float32 (n, D), in the order of the images.
     """
     found = np.asarray(model.predict(batches, verbose=0), "float32")
     return found[: batches.samples]
@@ -49,7 +49,7 @@ def compare(
     classes: int,
     number: int = 20,
 ) -> tuple[dict[str, dict[str, float]], float]:
-    """Returns the accuracy of neighbours and the linear probe on unseen pictures.
+    """Returns the accuracy of neighbours and the linear probe on unseen images.
 
     Args:
         held: features (n, D) of the parts "train", "val" and "test".
@@ -61,7 +61,7 @@ def compare(
         Accuracy by part for "knn" and "linear", and the strength that `linear` chose.
 
     Raises:
-        InputError: for more neighbours than there are pictures.
+        InputError: for more neighbours than there are images.
     """
     known, names = held["train"], labels["train"]
 
@@ -84,7 +84,7 @@ def neighbours(
     """Votes of the nearest by cosine, the nearer the more (Wu et al. 2018; Caron et al. 2021, 4.1).
 
     Args:
-        known: (n, D) features of pictures whose class is known.
+        known: (n, D) features of images whose class is known.
         labels: int (n,), their classes.
         asked: (m, D) features.
         classes: of which there are so many.
@@ -99,7 +99,7 @@ def neighbours(
     """
     check_whole("neighbours", number)
     if number > len(known):
-        raise InputError(f"neighbours is {number}; there are {len(known)} pictures to choose from")
+        raise InputError(f"neighbours is {number}; there are {len(known)} images to choose from")
     known, asked = _unit(known), _unit(asked)
     votes = np.zeros((len(asked), classes))
     for start in range(0, len(asked), CHUNK):

@@ -42,14 +42,14 @@ class Runner(keras.callbacks.Callback):
             `set_epoch(epoch, skip)`. All batches have one size.
         validation: what `fit` takes as `validation_data`, or None.
         schedule: the optimizer's learning rate; it knows the steps of the whole run.
-        batch_size: pictures per batch.
+        batch_size: images per batch.
         log_every: steps between two fetches of the losses.
         checkpoint_every: steps between two checkpoints, or seconds as in "300s"; 0 makes one after
             each epoch.
         keep: newest checkpoints that stay, with the best.
         best: log of an epoch whose best checkpoint stays, or None.
         settings: plain values that a resumed run must share; kept in state.json.
-        resume: goes on from the newest checkpoint that verifies.
+        resume: continues from the newest checkpoint that verifies.
         origin: where frozen weights came from; kept in state.json with their hash.
         log_to: experiment tracker that gets the rows of history.csv, a key of `trackers.MODULES`.
         config: settings that the tracker shows.
@@ -109,7 +109,7 @@ class Runner(keras.callbacks.Callback):
             settings=settings,
         )
         self.checkpoint.run.before_save = self._flush
-        self.checkpoint.run.how_to_go_on = "go on with --resume"
+        self.checkpoint.run.how_to_go_on = "continue with --resume"
         if self.checkpoint.prepare(model, self.steps_per_epoch) is None and resume:
             directory = console.short(self.checkpoint.directory)
             console.say(f"no checkpoint in {directory}; starting from the beginning")
@@ -251,7 +251,7 @@ class Runner(keras.callbacks.Callback):
 
     @property
     def samples_per_s(self) -> float:
-        """Pictures per second of training here, without the first step and evaluation."""
+        """Images per second of training here, without the first step and evaluation."""
         steps, seconds = map(sum, zip(*self._steady(), strict=True))
         return steps * self.batch_size / max(seconds, 1e-9)
 
