@@ -19,7 +19,7 @@ _PICTURES = 32
 
 
 def facts(source: str, data: Any) -> dict[str, Any]:
-    """Returns what `kmodels.runs.recipe.introduce` tells of images.
+    """Returns what `kmodels.runs.recipe.introduce` says about images.
 
     Args:
         source: what was given as --data.

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What `introduce` was told of the data, or the setting alone."""
+        """What `introduce` said about the data, or only the setting."""
         return self.notes.get("data") or {"source": self.settings.get("data")}
 
     @property
