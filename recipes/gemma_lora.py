@@ -86,10 +86,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.check_fractions(settings, "warmup", "held_out")
     import keras
 
-    from kmodels import training
+    from kmodels import presets, training
     from kmodels.layers import rematerialize
     from kmodels.lora import LoraSettings
-    from kmodels.models import GemmaCausalLM
     from kmodels.runs import plots, results
     from kmodels.text import TextLoader, demo, read_records
 
@@ -128,7 +127,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     else:
         origin = settings.weights
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
-    model = GemmaCausalLM.from_preset(origin, dtype=settings.precision)
+    model = presets.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
         raise recipe.InputError(
             f"{origin} holds no tokenizer; put tokenizer.json beside the weights"

@@ -11,7 +11,13 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
+from kmodels.models import (
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    Qwen3CausalLM,
+    Qwen3CausalLMPreprocessor,
+    ViTBackbone,
+)
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 
@@ -52,6 +58,15 @@ def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "data.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:20]))
     return path
+
+
+@pytest.fixture(scope="module")
+def qwen(references, tmp_path_factory):
+    """A directory with a small Qwen 3 and its tokenizer."""
+    out = tmp_path_factory.mktemp("qwen") / "qwen"
+    text = Qwen3CausalLMPreprocessor.from_preset(references / "qwen3" / "tokenizer")
+    Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=text).save_to_preset(out)
+    return out
 
 
 def result(folder):
@@ -120,6 +135,15 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monke
     assert found["step_losses"] == expected["step_losses"]
     assert found["weights_digest"] == expected["weights_digest"]
     assert found["metrics"] == pytest.approx(expected["metrics"])
+
+
+def test_a_qwen_3_is_trained_too(recipe, qwen, data, tmp_path):
+    run = ["--weights", str(qwen), "--data", str(data), *ARGUMENTS, "--steps", "2", "--samples", "1"]
+    assert recipe.main([*run, "--out", str(tmp_path)]) == 0
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert "Qwen3" in json.dumps(config)
+    losses = result(tmp_path)["step_losses"]
+    assert len(losses) == 2 and losses[1] != losses[0]
 
 
 # Each flag at least once, in as few runs as tell them apart: quantised bases are not merged, DoRA
@@ -196,6 +220,7 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
         (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
         (["--targets", "query,keys"], "LoRA target 'keys' is not a linear layer of this model"),
         (["--weights", "no/such"], "there is no file or directory no/such"),
+        (["--weights", "vit"], "vit holds a ViTBackbone, which writes no text; give a Gemma or"),
         (["--samples", "-1"], "--samples is -1; give at least 0"),
         (["--data", "latin.jsonl"], "latin.jsonl line 2: not UTF-8 at byte 18"),
         (["--data", "text.jsonl"], "text.jsonl line 2: not JSON at column 1"),
@@ -209,6 +234,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     good = json.dumps({"instruction": "a", "response": "b"}) + "\n"
     Path("one.jsonl").write_text(good)
+    if "vit" in arguments:
+        ViTBackbone.from_preset("vit_debug").save_to_preset("vit")
     Path("latin.jsonl").write_bytes(good.encode() + b'{"instruction": "\xe9"}\n')
     Path("text.jsonl").write_text(good + "no object\n")
     Path("long.jsonl").write_text(good + json.dumps({"text": "a" * 10 * 2**20}) + "\n")

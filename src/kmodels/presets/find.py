@@ -67,6 +67,20 @@ def class_of(preset: str | Path) -> type:
     return family.tasks[0] if headed else family.backbone
 
 
+def causal_lm_of(preset: str | Path) -> type:
+    """Returns the class of the language model at a path, such as `GemmaCausalLM`.
+
+    Raises:
+        InputError: as `class_of`, and for a model that does not generate text.
+    """
+    cls = class_of(preset)
+    if not hasattr(cls, "generate"):
+        raise InputError(
+            f"{preset} holds a {cls.__name__}, which writes no text; give a Gemma or a Qwen 3"
+        )
+    return cls
+
+
 def named(cls: type) -> dict[str, dict[str, Any]]:
     """Returns the registered names that a class can be made from, each with its fields.
 
