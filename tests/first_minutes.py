@@ -34,14 +34,17 @@ class Use:
     code: int = 0
     says: str = ""
     backend: str | None = None
+    typed: str = ""
 
 
 RIGHT = (
     Use("kmodels --version", says="kmodels "),
-    Use("kmodels vit --epochs 4", says="results in"),
-    Use("kmodels vit --epochs 4", says="results in"),
+    Use("kmodels vit --epochs 4", says="report.html"),
+    Use("kmodels vit --epochs 4", says="report.html"),
     Use("kmodels doctor"),
     Use("kmodels report RUN", says="report.html"),
+    Use("python -c MODEL", says="saved"),
+    Use("kmodels chat tiny --max-new-tokens 8", typed="Hello\n"),
     Use("python -c IMPORT", says="ViTBackbone"),
 )
 WRONG = (
@@ -65,6 +68,22 @@ WRONG = (
     Use("kmodels vitt", 2, "Did you mean 'vit'?"),
 )
 IMPORT = "import kmodels; print(*[n for n in dir(kmodels.models) if n == 'ViTBackbone'])"
+
+# A Gemma that is small and has learnt nothing, with a tokenizer of its own.
+MODEL = """
+from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
+from kmodels.text import demo
+from kmodels.text.training import train_tokenizer
+
+tokenizer = train_tokenizer(demo.texts(), 500)
+model = GemmaCausalLM.from_preset(
+    "gemma3_debug",
+    vocabulary_size=tokenizer.vocabulary_size(),
+    preprocessor=GemmaCausalLMPreprocessor(tokenizer),
+)
+model.save_to_preset("tiny")
+print("saved")
+"""
 
 
 def build_wheel(python: Path, folder: Path) -> Path:
@@ -104,13 +123,14 @@ def run(use: Use, programs: Path, home: Path, folder: Path, backend: str | None)
     if chosen is not None:
         known["KERAS_BACKEND"] = chosen
     newest = max((folder / "runs").glob("*"), default=folder)
-    words = [{"RUN": str(newest), "IMPORT": IMPORT}.get(word, word) for word in use.words.split()]
+    known_words = {"RUN": str(newest), "IMPORT": IMPORT, "MODEL": MODEL}
+    words = [known_words.get(word, word) for word in use.words.split()]
     begun = time.monotonic()
     done = subprocess.run(
         [str(programs / words[0]), *words[1:]],
         env=known,
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        input=use.typed,
         capture_output=True,
         text=True,
         timeout=SECONDS,
