@@ -115,6 +115,7 @@ def test_links_lead_to_pages(site):
 def test_a_browser_shows_all_of_a_page(site, page, width, tmp_path):
     seen = look(site / f"{page}.html", width, tmp_path)
     assert seen["page"] <= width and seen["beyond"] == []
+    assert seen["smallest"] >= 11
     assert all(natural > 100 for _, natural, _ in seen["pictures"]), seen["pictures"]
     if page.startswith("benchmarks"):
         assert seen["pictures"]
