@@ -138,8 +138,8 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monke
 
 
 def test_a_qwen_3_is_trained_too(recipe, qwen, data, tmp_path):
-    run = ["--weights", str(qwen), "--data", str(data), *ARGUMENTS, "--steps", "2", "--samples", "1"]
-    assert recipe.main([*run, "--out", str(tmp_path)]) == 0
+    run = ["--weights", str(qwen), "--data", str(data), "--steps", "2", "--samples", "1"]
+    assert recipe.main([*run, *ARGUMENTS, "--out", str(tmp_path)]) == 0
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert "Qwen3" in json.dumps(config)
     losses = result(tmp_path)["step_losses"]

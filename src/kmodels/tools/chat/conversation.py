@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmodels import presets
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import check_whole
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.models.common.causal_lm import CausalLM
