@@ -99,7 +99,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.check_fractions(settings, "warmup", "held_out")
     if settings.beta <= 0:
         raise recipe.InputError(f"--beta is {settings.beta}; give a number above 0, such as 0.1")
-    from kmodels import presets, training
+    from kmodels import training
     from kmodels.data import order
     from kmodels.runs import plots, results
     from kmodels.text import TextLoader
@@ -119,7 +119,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         recipe.say("demonstration: a small Gemma trained here, without Google's weights")
         first_training(settings, pairs).save_to_preset(origin)
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
-    model = presets.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
+    model = recipe.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
         raise recipe.InputError(
             f"{origin} holds no tokenizer; put tokenizer.json beside the weights"

@@ -86,7 +86,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.check_fractions(settings, "warmup", "held_out")
     import keras
 
-    from kmodels import presets, training
+    from kmodels import training
     from kmodels.layers import rematerialize
     from kmodels.lora import LoraSettings
     from kmodels.runs import plots, results
@@ -127,7 +127,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     else:
         origin = settings.weights
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
-    model = presets.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
+    model = recipe.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
         raise recipe.InputError(
             f"{origin} holds no tokenizer; put tokenizer.json beside the weights"

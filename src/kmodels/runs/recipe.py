@@ -30,6 +30,7 @@ __all__ = [
     "Folder",
     "InputError",
     "at_least",
+    "causal_lm_of",
     "check_backend",
     "check_fractions",
     "flag",
@@ -74,6 +75,13 @@ def prepare(settings: Any) -> None:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
     keras_internals.set_random_seed(settings.seed)
     working(None)
+
+
+def causal_lm_of(path: Any) -> type:
+    """Returns the class of the language model at a path, such as `GemmaCausalLM`."""
+    from kmodels import presets
+
+    return presets.causal_lm_of(path)
 
 
 def parallelize(model: "keras.Model") -> Any:

@@ -34,8 +34,8 @@ class DDPTrainer:
         for loss in _losses(model):
             if getattr(loss, "reduction", None) not in (*_MEANS, None):
                 raise InputError(
-                    f"the loss {loss.name} has the reduction {loss.reduction!r}, which the parts "
-                    f"of a batch do not know; give it {_MEANS[0]!r}"
+                    f"the loss {loss.name} has the reduction {loss.reduction!r}, which parts "
+                    f"of a batch cannot compute; give it {_MEANS[0]!r}"
                 )
         _check_same(self.facts(model))
 
