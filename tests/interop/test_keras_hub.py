@@ -218,7 +218,7 @@ def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
     with pytest.raises(InputError, match="is not a directory"):
         interop.from_hub(tmp_path / "absent")
     ours.backbone.export_to_transformers(tmp_path / "hugging_face")
-    with pytest.raises(InputError, match=r"no preset of keras-hub.*from_preset reads"):
+    with pytest.raises(InputError, match=r"is not a preset of keras-hub.*from_preset reads"):
         interop.from_hub(tmp_path / "hugging_face")
 
 
