@@ -62,7 +62,7 @@ WRONG = (
     Use("kmodels report empty", 2, "holds no run"),
     Use("kmodels gemma --data broken.jsonl", 2, "line 1: not JSON"),
     Use("kmodels gemma --data empty", 2, "Is a directory"),
-    Use("kmodels convert nowhere out.onnx --to onnx", 2, "pip install 'kmodels[export]'"),
+    Use("kmodels convert nowhere out.onnx --to onnx", 2, "onnx"),
     Use("kmodels convert nowhere out --to onxx", 2, "choose one of hf, timm"),
     Use("kmodels plan", 2, "--preset"),
     Use("kmodels vitt", 2, "Did you mean 'vit'?"),
