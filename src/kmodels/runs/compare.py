@@ -70,7 +70,7 @@ class Comparison:
     def settings(self) -> Rows:
         """Settings in which the runs differ, and where they do the recipe and the backend."""
         held = [
-            {"recipe": run.recipe, "backend": _backend(run), "device": _device(run), **run.settings}
+            {"recipe": run.recipe, "backend": run.backend, "device": run.device, **run.settings}
             for run in self.runs
         ]
         names = dict.fromkeys(name for settings in held for name in settings)
@@ -164,18 +164,10 @@ def _cell(text: str, best: bool = False) -> dict[str, Any]:
     return {"text": text, "best": best}
 
 
-def _backend(run: Run) -> str | None:
-    return run.notes.get("backend") or run.result.get("backend")
-
-
-def _device(run: Run) -> str | None:
-    return run.notes.get("device") or run.result.get("device")
-
-
 def _summary(run: Run) -> str:
     began = "" if run.started is None else render.date(run.started)
     state = "" if run.finished else "not finished"
-    return ", ".join(filter(None, (began, f"{_backend(run)} on {_device(run)}", state)))
+    return ", ".join(filter(None, (began, f"{run.backend} on {run.device}", state)))
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a run says: lines that wrap at words, and what it is busy with while it is silent."""
+"""Prints what a run says, wrapped at words, and what it is busy with while it is silent."""
 
 import shutil
 import sys
@@ -11,6 +11,8 @@ from typing import Any
 
 # Longer lines are hard to read, whatever the width of the terminal.
 MOST_COLUMNS = 100
+# Parts of the data, in the order in which they are shown, and how Keras' logs of them begin.
+PREFIXES = {"training": "", "validation": "val_", "test": "test_"}
 # What takes less time is not worth a line.
 SILENT_SECONDS = 1.0
 
@@ -84,13 +86,19 @@ def say_metrics(metrics: Mapping[str, float]) -> None:
     Args:
         metrics: Keras' log names, "val_" or "test_" in front of those of held-out data.
     """
-    parts = {"val_": "validation", "test_": "test", "": "training"}
-    rows: dict[str, list[str]] = {}
-    for name, value in metrics.items():
-        prefix = next(part for part in parts if name.startswith(part))
-        rows.setdefault(prefix, []).append(f"{name.removeprefix(prefix)} {value:.4f}")
-    order = sorted(rows, key=("", "val_", "test_").index)
-    say_facts("\nresult", {parts[prefix]: "  ".join(rows[prefix]) for prefix in order})
+    rows: dict[str, list[str]] = {part: [] for part in PREFIXES}
+    for log, value in metrics.items():
+        part, name = part_and_name(log)
+        rows[part].append(f"{name} {value:.4f}")
+    say_facts("\nresult", {part: "  ".join(texts) for part, texts in rows.items()})
+
+
+def part_and_name(log: str) -> tuple[str, str]:
+    """Returns the part of the data that a log of Keras is about, and the log's name without it."""
+    part = next(
+        (part for part, prefix in PREFIXES.items() if prefix and log.startswith(prefix)), ""
+    )
+    return (part, log.removeprefix(PREFIXES[part])) if part else ("training", log)
 
 
 def working(text: str | None) -> None:

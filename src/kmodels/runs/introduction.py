@@ -1,4 +1,4 @@
-"""What a run says first and keeps in run.json: what is trained on what, where, by which call."""
+"""Says first, and keeps in run.json, what a run trains on what, where and by which call."""
 
 import math
 from collections.abc import Mapping

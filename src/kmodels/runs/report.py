@@ -75,14 +75,14 @@ def _content(run: Run) -> dict[str, Any]:
 
 def _summary(run: Run) -> str:
     """Says in a sentence or two what came out."""
-    result, said = run.result, []
+    said = []
     if (began := run.started) is not None:
         said.append(f"It ran on {render.date(began)}")
         if run.seconds is not None:
             said.append(f"for {console.seconds(run.seconds)}")
-    where = [run.notes.get(name) or result.get(name) for name in ("backend", "device", "precision")]
-    if where[0]:
-        said.append(("with " if said else "It ran with ") + f"{where[0]} on {where[1]}, {where[2]}")
+    if run.backend:
+        where = f"{run.backend} on {run.device}, {run.precision}"
+        said.append(("with " if said else "It ran with ") + where)
     text = " ".join(said) + "." if said else ""
     last = run.epochs[-1]["epoch"] if run.epochs else None
     if run.best is not None:
@@ -137,14 +137,13 @@ def _results(run: Run) -> dict[str, Any] | None:
 
 def by_part(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Returns the numbers of a row of an epoch, or of metrics, by part of the data and name."""
-    parts: dict[str, dict[str, float]] = {"training": {}, "validation": {}, "test": {}}
-    prefixes = {"val_": "validation", "test_": "test", "": "training"}
-    for name, value in row.items():
+    parts: dict[str, dict[str, float]] = {part: {} for part in console.PREFIXES}
+    for log, value in row.items():
         # Those of a probe are in its table.
-        told = name not in charts.NOT_METRICS and "_val_" not in name and "_test_" not in name
+        told = log not in charts.NOT_METRICS and "_val_" not in log and "_test_" not in log
         if told and isinstance(value, float):
-            prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
-            parts[prefixes[prefix]][name.removeprefix(prefix)] = value
+            part, name = console.part_and_name(log)
+            parts[part][name] = value
     return {part: scores for part, scores in parts.items() if scores}
 
 

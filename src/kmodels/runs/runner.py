@@ -315,7 +315,7 @@ class Runner(keras.callbacks.Callback):
 
     @property
     def _seconds_left(self) -> float:
-        """Of the run, as far as steps and validation were measured."""
+        """The seconds that the run has left, as far as steps and validation were measured."""
         if not self.trained_here:
             return 0.0
         steps = self.total_steps - self.step

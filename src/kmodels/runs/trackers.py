@@ -29,11 +29,11 @@ MODULES = {
     "mlflow": "mlflow",
     "trackio": "trackio",
 }
-_open: list["Tracker"] = []
+_open: "Tracker | None" = None
 
 
 class Tracker(Protocol):
-    """What a tracker of one run does.
+    """A tracker of one run.
 
     Attributes:
         run_id: what the tracker calls the run.
@@ -83,6 +83,7 @@ def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tr
     Raises:
         InputError: where the tracker refuses, as without an account.
     """
+    global _open
     check(name)
     known = _read(folder / ID_FILE)
     try:
@@ -92,7 +93,7 @@ def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tr
         raise InputError(f"--log-to {name} cannot start: {said}") from error
     text = json.dumps({**known, name: tracker.run_id}, indent=1) + "\n"
     atomic_write(folder / ID_FILE, lambda path: path.write_text(text))
-    _open.append(tracker)
+    _open = tracker
     return tracker
 
 
@@ -115,17 +116,23 @@ def finish(folder: Path) -> None:
     Args:
         folder: folder of the run.
     """
-    while _open:
+    if _open is not None:
         found = _read(folder / "result.json")
         metrics = {f"result/{name}": value for name, value in found.get("metrics", {}).items()}
-        _open[-1].log(metrics, found.get("steps", 0))
-        _open.pop().finish(0)
+        _open.log(metrics, found.get("steps", 0))
+        _end(0)
 
 
 def give_up() -> None:
     """Ends the tracker's run of a process that failed or was stopped, if any."""
-    while _open:
-        _open.pop().finish(1)
+    _end(1)
+
+
+def _end(code: int) -> None:
+    global _open
+    tracker, _open = _open, None
+    if tracker is not None:
+        tracker.finish(code)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ OF_A_CALL = ("out", "resume", "evaluate")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a recipe left in its folder; what is missing is empty.
+    """The files that a recipe left in its folder; those that are missing are empty.
 
     Attributes:
         folder: where it is.
@@ -48,8 +48,23 @@ class Run:
         return self._first("model", "preset") or self.settings.get("preset") or "run"
 
     @property
+    def backend(self) -> str | None:
+        """The backend of Keras."""
+        return self._first("backend")
+
+    @property
+    def device(self) -> str | None:
+        """The name of the device, and how many there were."""
+        return self._first("device")
+
+    @property
+    def precision(self) -> str | None:
+        """The dtype policy of the model."""
+        return self._first("precision")
+
+    @property
     def data(self) -> dict[str, Any]:
-        """What `introduce` said about the data, or only the setting."""
+        """The facts about the data that `introduce` noted, or only the setting."""
         return self.notes.get("data") or {"source": self.settings.get("data")}
 
     @property
@@ -69,14 +84,14 @@ class Run:
 
     @property
     def started(self) -> datetime | None:
-        """When the first part of it began, with the time zone of that machine."""
+        """The time when its first part began, with the time zone of that machine."""
         parts = self.notes.get("parts") or [{}]
         text = parts[0].get("started")
         return None if text is None else datetime.fromisoformat(text)
 
     @property
     def seconds(self) -> float | None:
-        """How long all of its parts took, as far as that is known."""
+        """The seconds that all of its parts took, as far as they are known."""
         known = [part["seconds"] for part in self.notes.get("parts", ()) if part["seconds"]]
         return sum(known) if known else None
 
