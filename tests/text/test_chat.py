@@ -1,5 +1,7 @@
 """Chat templates: ids, texts and masks of transformers' on dialogues of every kind."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -162,17 +164,38 @@ def test_replies_without_a_token_that_ends_them(gemma):
     assert learnt(tokenizer, MESSAGES[:2]) == [" Hello.\n"]
 
 
+def weather(place: str, days: int = 1) -> str:
+    """
+    Tells the weather.
+
+    Args:
+        place: Name of a town.
+        days: How many days ahead.
+    """
+    return place * days
+
+
 @pytest.mark.once
-def test_what_a_template_cannot_do_is_one_line(gemma):
+@pytest.mark.needs("transformers")
+def test_functions_as_tools_are_read_as_by_transformers(pair):
+    ours, theirs = pair
+    options = {"tools": [weather], "tokenize": False}
+    text = ours.apply_chat_template(MESSAGES[:1], **options)
+    assert text == theirs.apply_chat_template(MESSAGES[:1], **options)
+    with pytest.raises(InputError, match=r"no JSON schema: .*has no docstring"):
+        ours.apply_chat_template(MESSAGES[:1], tools=[lambda: 1])
+
+
+@pytest.mark.once
+def test_what_a_template_cannot_do_is_one_line(gemma, monkeypatch):
+    for module in ("transformers", "transformers.utils"):
+        monkeypatch.setitem(sys.modules, module, None)
     tokenizer = Tokenizer.from_file(gemma)
     tokenizer.chat_template = GEMMA2
     apply = tokenizer.apply_chat_template
     chat = MESSAGES[:1]
 
     upper = "{% filter upper %}{% generation %}a{% endgeneration %}{% endfilter %}"
-
-    def weather(place: str) -> str:
-        return place
 
     for call, message in (
         (lambda: apply([]), 'a chat is a list of {"role"'),

@@ -93,6 +93,14 @@ def check_backend() -> None:
         )
 
 
+def hide_log_lines() -> None:
+    """Hides what a backend logs about itself while it is imported: a command says its own."""
+    if os.environ.get(VARIABLE) == "tensorflow":
+        from kmodels.core.framework_internals import log_lines_tensorflow
+
+        log_lines_tensorflow.hide_information()
+
+
 def installed_backends() -> list[str]:
     """Returns the installed ones of jax, torch and tensorflow, in this order."""
     return [name for name in BACKENDS if find_spec(name)]

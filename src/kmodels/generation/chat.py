@@ -1,12 +1,12 @@
 """`chat`, for tasks whose preprocessor writes chats."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.text.chat_template import as_chats, is_chat
+from kmodels.text.chat_template import Tool, as_chats, is_chat
 from kmodels.weights import gather
 
 # As many as transformers' pipeline and its `transformers chat` add where nobody says.
@@ -22,7 +22,7 @@ class Chats:
     def chat(
         self,
         messages: Sequence[Any],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         *,
         chat_template: str | None = None,
         max_new_tokens: int = NEW_TOKENS,
@@ -41,7 +41,9 @@ class Chats:
             messages: {"role", "content"} of each message, or a list of such lists. Roles and what
                 else a message may hold are the template's matter; a last message of the role
                 "assistant" is continued.
-            tools: JSON schemas of functions that the model may call, for templates that know them.
+            tools: functions that the model may call, for templates that know them: their JSON
+                schemas, or Python functions with annotations and Google docstrings, which
+                transformers reads.
             chat_template: another template in Jinja's language, or the name of one of several.
             max_new_tokens: of a reply.
             stop_token_ids: end a reply; "auto" for the tokenizer's and the end of a turn.

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kmodels.core.backend_choice import hide_log_lines
 from kmodels.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def invoke(app: "typer.Typer", arguments: Sequence[str] | None, name: str) -> An
     """
     import typer
 
+    hide_log_lines()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return typer.main.get_command(app).main(words, prog_name=name, standalone_mode=False)

@@ -1,4 +1,7 @@
-"""history.csv: a row per step and one per epoch, on the disk soon after they happen."""
+"""history.csv: a row per step and one per epoch, on the disk soon after they happen.
+
+Every run has the columns of `COLUMNS`; metrics of its own follow, one column each.
+"""
 
 import csv
 from pathlib import Path
@@ -31,6 +34,7 @@ class History:
         writes: False keeps the rows in memory alone, as all but one process of a run do.
 
     Attributes:
+        columns: names of the columns, in the order of the file.
         tracker: experiment tracker that gets new rows too, or None.
     """
 
@@ -38,14 +42,17 @@ class History:
         self.path, self._writes = path, writes
         self.tracker: trackers.Tracker | None = None
         self.rows: list[dict[str, Any]] = []
+        self.columns = list(COLUMNS)
         if until and path.exists():
             with path.open(newline="") as file:
-                rows = [parsed for row in csv.DictReader(file) if (parsed := _parse(row))]
+                reader = csv.DictReader(file)
+                rows = [parsed for row in reader if (parsed := _parse(row))]
             self.rows = [
                 row
                 for row in rows
                 if (row["step"] <= until if row["row"] == "step" else row["epoch"] <= epochs)
             ]
+        self._add_columns(self.rows)
         if writes:
             atomic_write(path, self._rewrite)
 
@@ -54,9 +61,11 @@ class History:
         self.rows += rows
         if not self._writes:
             return
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-            writer.writerows([_text(row) for row in rows])
+        if self._add_columns(rows):
+            atomic_write(self.path, self._rewrite)
+        else:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerows([_text(row) for row in rows])
         if self.tracker is not None:
             trackers.log_rows(self.tracker, rows)
 
@@ -70,9 +79,15 @@ class History:
         """The rows of the epochs."""
         return [row for row in self.rows if row["row"] == "epoch"]
 
+    def _add_columns(self, rows: list[dict[str, Any]]) -> bool:
+        """Returns whether these rows brought columns that the file has not."""
+        known = len(self.columns)
+        self.columns = list(dict.fromkeys([*self.columns, *(name for row in rows for name in row)]))
+        return len(self.columns) > known
+
     def _rewrite(self, path: Path) -> None:
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows([_text(row) for row in self.rows])
 
@@ -86,6 +101,6 @@ def _parse(row: dict[str, str]) -> dict[str, Any] | None:
     try:
         parsed: dict[str, Any] = {"row": row["row"], "epoch": int(row["epoch"])}
         parsed["step"] = int(row["step"])
-        return parsed | {name: float(row[name]) for name in COLUMNS[3:] if row.get(name)}
+        return parsed | {name: float(row[name]) for name in row if name not in parsed and row[name]}
     except (ValueError, TypeError):
         return None  # The process was killed while it wrote this last row.

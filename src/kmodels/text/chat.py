@@ -9,7 +9,7 @@ import tokenizers
 from kmodels.core.errors import InputError
 from kmodels.text import chat_template as templates
 from kmodels.text import settings as described
-from kmodels.text.chat_template import Rendered, as_chats, is_chat
+from kmodels.text.chat_template import Rendered, Tool, as_chats, is_chat
 
 MODEL_ROLES = ("assistant", "model")
 # What transformers' method takes besides, and what does it here.
@@ -45,7 +45,7 @@ class ChatTokenizer:
         tokenize: bool = True,
         add_generation_prompt: bool = False,
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         continue_final_message: bool = False,
         return_dict: bool = False,
         return_assistant_tokens_mask: bool = False,
@@ -58,7 +58,9 @@ class ChatTokenizer:
             tokenize: gives ids; False the text.
             add_generation_prompt: opens the model's turn behind it.
             chat_template: another template, or the name of one of several.
-            tools: JSON schemas of functions, for templates that know them.
+            tools: functions that the model may call, for templates that know them: their JSON
+                schemas, or Python functions with annotations and Google docstrings, which
+                transformers reads.
             continue_final_message: leaves the last message open, to be continued.
             return_dict: gives {"input_ids", "attention_mask"}.
             return_assistant_tokens_mask: adds "assistant_masks" to these, 1 for the model's own
@@ -118,7 +120,7 @@ class ChatTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         **values: Any,
     ) -> Rendered:
         """Returns a chat as text, and where the model's own words stand in it.

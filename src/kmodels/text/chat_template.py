@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import jinja2
 import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 Span = tuple[int, int]
+# A function that a model may call: its JSON schema, or the function itself.
+Tool: TypeAlias = Mapping[str, Any] | Callable[..., Any]
 # The names under which a message may hold its reasoning; the first is the one templates read.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # The variable of a template that holds what stands around {% generation %} while it is looked for.
@@ -57,7 +59,7 @@ def as_chats(x: Sequence[Any]) -> tuple[list[Sequence[Mapping[str, Any]]], bool]
 
 
 def choose_template(
-    settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Mapping[str, Any]] | None
+    settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Tool] | None
 ) -> str:
     """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
 
@@ -149,6 +151,7 @@ def _render(
 ) -> str:
     special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
     special = {key: text for key, text in special.items() if text is not None}
+    values = {**values, "tools": _schemas(values.get("tools"))}
     given = {**special, **{key: _plain(value, key) for key, value in values.items()}}
     chat = [_message(message) for message in messages]
     if not chat:
@@ -162,6 +165,25 @@ def _render(
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"the chat template cannot write this chat: {reason}") from error
     return _before_tag(text, tag) if is_open else text
+
+
+def _schemas(tools: Any) -> Any:
+    """Returns tools with the JSON schema of each function, by its signature and docstring."""
+    if not isinstance(tools, list | tuple) or not any(map(callable, tools)):
+        return tools
+    try:
+        from transformers.utils import get_json_schema
+    except ImportError:
+        first = next(tool for tool in tools if callable(tool))
+        raise InputError(
+            f"tools holds the function {getattr(first, '__name__', first)!s}; give its JSON schema "
+            "or install transformers, which reads it from the function: pip install transformers"
+        ) from None
+    try:
+        return [get_json_schema(tool) if callable(tool) else tool for tool in tools]
+    except Exception as error:  # its own classes of errors, for docstrings and annotations
+        reason = " ".join(str(error).split())
+        raise InputError(f"a function among the tools has no JSON schema: {reason}") from error
 
 
 def _message(message: object) -> dict[str, Any]:
@@ -194,11 +216,6 @@ def _plain(value: Any, name: object) -> Any:
         return [_plain(part, name) for part in value]
     if isinstance(value, tuple):
         return tuple(_plain(part, name) for part in value)
-    if callable(value):
-        raise InputError(
-            f"{name} holds the function {getattr(value, '__name__', value)!s}; give its JSON "
-            "schema, as transformers.utils.get_json_schema writes it"
-        )
     raise InputError(
         f"{name} holds a {type(value).__name__}; a chat takes texts, numbers, lists and "
         "dictionaries alone"

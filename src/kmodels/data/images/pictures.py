@@ -20,7 +20,10 @@ class PictureError(InputError):
     """One image cannot be used; `reason` says why, without the name."""
 
     def __init__(self, name: str, reason: str):
-        super().__init__(f"{name}: {reason}; repair or remove it, or set skip_bad=True")
+        super().__init__(
+            f"{name}: {reason}; repair or remove it, or leave such images out with skip_bad=True "
+            "(--skip-bad in recipes)"
+        )
         self.name = name
         self.reason = reason
 
