@@ -42,8 +42,11 @@ def of_tensorboard(folder):
 
 def of_wandb(folder):
     """The records of its offline files, which lie in blocks as in LevelDB's log."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    # Its own process writes the files, and may do so after `finish`: here as when Python exits.
+    wandb.teardown()
     found, config = {}, {}
     for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
         content, place, body = path.read_bytes(), 7, b""
