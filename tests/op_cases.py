@@ -21,6 +21,11 @@ GROUPED = ((2, T, 4, H), (2, S, 2, H), (2, S, 2, H))
 ONE = ((2, 1, 4, H), (2, S, 2, H), (2, S, 2, H))
 SQUARE = ((2, S, 4, H), (2, S, 4, H), (2, S, 4, H))
 
+# Texts of a packed row, of which the last is padding, and one row that is a single text.
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 1]], "int32")
+# Two images inside a text, and a text alone.
+BLOCKS = np.array([[-1, 0, 0, 0, -1, 1, 1], [-1, -1, -1, -1, -1, -1, -1]], "int32")
+
 ATTENTION = (
     Case("plain", FULL),
     Case("scale", FULL, {"scale": 0.7}),
@@ -35,6 +40,24 @@ ATTENTION = (
     Case("one query, causal window", ONE, {"causal": True, "window": 3}),
     Case("one query, mask of keys", ONE, mask="keys"),
     Case("one query, mask per head", ONE, mask="pairs"),
+    Case("segments", FULL, {"segment_ids": SEGMENTS}),
+    Case("segments, causal", SQUARE, {"causal": True, "segment_ids": SEGMENTS}),
+    Case(
+        "segments, mask, window, grouped",
+        GROUPED,
+        {"causal": True, "window": 3, "segment_ids": SEGMENTS},
+        mask="pairs",
+    ),
+    Case("segments of all rows", FULL, {"causal": True, "segment_ids": SEGMENTS[:1]}),
+    Case("one query, segments", ONE, {"causal": True, "segment_ids": 3 - SEGMENTS // 2}),
+    Case("blocks", SQUARE, {"causal": True, "block_ids": BLOCKS}),
+    Case("blocks, window, grouped", GROUPED, {"causal": True, "window": 2, "block_ids": BLOCKS}),
+    Case(
+        "blocks, segments, mask",
+        GROUPED,
+        {"causal": True, "segment_ids": SEGMENTS, "block_ids": BLOCKS[:1]},
+        mask="keys",
+    ),
     Case("soft cap", GROUPED, {"soft_cap": 0.5, "causal": True}),
 )
 
@@ -67,6 +90,8 @@ def reference_attention(
     *,
     causal: bool = False,
     window: int | None = None,
+    segment_ids: np.ndarray | None = None,
+    block_ids: np.ndarray | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> np.ndarray:
@@ -84,10 +109,19 @@ def reference_attention(
         position = i + keys - length
         seen, scores = [], []
         for j in range(keys):
-            if not allowed[b, n, i, j] or (causal and j > position):
+            inside = False
+            if block_ids is not None:
+                blocks = block_ids[b % len(block_ids)]
+                inside = blocks[j] == blocks[position] and blocks[j] >= 0
+            if not allowed[b, n, i, j] or (causal and j > position and not inside):
                 continue
-            if window is not None and abs(position - j) >= window:
+            behind = position - j if causal else abs(position - j)
+            if window is not None and behind >= window:
                 continue
+            if segment_ids is not None:
+                segments = segment_ids[b % len(segment_ids)]
+                if segments[j] != segments[position]:
+                    continue
             score = scale * float(query[b, i, n] @ key[b, j, g])
             seen.append(j)
             scores.append(score if soft_cap is None else soft_cap * math.tanh(score / soft_cap))
@@ -219,6 +253,7 @@ def cases() -> list[OpCase]:
 # Those that differ in more than a number from one named before.
 TELLING = (
     *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
+    *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
     *("one query, mask of keys", "quick GELU", "soft cap", "two rows"),
 )
 
@@ -238,7 +273,9 @@ def without_rows(case: OpCase) -> OpCase:
     name, label, given, keywords = case
     rows = {"attention": 3, "gated_gelu": 2, "gated_silu": 2}.get(name, 1)
     given = [x[:0] if i < rows else x for i, x in enumerate(given)]
-    of_batch = ("labels", "weights") + (("mask",) if name == "attention" else ())
+    of_batch = ("labels", "weights")
+    if name == "attention":
+        of_batch = ("mask", "segment_ids", "block_ids")
     keywords = {key: x[:0] if key in of_batch else x for key, x in keywords.items()}
     if name == "rotary_embedding" and keywords["positions"].ndim == 2:
         keywords["positions"] = keywords["positions"][:0]

@@ -19,6 +19,9 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype("float32")
 
 
+IDS = np.array([[0, 0, 1]], "int32")
+
+
 @pytest.mark.parametrize("case", op_cases.ATTENTION, ids=lambda case: case.name)
 def test_attention(case: op_cases.Case) -> None:
     arrays, mask = op_cases.arrays(case), op_cases.mask(case)
@@ -75,6 +78,14 @@ def test_attention_dropout_needs_a_seed_and_keeps_the_expectation() -> None:
             ((1, 4, 1, 8), (1, 3, 1, 8), (1, 3, 1, 8)),
             {"causal": True},
             "at least as many keys as queries",
+        ),
+        (((1, 3, 1, 8),) * 3, {"block_ids": IDS}, "block_ids without causal=True"),
+        (((2, 4, 1, 8),) * 3, {"segment_ids": IDS}, r"segment_ids \(1, 3\) for key \(2, 4,"),
+        (((1, 3, 1, 8),) * 3, {"segment_ids": IDS[0]}, r"one for each key: .*, so \(1, 3\)"),
+        (
+            ((1, 4, 1, 8), (1, 3, 1, 8), (1, 3, 1, 8)),
+            {"segment_ids": IDS},
+            "with segment_ids got query .* at least as many keys as queries",
         ),
         (((1, 3, 1, 8),) * 3, {"window": 0}, "window 0; it must be at least 1"),
         (((1, 3, 1, 8),) * 3, {"soft_cap": 0.0}, "soft_cap 0.0; it must be positive"),

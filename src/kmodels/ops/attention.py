@@ -24,6 +24,8 @@ def attention(
     *,
     causal: bool = False,
     window: int | None = None,
+    segment_ids: Tensor | None = None,
+    block_ids: Tensor | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: float = 0.0,
@@ -45,21 +47,28 @@ def attention(
         causal: query i sees keys up to i + S - T, so that the last query sees all.
         window: with `causal`, query i at position p = i + S - T sees keys in (p - window, p];
             without, keys j with |p - j| < window.
+        segment_ids: (B or 1, S) int; a query sees keys of its own segment only. The queries are the
+            last T of the S positions. Padding is a segment of its own.
+        block_ids: (B or 1, S) int, negative for none; with `causal`, tokens of one block see each
+            other also where that is ahead, as the patches of an image inside a text. Windows still
+            hide what is too far behind, and segments and the mask what they hide.
         scale: multiplies the scores; `None` for 1 / sqrt(H).
         soft_cap: squashes scaled scores to `soft_cap * tanh(scores / soft_cap)` before masking.
         dropout: share of attention weights set to zero; only if `seed` is given.
         seed: `keras.random.SeedGenerator`, or `None` outside training.
 
     Raises:
-        InputError: if shapes do not fit, or the window, the soft cap or the dropout is out of
-            range.
+        InputError: if shapes do not fit, the window, the soft cap or the dropout is out of range,
+            or there are blocks without `causal`.
 
     Parity: Transformers' `eager_attention_forward`, `jax.nn.dot_product_attention`,
         `torch.nn.functional.scaled_dot_product_attention` (whose causal mask is aligned to the
         start).
-    Source: https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2305.13245 (grouped heads)
+    Source: https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2305.13245 (grouped heads),
+        https://arxiv.org/abs/2107.02027 (segments of packed rows)
     """
     check_attention(query, key, value, causal, window, soft_cap, dropout)
+    check_ids(query, key, causal, segment_ids, block_ids)
     heads, groups, head_dim = query.shape[2], key.shape[2], query.shape[3]
     batch, length = ops.shape(query)[0], ops.shape(query)[1]
     grouped = heads != groups
@@ -75,7 +84,7 @@ def attention(
         scores = scores * factor
     if soft_cap is not None:
         scores = ops.tanh(scores / soft_cap) * soft_cap
-    allowed = allowed_pairs(query, key, mask, causal, window)
+    allowed = allowed_pairs(query, key, mask, causal, window, segment_ids, block_ids)
     if allowed is not None:
         if grouped:
             allowed = _group(allowed, groups)
@@ -131,29 +140,93 @@ def check_attention(
         raise InputError(f"attention got dropout {dropout}; it must be in [0, 1).")
 
 
+def check_ids(
+    query: Tensor,
+    key: Tensor,
+    causal: bool,
+    segment_ids: Tensor | None,
+    block_ids: Tensor | None,
+) -> None:
+    """Says what is wrong with the segments and blocks of `attention`, as far as shapes tell.
+
+    Raises:
+        InputError: one line with what was given and what is allowed.
+    """
+    if block_ids is not None and not causal:
+        raise InputError(
+            "attention got block_ids without causal=True, where tokens see what is ahead anyway; "
+            "give causal=True, or leave block_ids out."
+        )
+    batch, keys = key.shape[:2]
+    for name, ids in (("segment_ids", segment_ids), ("block_ids", block_ids)):
+        if ids is None:
+            continue
+        shape = tuple(ids.shape)
+        if len(shape) != 2 or not _fits(shape[0], batch, 1) or not _fits(shape[1], keys):
+            raise InputError(
+                f"attention got {name} {shape} for key {tuple(key.shape)}; it takes one for each "
+                f"key: (batch or 1, length), so ({batch}, {keys})."
+            )
+        if isinstance(query.shape[1], int) and isinstance(keys, int) and query.shape[1] > keys:
+            raise InputError(
+                f"attention with {name} got query {tuple(query.shape)}, key {tuple(key.shape)}; "
+                "it needs at least as many keys as queries."
+            )
+
+
+def _fits(size: object, *allowed: object) -> bool:
+    """Returns whether a size may be one of these, of which some may not be known."""
+    known = [x for x in (size, *allowed) if isinstance(x, int)]
+    return len(known) <= len(allowed) or size in allowed
+
+
 def allowed_pairs(
-    query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, window: int | None
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    window: int | None,
+    segment_ids: Tensor | None = None,
+    block_ids: Tensor | None = None,
 ) -> Any:
-    """Joins mask, causal flag and window.
+    """Joins mask, causal flag, window, segments and blocks.
 
     Returns:
         bool, four axes, broadcastable to (B, N, T, S), or `None` if every query sees every key.
     """
+    allowed = None
     if mask is not None:
         axes = len(mask.shape)
         mask = ops.cast(mask, "bool")
-        mask = ops.reshape(mask, (1,) * (4 - axes) + tuple(ops.shape(mask)))
-    if not causal and window is None:
-        return mask
+        allowed = ops.reshape(mask, (1,) * (4 - axes) + tuple(ops.shape(mask)))
     length, keys = ops.shape(query)[1], ops.shape(key)[1]
+    if segment_ids is not None:
+        allowed = _both(allowed, _same(segment_ids, length, keys))
+    if not causal and window is None:
+        return allowed
     position = ops.expand_dims(ops.arange(length, dtype="int32") + (keys - length), 1)
     behind = position - ops.expand_dims(ops.arange(keys, dtype="int32"), 0)
-    allowed = behind >= 0 if causal else None
+    behind = ops.reshape(behind, (1, 1, length, keys))
+    if causal:
+        seen = behind >= 0
+        if block_ids is not None:
+            inside = ops.expand_dims(ops.expand_dims(ops.greater_equal(block_ids, 0), 1), 1)
+            seen = ops.logical_or(seen, _both(_same(block_ids, length, keys), inside))
+        allowed = _both(allowed, seen)
     if window is not None:
-        near = (behind if causal else ops.abs(behind)) < window
-        allowed = near if allowed is None else ops.logical_and(allowed, near)
-    allowed = ops.reshape(allowed, (1, 1, length, keys))
-    return allowed if mask is None else ops.logical_and(mask, allowed)
+        allowed = _both(allowed, (behind if causal else ops.abs(behind)) < window)
+    return allowed
+
+
+def _both(first: Tensor | None, second: Tensor) -> Tensor:
+    return second if first is None else ops.logical_and(first, second)
+
+
+def _same(ids: Tensor, length: int, keys: int) -> Tensor:
+    """(B, S) -> (B, 1, T, S): whether query and key have the same number."""
+    ids = ops.convert_to_tensor(ids)
+    own = ids[:, keys - length :]
+    return ops.expand_dims(ops.equal(ops.expand_dims(own, 2), ops.expand_dims(ids, 1)), 1)
 
 
 def _group(allowed: Tensor, groups: int) -> Tensor:

@@ -34,6 +34,11 @@ def heads_first(x: torch.Tensor) -> torch.Tensor:
     return as_rows(x, 1)
 
 
+def of_part(x: torch.Tensor | None, part: slice) -> torch.Tensor | None:
+    """(B or 1, ...) -> (b or 1, ...)."""
+    return x if x is None or x.shape[0] == 1 else x[part]
+
+
 def rows_of(queries: slice, shared: int) -> slice:
     return slice(queries.start * shared, queries.stop * shared)
 
@@ -45,7 +50,7 @@ def scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tens
 
 def weights_of(
     scores: torch.Tensor,
-    mask: torch.Tensor | None,
+    hidden: tuple[torch.Tensor | None, torch.Tensor | None],
     near_keys: tuple[slice, slice, int],
     causal: bool,
     window: int | None,
@@ -53,18 +58,23 @@ def weights_of(
 ) -> torch.Tensor:
     """Returns attention weights of a block of scores (b * K, t * G, s); the scores are used up.
 
+    `hidden` are the mask (b or 1, N or 1, T or 1, S or 1) and the segments (b or 1, S).
     `near_keys` are the queries, the keys, and how far the last key is ahead of the last query.
     """
-    queries, seen, ahead = near_keys
+    (queries, seen, ahead), (mask, segments) = near_keys, hidden
     groups, shared = split
     heads = scores.view(-1, groups, queries.stop - queries.start, shared, scores.shape[2])
-    close = None
+    close = same = None
     if causal or window is not None:
         found = near((queries, seen), ahead, causal, window)
         close = torch.from_numpy(found).to(scores.device)[:, None]
         # The keys before the block's first query need no mask if it is only causal.
         start = 0 if window is not None else queries.start + ahead - seen.start
         heads[..., start:].masked_fill_(~close[..., start:], MASKED)
+    if segments is not None:
+        own = segments[:, None, queries.start + ahead : queries.stop + ahead, None, None]
+        same = own == segments[:, None, None, None, seen]
+        heads.masked_fill_(~same, MASKED)
     if mask is None:
         return torch.softmax(scores, -1)
     # (b or 1, N or 1, T or 1, S or 1) -> (b or 1, K or 1, T or 1, G or 1, S or 1)
@@ -73,8 +83,9 @@ def weights_of(
     allowed = allowed[:, :, queries if allowed.shape[2] > 1 else slice(None)]
     allowed = allowed[..., seen if allowed.shape[4] > 1 else slice(None)]
     heads.masked_fill_(~allowed, MASKED)
-    if close is not None:
-        allowed = allowed & close
+    for other in (close, same):
+        if other is not None:
+            allowed = allowed & other
     weights = torch.softmax(scores, -1)
     # A query that sees nothing has even weights by now; it gets none.
     weights.view_as(heads).mul_(allowed.any(-1, keepdim=True))

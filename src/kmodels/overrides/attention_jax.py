@@ -15,7 +15,13 @@ from jax import lax
 from jax import numpy as jnp
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.ops.attention import (
+    MASKED,
+    allowed_pairs,
+    attention,
+    check_attention,
+    check_ids,
+)
 from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks, near
 
@@ -24,11 +30,13 @@ SIZE = 64
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves CPUs, but no soft caps, seeds that are not a generator, and model parallelism."""
+    """Serves CPUs, except for soft caps, image blocks, unusual seeds and model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU were products by blocks measured to be faster"
     if call.soft_cap is not None:
         return "the backward pass by blocks has no soft cap"
+    if call.block_ids is not None:
+        return "it leaves out the keys ahead, which image blocks see"
     drops = call.dropout and call.seed is not None
     if drops and not isinstance(call.seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
@@ -61,6 +69,8 @@ def attention_jax(
     *,
     causal: bool = False,
     window: int | None = None,
+    segment_ids: jax.Array | None = None,
+    block_ids: jax.Array | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: float = 0.0,
@@ -68,6 +78,7 @@ def attention_jax(
 ) -> jax.Array:
     """Keeps the attention weights for the way back, and nothing else of their size."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
+    check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     batch, length, heads, head_dim = query.shape
     keys, groups = key.shape[1:3]
@@ -95,38 +106,42 @@ def attention_jax(
     )
     rows = query.reshape(batch, length, groups, shared, head_dim).transpose(0, 2, 1, 3, 4)
     rows = rows.reshape(batch, groups, length * shared, head_dim)
-    output: Any = _products(rows, key.swapaxes(1, 2), value.swapaxes(1, 2), pairs, kept, plan)
+    segments = None if segment_ids is None else jnp.asarray(segment_ids)
+    hidden = (pairs, segments, kept)
+    output: Any = _products(rows, key.swapaxes(1, 2), value.swapaxes(1, 2), hidden, plan)
     width = value.shape[3]
     output = output.reshape(batch, groups, length, shared, width).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, length, heads, width)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+# (B or 1, K or 1, T or 1, G or 1, S or 1) bool, (B or 1, S) int, and what dropout keeps.
+_Hidden = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _products(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    mask: jax.Array | None,
-    kept: jax.Array | None,
+    hidden: _Hidden,
     plan: _Plan,
 ) -> jax.Array:
     """(B, K, T * G, H), (B, K, S, H) twice -> (B, K, T * G, H); a key's G queries lie together."""
-    return _forward(query, key, value, mask, kept, plan)[0]
+    return _forward(query, key, value, hidden, plan)[0]
 
 
 def _forward(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    mask: jax.Array | None,
-    kept: jax.Array | None,
+    hidden: _Hidden,
     plan: _Plan,
 ) -> tuple[jax.Array, Any]:
-    outputs, saved = [], []
+    outputs, saved, kept = [], [], hidden[2]
     for block in plan.blocks:
         rows, seen = _places(block, plan)
         scores = _dot(query[:, :, rows], 3, key[:, :, seen], 3) * plan.scale
-        weights = _softmax(scores, mask, block, plan).astype(query.dtype)
+        weights = _softmax(scores, hidden, block, plan).astype(query.dtype)
         saved.append(weights)
         if kept is not None:
             weights = weights * kept[:, :, rows, seen].astype(weights.dtype)
@@ -152,7 +167,7 @@ def _backward(plan: _Plan, residuals: tuple, gradient: jax.Array) -> tuple[jax.A
         for_query.append(_dot(slope, 3, key[:, :, seen], 2).astype(dtype))
         for_key = for_key.at[:, :, seen].add(_dot(slope, 2, query[:, :, rows], 2))
     found = (jnp.concatenate(for_query, axis=2), for_key.astype(dtype), for_value.astype(dtype))
-    return (*found, None, None)
+    return (*found, None)
 
 
 _products.defvjp(_forward, _backward)
@@ -165,12 +180,16 @@ def _places(block: tuple[int, int, int, int], plan: _Plan) -> tuple[slice, slice
 
 
 def _softmax(
-    scores: jax.Array, mask: jax.Array | None, block: tuple[int, int, int, int], plan: _Plan
+    scores: jax.Array, hidden: _Hidden, block: tuple[int, int, int, int], plan: _Plan
 ) -> jax.Array:
     """Returns attention weights of a block of scores (B, K, t * G, s)."""
     start, stop, low, high = block
     split = scores.reshape(*scores.shape[:2], stop - start, plan.shared, high - low)
-    allowed = _near(block, plan)
+    allowed, (mask, segments, _) = _near(block, plan), hidden
+    if segments is not None:
+        own = segments[:, None, start + plan.offset : stop + plan.offset, None, None]
+        same = own == segments[:, None, None, None, low:high]
+        allowed = same if allowed is None else same & allowed
     if mask is not None:
         part = mask[:, :, slice(start, stop) if mask.shape[2] > 1 else slice(None)]
         part = part[..., slice(low, high) if mask.shape[4] > 1 else slice(None)]

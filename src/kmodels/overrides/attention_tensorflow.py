@@ -13,7 +13,13 @@ import tensorflow as tf
 from keras import ops
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.ops.attention import (
+    MASKED,
+    allowed_pairs,
+    attention,
+    check_attention,
+    check_ids,
+)
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides._tensors_tensorflow import later, static_shape, wide
 from kmodels.overrides.blocks import Block, blocks, near
@@ -23,12 +29,14 @@ SIZE = 128
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves attention without a soft cap, of known sizes, on CPU."""
+    """Serves attention without a soft cap and image blocks, of known sizes, on CPU."""
     drops = call.dropout and call.seed is not None
     if not call.causal and not drops and tf.as_dtype(call.query.dtype).size > 2:
         return "in float32 only a causal mask and dropout were measured to make it faster"
     if call.soft_cap is not None:
         return "the backward pass by blocks has no soft cap"
+    if call.block_ids is not None:
+        return "it leaves out the keys ahead, which image blocks see"
     if drops and (reason := dropout_tensorflow.unsupported(call.query, call.dropout, call.seed)):
         return reason
     if None in (*call.query.shape[1:], *call.key.shape[1:]):
@@ -60,6 +68,8 @@ def attention_tensorflow(
     *,
     causal: bool = False,
     window: int | None = None,
+    segment_ids: tf.Tensor | None = None,
+    block_ids: tf.Tensor | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: float = 0.0,
@@ -67,12 +77,14 @@ def attention_tensorflow(
 ) -> tf.Tensor:
     """Keeps the attention weights for the way back, and a byte for each where some are dropped."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
+    check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     _, length, heads, head_dim = static_shape(query)
     keys, groups = static_shape(key)[1:3]
     factor = head_dim**-0.5 if scale is None else scale
     sizes = _Sizes(length, keys, groups, heads // groups, causal, window, factor)
     pairs = allowed_pairs(query, key, mask, False, None)
+    segments = None if segment_ids is None else ops.convert_to_tensor(segment_ids)
     hides = causal or window is not None
     cut = blocks(length, keys, causal, window, SIZE if hides else length)
     stays, share = None, 1.0
@@ -94,7 +106,7 @@ def attention_tensorflow(
         for block in cut:
             rows, seen = _places(block, sizes)
             scores = tf.matmul(query[:, :, rows], key[:, :, seen], transpose_b=True)
-            saved.append(tf.cast(_softmax(scores, pairs, block, sizes), value.dtype))
+            saved.append(tf.cast(_softmax(scores, pairs, segments, block, sizes), value.dtype))
             weights = dropped(saved[-1], stays, (rows, seen))
             outputs.append(scaled(tf.matmul(weights, value[:, :, seen])))
 
@@ -152,21 +164,36 @@ def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
     return slice(queries.start * sizes.shared, queries.stop * sizes.shared), seen
 
 
-def _softmax(scores: tf.Tensor, pairs: tf.Tensor | None, block: Block, sizes: _Sizes) -> tf.Tensor:
+def _softmax(
+    scores: tf.Tensor,
+    pairs: tf.Tensor | None,
+    segments: tf.Tensor | None,
+    block: Block,
+    sizes: _Sizes,
+) -> tf.Tensor:
     """Returns attention weights of a block of scores (B, K, t * G, s), in float32 at least."""
     queries, seen = block
-    allowed = near(block, sizes.keys - sizes.length, sizes.causal, sizes.window)
+    offset = sizes.keys - sizes.length
+    allowed = near(block, offset, sizes.causal, sizes.window)
     full = wide(scores) * sizes.scale
     if not allowed.all():
         # A number that is added: TensorFlow selects slowly on a CPU.
         hidden = np.repeat(np.where(allowed, 0.0, MASKED), sizes.shared, axis=0)
         full += tf.constant(hidden, full.dtype)
+    same = None
+    if segments is not None:
+        own = segments[:, queries.start + offset : queries.stop + offset]
+        same = tf.equal(own[:, :, None], segments[:, None, seen.start : seen.stop])
+        other = tf.repeat(tf.cast(tf.logical_not(same), full.dtype), sizes.shared, axis=1)
+        full += (other * MASKED)[:, None]
     if pairs is None:
         return tf.nn.softmax(full)
     # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, t, G, s), then as the scores lie
     split = (sizes.groups, sizes.shared) if static_shape(pairs)[1] > 1 else (1, 1)
     whole = tf.broadcast_to(pairs, (tf.shape(pairs)[0], pairs.shape[1], sizes.length, sizes.keys))
     part = whole[:, :, queries.start : queries.stop, seen.start : seen.stop] & allowed
+    if same is not None:
+        part &= same[:, None]
     here, there = queries.stop - queries.start, seen.stop - seen.start
     part = tf.reshape(part, (-1, *split, here, there))
     part = tf.repeat(tf.transpose(part, (0, 1, 3, 2, 4)), sizes.shared // split[1], axis=3)

@@ -15,12 +15,19 @@ from torch.nn import functional
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
-from kmodels.ops.attention import MASKED, allowed_pairs, attention, check_attention
+from kmodels.ops.attention import (
+    MASKED,
+    allowed_pairs,
+    attention,
+    check_attention,
+    check_ids,
+)
 from kmodels.overrides._attention_products_torch import (
     as_heads,
     as_rows,
     heads_first,
     joined,
+    of_part,
     rows_of,
     scaled_product,
     slices,
@@ -38,9 +45,11 @@ NEAR = 2**18
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves everything but soft caps, and seeds that are not a generator."""
+    """Serves everything but soft caps, image blocks, and seeds that are not a generator."""
     if call.soft_cap is not None:
         return "scaled_dot_product_attention has no soft cap"
+    if call.block_ids is not None:
+        return "image blocks are left to the op's own body"
     query, drops = call.query, call.dropout and call.seed is not None
     if drops and not isinstance(call.seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
@@ -72,6 +81,8 @@ def attention_torch(
     *,
     causal: bool = False,
     window: int | None = None,
+    segment_ids: torch.Tensor | None = None,
+    block_ids: torch.Tensor | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: float = 0.0,
@@ -79,12 +90,16 @@ def attention_torch(
 ) -> torch.Tensor:
     """Scales inside the kernel only; masks that leave a query nothing give zeros, as in the op."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
+    check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (as_tensor(x) for x in (query, key, value))
     mask = None if mask is None else as_tensor(mask)
+    segments = None if segment_ids is None else as_tensor(segment_ids)
     length, keys = query.shape[1], key.shape[1]
+    if length == 1 and segments is not None:  # a row of the mask is all that it hides
+        mask, segments = allowed_pairs(query, key, mask, False, None, segments), None
     if length == 1 and window is None and (not dropout or seed is None):
         output = _one_query(query, key, value, mask, scale)
-        return _fused(output, query, key, value, mask, False, None, scale, 0.0)
+        return _fused(output, query, key, value, mask, None, False, None, scale, 0.0)
     if by_products(query, key, causal, dropout if seed is not None else 0.0):
         kept, share = None, 1.0
         if dropout and seed is not None:
@@ -92,10 +107,13 @@ def attention_torch(
         scale = query.shape[3] ** -0.5 if scale is None else scale
         if mask is not None:
             mask = allowed_pairs(query, key, mask, False, None)
-        return _Products.apply(query, key, value, mask, causal, window, scale, kept, share)
+        return _Products.apply(
+            query, key, value, mask, segments, causal, window, scale, kept, share
+        )
     # torch aligns its own causal mask to the first key, the op to the last.
-    aligned = causal and mask is None and window is None and length == keys
-    allowed = None if aligned else allowed_pairs(query, key, mask, causal, window)
+    hides = mask is not None or window is not None or segments is not None
+    aligned = causal and not hides and length == keys
+    allowed = None if aligned else allowed_pairs(query, key, mask, causal, window, segments)
     some = None
     if mask is not None and allowed is not None:
         # Kernels differ in what they do with a row of nothing; let such a row see all, then zero
@@ -117,7 +135,7 @@ def attention_torch(
     if some is not None:
         output = torch.where(some, output, output.new_zeros(()))
     output = output.transpose(1, 2)
-    return _fused(output, query, key, value, mask, causal, window, scale, rate)
+    return _fused(output, query, key, value, mask, segments, causal, window, scale, rate)
 
 
 def _kernel(
@@ -181,6 +199,7 @@ def _plain(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
+    segments: torch.Tensor | None,
     causal: bool,
     window: int | None,
     scale: float | None,
@@ -194,7 +213,7 @@ def _plain(
     scores = torch.einsum("btkgh,bskh->bktgs", query.unflatten(2, split), key)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores * (width**-0.5 if scale is None else scale)
-    allowed = allowed_pairs(query, key, mask, causal, window)
+    allowed = allowed_pairs(query, key, mask, causal, window, segments)
     if allowed is not None:
         allowed = as_tensor(allowed).expand(batch, heads, length, keys)
         allowed = allowed.unflatten(1, split).transpose(2, 3)
@@ -215,7 +234,7 @@ def _fused(output: torch.Tensor, *arguments: object) -> torch.Tensor:
 
 
 def _fused_again(ctx: Context) -> Any:
-    query, key, value, mask = ctx.saved_tensors
+    query, key, value, mask, segments = ctx.saved_tensors
     *options, rate = ctx.options
     if rate:
         raise InputError(
@@ -226,7 +245,7 @@ def _fused_again(ctx: Context) -> Any:
     def function(
         _: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        return _plain(query, key, value, mask, *options)
+        return _plain(query, key, value, mask, segments, *options)
 
     return (None, query, key, value), function
 
@@ -242,9 +261,10 @@ class _Fused(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
+        segments: torch.Tensor | None,
         *options: object,
     ) -> torch.Tensor:
-        ctx.save_for_backward(query, key, value, mask)
+        ctx.save_for_backward(query, key, value, mask, segments)
         ctx.options = options
         return output.view_as(output)
 
@@ -255,8 +275,8 @@ class _Fused(torch.autograd.Function):
 
 
 def _products_again(ctx: Context) -> Any:
-    query, key, value, mask, kept, *_ = ctx.saved_tensors
-    options = mask, ctx.causal, ctx.window, ctx.scale, kept, ctx.share
+    query, key, value, mask, segments, kept, *_ = ctx.saved_tensors
+    options = mask, segments, ctx.causal, ctx.window, ctx.scale, kept, ctx.share
     return (query, key, value), lambda q, k, v: _plain(q, k, v, *options)
 
 
@@ -275,6 +295,7 @@ class _Products(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
+        segments: torch.Tensor | None,
         causal: bool,
         window: int | None,
         scale: float,
@@ -293,26 +314,26 @@ class _Products(torch.autograd.Function):
         output, saved = torch.empty_like(query, memory_format=torch.contiguous_format), []
         for part in ctx.parts:
             q, k, v = as_rows(query[part], shared), heads_first(key[part]), heads_first(value[part])
-            allowed = mask[part] if mask is not None and mask.shape[0] > 1 else mask
+            hidden = of_part(mask, part), of_part(segments, part)
             blocks_of_part = []
             for queries, seen in ctx.blocks:
                 rows = rows_of(queries, shared)
                 scores = scaled_product(q[:, rows], k[:, seen].transpose(1, 2), scale)
                 near_keys = (queries, seen, keys - length)
-                weights = weights_of(scores, allowed, near_keys, causal, window, (groups, shared))
+                weights = weights_of(scores, hidden, near_keys, causal, window, (groups, shared))
                 saved.append(weights)
                 if kept is not None:
                     weights = weights * kept[part, :, rows, seen].flatten(0, 1)
                 blocks_of_part.append(scaled_product(weights, v[:, seen], share))
             output[part] = as_heads(joined(blocks_of_part), groups, shared)
         ctx.causal, ctx.window = causal, window
-        ctx.save_for_backward(query, key, value, mask, kept, *saved)
+        ctx.save_for_backward(query, key, value, mask, segments, kept, *saved)
         return output
 
     @staticmethod
     @backward(_products_again)
     def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, _, kept, *saved = ctx.saved_tensors
+        query, key, value, _, _, kept, *saved = ctx.saved_tensors
         found = tuple(
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)
         )
@@ -341,6 +362,6 @@ class _Products(torch.autograd.Function):
                 totals = totals or [torch.zeros_like(x) for x in (q, k, v)]
                 for total, at, x in zip(totals, (rows, seen, seen), of_block, strict=True):
                     total[:, at].add_(x)
-            for whole, of_part, count in zip(found, totals, (shared, 1, 1), strict=True):
-                whole[part] = as_heads(of_part, groups, count)
-        return (*found, None, None, None, None, None, None)
+            for whole, total, count in zip(found, totals, (shared, 1, 1), strict=True):
+                whole[part] = as_heads(total, groups, count)
+        return (*found, *[None] * (len(ctx.needs_input_grad) - 3))
