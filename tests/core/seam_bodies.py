@@ -44,10 +44,12 @@ from kmodels.generation import loop_tensorflow as generation_loop_tensorflow
 from kmodels.generation import loop_torch as generation_loop_torch
 from kmodels.generation.generate import LoopBackend
 from kmodels.layers import block_compile_torch as layers_block_compile_torch
+from kmodels.layers import direct_calls_torch as layers_direct_calls_torch
 from kmodels.layers import remat_jax as layers_remat_jax
 from kmodels.layers import remat_tensorflow as layers_remat_tensorflow
 from kmodels.layers import remat_torch as layers_remat_torch
 from kmodels.layers.block_compile import BlockCompileBackend
+from kmodels.layers.direct_calls import DirectCalls
 from kmodels.layers.remat import RematBackend
 from kmodels.memory import facts_jax as memory_facts_jax
 from kmodels.memory import facts_tensorflow as memory_facts_tensorflow
@@ -125,6 +127,7 @@ _generation_loop_jax: LoopBackend = generation_loop_jax
 _generation_loop_torch: LoopBackend = generation_loop_torch
 _generation_loop_tensorflow: LoopBackend = generation_loop_tensorflow
 _layers_block_compile_torch: BlockCompileBackend = layers_block_compile_torch
+_layers_direct_calls_torch: DirectCalls = layers_direct_calls_torch
 _layers_remat_jax: RematBackend = layers_remat_jax
 _layers_remat_torch: RematBackend = layers_remat_torch
 _layers_remat_tensorflow: RematBackend = layers_remat_tensorflow

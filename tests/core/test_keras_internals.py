@@ -90,8 +90,10 @@ def a_built_layer_takes_and_gives_variables():
     assert len(layer.weights) == 3
 
 
-@contract("_remat_mode")
+@contract("_remat_mode", "_input_spec", "_dtype_policy")
 def a_scope_makes_layers_rematerialized():
+    assert set(keras_internals.CALL_ATTRIBUTES) <= vars(dense()).keys()
+    assert "input spec" in (keras_internals.needs_keras_call(dense()) or "")
     with keras.RematScope("full"):
         layer = dense()
     assert keras_internals.is_rematerialized(layer)

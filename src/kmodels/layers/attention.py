@@ -8,7 +8,7 @@ import numpy as np
 from kmodels import ops
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
-from kmodels.layers.base import Shape
+from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.layers.dense import Dense, WithKernel
 from kmodels.layers.norm import LayerNorm
 
@@ -120,9 +120,11 @@ class Attention(WithKernel):
             context_positions = positions
         context = query if context is None else context
         q, k, v = self.query_dense(query), self.key_dense(context), self.value_dense(context)
-        q, k, v = (self._split(x) for x in (q, k, v))
+        q, k, v = self._split(q), self._split(k), self._split(v)
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
+        if self.rope_wavelength is None and positions is None and context_positions is None:
+            return q, k, v
         return self._turned(q, positions), self._turned(k, context_positions), v
 
     def _turned(self, x: Tensor, positions: Any) -> Any:
@@ -134,15 +136,15 @@ class Attention(WithKernel):
                 )
             return x
         if positions is None:
-            positions = keras.ops.arange(keras.ops.shape(x)[1], dtype="int32")
+            positions = keras.ops.arange(shape_of(x)[1], dtype="int32")
         return ops.rotary_embedding(
             x, positions, max_wavelength=self.rope_wavelength, scaling=self.rope_scaling
         )
 
     def _split(self, x: Tensor) -> Any:
-        batch, length = keras.ops.shape(x)[:2]
-        shape = (batch, length, self.num_heads, x.shape[2] // self.num_heads)
-        return keras.ops.reshape(x, shape)  # (B, T, N, H)
+        batch, length, width = shape_of(x)
+        shape = (batch, length, self.num_heads, width // self.num_heads)
+        return reshape(x, shape)  # (B, T, N, H)
 
     def call(
         self,
@@ -174,7 +176,7 @@ class Attention(WithKernel):
             dropout=self.dropout if active else 0.0,
             seed=self.seed_generator if active else None,
         )
-        return self.output_dense(keras.ops.reshape(y, keras.ops.shape(query)))
+        return self.output_dense(reshape(y, shape_of(query)))
 
     def probabilities(self, query: Tensor, context: Tensor | None = None) -> Any:
         """Returns the attention weights (B, N, T, S) in float32, for inspection."""
@@ -186,10 +188,6 @@ class Attention(WithKernel):
             seen = np.arange(held) <= np.arange(length)[:, None] + held - length
             scores = keras.ops.where(seen, scores, float("-inf"))
         return keras.ops.softmax(scores, axis=-1)
-
-    def compute_mask(self, query: Tensor, previous_mask: Tensor | None = None) -> Any:
-        """Returns the query's mask."""
-        return previous_mask
 
     def compute_output_shape(self, query_shape: Shape, context_shape: Shape | None = None) -> Shape:
         """Returns the query's shape."""

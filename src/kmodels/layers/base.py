@@ -3,9 +3,7 @@
 import functools
 import importlib
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -13,45 +11,23 @@ import keras
 from kmodels.core.precision import check_policy
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import initializers, layout_family, remat
+from kmodels.layers.direct_calls import calls, changed, declines, run
 from kmodels.layers.shard_granularity import Granularity, add_weight
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
 Shape = tuple[Any, ...]
 
 
-class _Calls(threading.local):
-    """A thread's flag for direct calls of layers; torch.compile cannot read a ContextVar."""
-
-    direct = False
-    training = False
-
-
-_calls = _Calls()
-
-
-@contextmanager
-def direct_calls(training: bool = False) -> Iterator[None]:
-    """Layers inside the block run their `call` at once, without what Keras does around it.
-
-    That costs more than the arithmetic when one token at a time goes through a model, and ties
-    what torch.compile traces to the names of the layers. It serves built layers of one policy; the
-    caller says what variables are cast to.
-
-    Args:
-        training: for layers that are not told by the layer that calls them.
-    """
-    before = _calls.direct, _calls.training
-    _calls.direct, _calls.training = True, training
-    try:
-        yield
-    finally:
-        _calls.direct, _calls.training = before
-
-
 def reshape(x: Tensor, shape: Sequence[int]) -> Any:
     """`keras.ops.reshape`, at once for tensors that can: Keras searches its arguments first."""
     own = getattr(x, "reshape", None)
     return keras.ops.reshape(x, shape) if own is None else own(shape)
+
+
+def shape_of(x: Tensor) -> tuple[Any, ...]:
+    """`keras.ops.shape`, at once where all sizes are known: Keras searches its arguments first."""
+    static = tuple(x.shape)
+    return keras.ops.shape(x) if None in static else static
 
 
 def arguments(cls: type) -> list[str]:
@@ -89,11 +65,18 @@ class Layer(keras.layers.Layer):
     Args:
         **kwargs: of `keras.layers.Layer`.
 
+    Attributes:
+        takes_training: whether its `call` does.
+        training_default: what `call` has where nobody says.
+        makes_masks: whether its outputs may have a Keras mask that its inputs have not.
+
     Raises:
         InputError: for a dtype that Keras does not know, or that the backend would round.
     """
 
-    _takes_training = False
+    takes_training = False
+    training_default: Any = None
+    makes_masks: Any = False
     _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
 
     def __init__(self, **kwargs: Any):
@@ -103,15 +86,31 @@ class Layer(keras.layers.Layer):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        cls._takes_training = "training" in inspect.signature(cls.call).parameters
+        training = inspect.signature(cls.call).parameters.get("training")
+        cls.takes_training = training is not None
+        cls.training_default = None if training is None else training.default
+        if "compute_mask" in vars(cls) and "makes_masks" not in vars(cls):
+            cls.makes_masks = True
 
     def __call__(self, *args: object, **kwargs: Any) -> Any:
-        """Keras' call, or inside `direct_calls` the layer's own."""
-        if not _calls.direct:
-            return super().__call__(*args, **kwargs)
-        if _calls.training and self._takes_training:
-            kwargs.setdefault("training", True)
-        return type(self).call(self, *args, **kwargs)
+        """Keras' call, or where that would add nothing the layer's own: see `direct_calls`."""
+        if calls.direct:
+            if calls.training and self.takes_training:
+                kwargs.setdefault("training", True)
+            return type(self).call(self, *args, **kwargs)
+        if calls.sealed:
+            if self.takes_training and calls.training is not None:
+                kwargs.setdefault("training", calls.training)
+            return self.call(*args, **kwargs)
+        if declines(self, args, kwargs) is None:
+            return run(self, self.call, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Sets an attribute, on which it may depend whether Keras has to call a layer."""
+        if vars(self).get(name, self) is not value:
+            changed(name, value)
+        super().__setattr__(name, value)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again, with later changes, as plain values.

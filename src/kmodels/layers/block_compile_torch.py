@@ -15,7 +15,7 @@ import torch
 from kmodels.core.dispatch import generic_now
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
-from kmodels.layers.base import direct_calls
+from kmodels.layers.direct_calls import direct_calls
 
 # Training and inference, full batches and a smaller last one, the last block, rates of drop path.
 GRAPHS = 128

@@ -188,6 +188,11 @@ class Embedding(traced.Noted, Layer):
             return rows
         return rows * keras.ops.convert_to_tensor(math.sqrt(self.output_dim), rows.dtype)
 
+    @property
+    def makes_masks(self) -> bool:
+        """Whether token ids of 0 are masked."""
+        return self.mask_zero
+
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Any:
         """(B, T), True where the id is not 0; None without `mask_zero`."""
         if not self.mask_zero:

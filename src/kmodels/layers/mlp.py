@@ -102,13 +102,14 @@ class MLP(_WithDropout):
         return self.down(self.dropout(x, training=training))
 
     def _together(self, x: Tensor, training: bool) -> Any:
+        up, down = self.up, self.down
         rate, seed = self.dropout.active(training)
         return ops.mlp(
             x,
-            self.up.kernel,
-            self.up.bias,
-            self.down.kernel,
-            self.down.bias,
+            up.kernel,
+            up.bias,
+            down.kernel,
+            down.bias,
             approximate=self.approximate,
             dropout=rate,
             seed=seed,

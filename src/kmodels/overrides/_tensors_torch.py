@@ -17,11 +17,14 @@ def as_tensor(x: Any) -> torch.Tensor:
     if isinstance(x, torch.Tensor):
         return x
     if isinstance(x, keras.Variable):
-        return x.value  # cast where a layer's autocast says so
+        # The compiler reads no flags of a thread; both are cast where a layer's autocast says so.
+        return x.value if torch.compiler.is_compiling() else keras_internals.value_of(x)
     return keras.ops.convert_to_tensor(x)
 
 
 def stored(x: Any) -> torch.Tensor:
     """Returns the same without the cast, for what a backward pass casts again."""
+    if isinstance(x, keras.Variable) and not torch.compiler.is_compiling():
+        return keras_internals.value_of(x, cast=False)
     with keras_internals.no_autocast():
         return as_tensor(x)

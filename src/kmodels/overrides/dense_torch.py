@@ -28,9 +28,9 @@ def by_onednn(x: torch.Tensor, kernel: torch.Tensor, biased: bool = False) -> bo
 
     This is not so when compiling: the compiler chooses its own product.
     """
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if x.numel() * kernel.shape[1] < SMALL or x.device.type != "cpu":
         return False
-    if x.numel() * kernel.shape[1] < SMALL:
+    if torch.compiler.is_compiling():
         return False
     if x.dtype == torch.float32:
         return mkl_is_slow()
@@ -65,7 +65,9 @@ def dense_torch(
     check_width(x, kernel)
     if by_onednn(x, kernel, bias is not None):
         return _Affine.apply(x, kernel, bias)
-    return functional.linear(x, kernel.to(x.dtype).T, bias)
+    if kernel.dtype is not x.dtype:
+        kernel = kernel.to(x.dtype)
+    return functional.linear(x, kernel.T, bias)
 
 
 def _again(ctx: Context) -> Any:

@@ -16,7 +16,7 @@ def layer_norm_torch(
     x, scale = as_tensor(x), as_tensor(scale)
     bias = None if bias is None else as_tensor(bias)
     width = (x.shape[-1],)
-    if scale.dtype == x.dtype and (bias is None or bias.dtype == x.dtype):
+    if scale.dtype is x.dtype and (bias is None or bias.dtype is x.dtype):
         return functional.layer_norm(x, width, scale, bias, epsilon)
     # The kernel takes one dtype; a wider scale must not be rounded, so all go up.
     dtype = torch.promote_types(x.dtype, torch.float32)

@@ -24,9 +24,7 @@ _FORMS: dict[bool | str, str] = {False: "none", True: "tanh", "sigmoid": "sigmoi
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves training outside torch.compile, and dropout as far as its own override goes."""
-    if not torch.is_grad_enabled():
-        return "without gradients nothing is kept"
+    """Serves all outside torch.compile, and dropout as far as its own override goes."""
     if torch.compiler.is_compiling():
         return "the compiler decides what to keep"
     if call.dropout and call.seed is not None:
@@ -49,6 +47,13 @@ def mlp_torch(
     """Computes the same products, and GELU once more in the backward pass."""
     x = as_tensor(x)
     biases = [None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias)]
+    if not torch.is_grad_enabled() and not (dropout and seed is not None):
+        up, down = as_tensor(up), as_tensor(down)
+        check_width(x, up)
+        check_width(up, down)
+        hidden = affine(x, up.to(x.dtype), biases[0])
+        hidden = _active(hidden, _FORMS[approximate], None, 1.0)
+        return affine(hidden, down.to(x.dtype), biases[1])
     up, down = stored(up), stored(down)
     check_width(x, up)
     check_width(up, down)

@@ -17,6 +17,24 @@ def test_a_transform_is_known():
     assert seen == [True] and not internals_torch.in_transform()
 
 
+def test_hooks_are_known():
+    module = torch.nn.Linear(1, 1)
+    register = (
+        module.register_forward_hook,
+        module.register_forward_pre_hook,
+        module.register_full_backward_hook,
+        module.register_full_backward_pre_hook,
+        torch.nn.modules.module.register_module_forward_hook,
+        torch.nn.modules.module.register_module_full_backward_hook,
+    )
+    for hook in register:
+        assert not internals_torch.has_hooks(module)
+        handle = hook(lambda *arguments: None)
+        assert internals_torch.has_hooks(module)
+        handle.remove()
+    assert not internals_torch.has_hooks(module)
+
+
 def test_a_view_is_known():
     whole = torch.ones(4, requires_grad=True) * 1
     assert internals_torch.is_view(whole[:2]) and not internals_torch.is_view(whole)

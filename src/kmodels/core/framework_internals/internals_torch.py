@@ -10,11 +10,32 @@ from typing import Any
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules import module as modules
 
 
 def in_transform() -> bool:
     """Tells whether the code runs inside a transform of `torch.func`, which has no public test."""
     return peek_interpreter_stack() is not None
+
+
+def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
+    """Returns the dictionaries of what torch calls besides `forward` where a module is called."""
+    return (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Tells whether a module has such hooks, or all modules have."""
+    return any(hooks_of(module)) or bool(modules._has_any_global_hook())
+
+
+def in_autocast() -> bool:
+    """Tells whether `torch.autocast` is on for any device."""
+    return torch._C._is_any_autocast_enabled()
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -46,6 +46,11 @@ def through_graph(
     return model._run_through_graph(inputs, operation_fn=clone, call_fn=call)
 
 
+def standardized(model: "keras.Model", inputs: Tree) -> list[Any]:
+    """Returns the inputs of a functional model as tensors of the dtype and rank that it has."""
+    return model._standardize_inputs(inputs)
+
+
 def give_shape(tensor: "keras.KerasTensor", shape: Sequence[int | None]) -> None:
     """Gives a KerasTensor another shape, in all graphs that it is part of."""
     tensor._shape = tuple(shape)

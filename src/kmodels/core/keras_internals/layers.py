@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import get_autocast_scope
 
 
 def children(layer: keras.Layer) -> list[Any]:
@@ -70,6 +71,44 @@ def call_context(context: object) -> Iterator[None]:
 def current_call_context() -> Any:
     """Returns the context of the call that is running, or None."""
     return global_state.get_global_attribute(_CONTEXT)
+
+
+# What `needs_keras_call` looks at.
+CALL_ATTRIBUTES = (
+    "built",
+    "autocast",
+    "activity_regularizer",
+    "_remat_mode",
+    "_input_spec",
+    "_dtype_policy",
+)
+
+
+def needs_keras_call(layer: keras.Layer) -> str | None:
+    """Returns what `keras.layers.Layer.__call__` has to do for this layer (a clause), or None.
+
+    It is about the layer alone: its arguments, and the dtype in which it reads its variables, are
+    looked at elsewhere.
+    """
+    if not layer.built:
+        return "Keras builds it"
+    if layer._remat_mode:
+        return "it is rematerialized"
+    if layer.activity_regularizer is not None:
+        return "it has an activity regularizer"
+    if not layer.autocast or layer._input_spec is not None:
+        return "it has an input spec, or takes no part in autocast"
+    if layer.quantization_mode is not None:
+        return "its policy is quantized"
+    return None
+
+
+def reads_variables_as(layer: keras.Layer, compute_dtype: str) -> bool:
+    """Returns whether its variables are read in its compute dtype where the program stands."""
+    scope = get_autocast_scope()
+    if scope is None:
+        return layer.variable_dtype == compute_dtype
+    return scope.dtype == compute_dtype
 
 
 def set_rematerialized(layer: keras.Layer, active: bool) -> None:

@@ -11,7 +11,7 @@ from kmodels.core.errors import check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
-from kmodels.layers.base import direct_calls
+from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common import peft, sharding
 from kmodels.models.common.inputs import (

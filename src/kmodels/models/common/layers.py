@@ -8,7 +8,7 @@ import keras
 from kmodels import ops
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm, SwiGLU
-from kmodels.layers.base import Shape, reshape
+from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.models.common.config import BlockConfig, DecoderConfig
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class DecoderAttention(_OfBlock):
         x_mask: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
-        block, length = self.block, keras.ops.shape(x)[1]
+        block, length = self.block, shape_of(x)[1]
         if positions is None:
             positions = keras.ops.arange(length, dtype="int32")
         q = self._heads(self.query_dense(x), block.num_query_heads, length)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike, Tree
 from kmodels.layers import Dropout, LayerNorm
@@ -138,11 +139,12 @@ class ViTBackbone(Backbone):
 
         The last block is the one where that can be left out: what comes before it is read by all.
         """
-        if keep is None:
+        if mask is not None:
             return super().call(self._given(inputs), training=training, mask=mask)
-        x = inputs["images"] if isinstance(inputs, Mapping) else inputs
+        (x,) = keras_internals.standardized(self, self._given(inputs))
+        told = {} if training is None else {"training": training}
         for step in self.steps:
-            x = step(x, keep=keep) if step is self.blocks[-1] else step(x)
+            x = step(x, keep=keep, **told) if step is self.blocks[-1] else step(x, **told)
         return x
 
     def compute_output_spec(

@@ -1,0 +1,125 @@
+"""Calls of layers inside layers, without what Keras does around each.
+
+Keras' `Layer.__call__` binds arguments, walks trees, opens scopes and looks for masks. That takes
+more than a tenth of a millisecond of Python for each part of a block, more than the kernels of a
+small batch, and comes to nothing where a part gets plain tensors in the dtype of its policy. There
+it is left out.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import keras
+
+from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
+
+ENVIRONMENT = "KMODELS_DIRECT_CALLS"
+# Attributes of a layer on which it depends whether Keras has to call it.
+WATCHED = frozenset({"call", *keras_internals.CALL_ATTRIBUTES})
+
+
+class _Calls(threading.local):
+    """A thread's flags; torch.compile cannot read a ContextVar.
+
+    Attributes:
+        direct: inside `direct_calls`.
+        sealed: inside the call of a layer whose parts need nothing of Keras.
+        training: for layers that are not told by the layer that calls them; None for their default.
+        through_keras: inside `through_keras`.
+    """
+
+    direct = False
+    sealed = False
+    training: bool | None = False
+    through_keras = False
+
+
+calls = _Calls()
+
+
+class DirectCalls(Protocol):
+    """When Keras' part of a layer's call can be left out, on one backend."""
+
+    def declines(
+        self, layer: keras.layers.Layer, args: tuple, kwargs: dict[str, Any]
+    ) -> str | None:
+        """Returns why Keras has to call this layer (a clause), or None.
+
+        Where it returns None, `kwargs` hold the `training` that Keras would pass.
+        """
+        ...
+
+    def is_sealed(self, layer: keras.layers.Layer) -> bool:
+        """Returns whether no layer below this one needs Keras when it is called."""
+        ...
+
+    def changed(self) -> None:
+        """Call it where an attribute changes on which the others depend."""
+        ...
+
+
+_backend = backend_module("kmodels.layers.direct_calls", DirectCalls, optional=True)
+_off = os.environ.get(ENVIRONMENT, "1") == "0"
+
+
+def declines(layer: keras.layers.Layer, args: tuple, kwargs: dict[str, Any]) -> str | None:
+    """Returns why Keras has to call this layer (a clause), or None; see `DirectCalls`."""
+    if _backend is None:
+        return "traced steps have no Python around their layers"
+    if _off or calls.through_keras:
+        return f"turned off by {ENVIRONMENT}=0" if _off else "turned off by through_keras()"
+    return _backend.declines(layer, args, kwargs)
+
+
+def run(layer: keras.layers.Layer, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """Runs the call of a layer that `declines` let through.
+
+    Where no part of it needs Keras, its parts do not ask again.
+    """
+    if _backend is None or not _backend.is_sealed(layer):
+        return call(*args, **kwargs)
+    before = calls.training
+    calls.sealed, calls.training = True, kwargs.get("training")
+    try:
+        return call(*args, **kwargs)
+    finally:
+        calls.sealed, calls.training = False, before
+
+
+def changed(name: str, value: object) -> None:
+    """Call it where a layer gets another attribute."""
+    if _backend is not None and (name in WATCHED or isinstance(value, keras.layers.Layer)):
+        _backend.changed()
+
+
+@contextmanager
+def through_keras() -> Iterator[None]:
+    """Lets Keras call every layer inside the block; KMODELS_DIRECT_CALLS=0 does so in a process."""
+    before = calls.through_keras
+    calls.through_keras = True
+    try:
+        yield
+    finally:
+        calls.through_keras = before
+
+
+@contextmanager
+def direct_calls(training: bool = False) -> Iterator[None]:
+    """Layers inside the block run their `call` at once, whatever Keras would do around it.
+
+    That ties what torch.compile traces to the names of the layers otherwise. It serves built layers
+    of one policy; the caller says what variables are cast to.
+
+    Args:
+        training: for layers that are not told by the layer that calls them.
+    """
+    before = calls.direct, calls.training
+    calls.direct, calls.training = True, training
+    try:
+        yield
+    finally:
+        calls.direct, calls.training = before
