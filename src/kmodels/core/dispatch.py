@@ -109,6 +109,15 @@ def decline_all(reason: str | None) -> None:
     _off_for_all = reason
 
 
+def _is_special() -> bool:
+    """Returns whether something else than the arguments and the switches decides."""
+    return False
+
+
+def _has_switches() -> bool:
+    return bool(_off_for_all is not None or _environment_off or _switched_off.get())
+
+
 def _transformed() -> str | None:
     return None
 
@@ -137,6 +146,7 @@ if backend() == "torch":
     import torch
 
     from kmodels.core.dispatch_torch import autocasts as _autocasts
+    from kmodels.core.dispatch_torch import is_special as _is_special
     from kmodels.core.dispatch_torch import transformed as _transformed
     from kmodels.core.dispatch_torch import without_autocast
 
@@ -214,6 +224,15 @@ class Op(Generic[P, R]):
             raise InputError(_environment_error)
         if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
             return self.generic(*args, **kwargs)
+        if self.override is not None and not (_is_special() or _has_switches()):
+            # Nothing but the arguments decides, as nearly always.
+            if self.supports is not None and self.bind is not None:
+                reason = self.supports(self.bind(*args, **kwargs))
+                if reason is not None:
+                    _count(self.name, reason)
+                    return self.generic(*args, **kwargs)
+            _count(self.name, OVERRIDE)
+            return self.override(*args, **kwargs)
         if _autocasts(args):
             return without_autocast(self, self.generic, args, kwargs)
         if self.override is None or switched_off(self.name) is not None:

@@ -20,11 +20,21 @@ NARROW = {
 }
 
 
+def is_special() -> bool:
+    """Returns whether `transformed` or `autocasts` may have a say, or torch.compile is at work."""
+    return (
+        torch.compiler.is_compiling()
+        or internals_torch.in_autocast()
+        or internals_torch.in_transform()
+        or internals_torch.in_trace()
+    )
+
+
 def transformed() -> str | None:
     """Returns why no body may be opaque to autograd or a tracer (a clause), or `None`."""
     if internals_torch.in_transform():
         return "inside a transform of torch.func"
-    if torch.jit.is_tracing():
+    if internals_torch.in_trace():
         return "inside torch.jit.trace"
     return None
 

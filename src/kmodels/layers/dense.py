@@ -188,16 +188,16 @@ class Dense(WithKernel):
     def call(self, x: Tensor, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""
         traced.note()
-        if self.adapter is not None:
-            y = self.adapter(x, training)
+        if self._adapter is not None:
+            y = self._adapter(x, training)
         else:
             y = self.linear(x, self.bias)
         return y if self.activation is keras.activations.linear else self.activation(y)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Any:
         """Returns the layer without its adapter and its activation."""
-        if self.quantized is not None:
-            return self.quantized.dense(x, bias)
+        if self._quantized is not None:
+            return self._quantized.dense(x, bias)
         return ops.dense(x, self.kernel, bias)
 
     @property

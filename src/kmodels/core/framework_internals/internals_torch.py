@@ -38,6 +38,11 @@ def in_autocast() -> bool:
     return torch._C._is_any_autocast_enabled()
 
 
+def in_trace() -> bool:
+    """Tells whether `torch.jit.trace` is at work; torch's own question asks Python twice first."""
+    return torch._C._is_tracing()
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Tells whether a tensor shares its memory with another one that autograd knows."""
     return tensor._base is not None

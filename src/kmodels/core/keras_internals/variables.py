@@ -10,8 +10,6 @@ from keras.src.backend.common.variables import AutocastScope
 
 from kmodels.core.types import InitializerLike, Tensor
 
-# What holds in this thread: Keras' own look-up takes several times as long.
-_SCOPES = global_state.GLOBAL_STATE_TRACKER
 _UNINITIALIZED = "uninitialized_variables"
 
 
@@ -87,7 +85,8 @@ def value_of(variable: keras.Variable, cast: bool = True) -> Any:
         variable: the variable.
         cast: gives the value in the dtype of the layer's autocast; False for its own.
     """
-    scopes = vars(_SCOPES)
+    # What holds in this thread; Keras' own look-up takes several times as long.
+    scopes = vars(global_state.GLOBAL_STATE_TRACKER)
     if (
         type(variable) is not keras.Variable
         or scopes.get("stateless_scope") is not None
