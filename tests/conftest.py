@@ -217,6 +217,8 @@ def _clean_session():
     yield
     if "keras" in sys.modules:
         sys.modules["keras"].utils.clear_session()
+    if "compiled_once_jax" in sys.modules:
+        sys.modules["compiled_once_jax"].let_programs_go()
     # What is left, compiled programs above all, stays until the process ends.
     gc.freeze()
 

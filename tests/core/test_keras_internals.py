@@ -118,14 +118,14 @@ def parameters_are_listed_anew():
     assert "_torch_params" not in vars(layer)["_modules"]
 
 
-@contract("_inbound_nodes", "_run_through_graph", "_shape", "_maybe_warn_inputs_struct_mismatch")
+@contract("_inbound_nodes", "_run_through_graph", "_shape", "_standardize_inputs")
+@contract("_maybe_warn_inputs_struct_mismatch")
 def graphs_are_gone_through():
     model = graph()
-    (call,) = keras_internals.symbolic_calls(model.layers[-1])
-    assert call[1][0] is model.outputs[0]
-    found = keras_internals.through_graph(
-        model, np.ones((2, 3)), lambda layer: layer, lambda layer, *a, **k: layer(*a, **k)
-    )
+    ((_, (output,)),) = keras_internals.symbolic_calls(model.layers[-1])
+    inputs = keras_internals.standardized(model, np.ones((2, 3)))
+    assert output is model.outputs[0] and keras.ops.is_tensor(inputs[0])
+    found = keras_internals.through_graph(model, inputs, lambda x: x, lambda f, *a, **k: f(*a, **k))
     assert keras.tree.flatten(found)[0].shape == (2, 2)
     keras_internals.give_shape(model.outputs[0], (None, 7))
     assert model.output_shape == (None, 7) or model.outputs[0].shape == (None, 7)

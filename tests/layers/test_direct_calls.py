@@ -122,7 +122,7 @@ def masked():
         ("no layer of Keras is calling it", lambda: why(dense(), X, inside=False)),
         ("Keras builds it", lambda: why(layers.Dense(4), X)),
         ("it has an activity regularizer", lambda: why(dense(activity_regularizer="l2"), X)),
-        ("it has an input spec", lambda: why(dense(autocast=False), X)),
+        (None, lambda: why(dense(autocast=False), X.bfloat16())),
         ("Keras casts its variables", lambda: why(dense(dtype="mixed_bfloat16"), X.bfloat16())),
         ("Keras casts its arguments", lambda: why(dense(dtype="bfloat16"), X)),
         ("Keras casts its arguments", lambda: why(dense(), X.bfloat16())),

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Any,
     Generic,
     Literal,
@@ -35,6 +34,7 @@ from typing import (
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.types.op_call import OpCall, call_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -165,38 +165,6 @@ if backend() == "torch":
         return False
 
 
-class OpCall:
-    """The arguments of a call by the names of the op's parameters, defaults filled in.
-
-    def supports(call: OpCall) -> str | None:
-        return "there is no soft cap" if call.soft_cap is not None else None
-    """
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-def _call_type(generic: Callable[..., Any]) -> type[OpCall]:
-    """Makes the class of an op's calls: its constructor takes the parameters of the op.
-
-    It is compiled once, as `dataclasses` does it, since ops are called for each layer and token:
-    `inspect.Signature.bind` would take a hundred times as long.
-    """
-    names = list(inspect.signature(generic).parameters)
-    code = generic.__code__
-    plain, keyword = names[: code.co_argcount], names[code.co_argcount :]
-    given = ", ".join(["self", *plain, *(["*", *keyword] if keyword else [])])
-    lines = [f"def __init__({given}):", *(f"    self.{name} = {name}" for name in names)]
-    found: dict[str, Any] = {}
-    exec("\n".join(lines), found)
-    made = found["__init__"]
-    made.__defaults__, made.__kwdefaults__ = generic.__defaults__, generic.__kwdefaults__
-    return type("OpCall", (OpCall,), {"__slots__": tuple(names), "__init__": made})
-
-
 class Op(Generic[P, R]):
     """A function with a body for all backends and, maybe, one for the running backend.
 
@@ -307,7 +275,7 @@ def override(
                     f"{supports.__name__}{inspect.signature(supports)} must take one parameter, "
                     f"call: an OpCall with the arguments of {target.name}."
                 )
-            target.bind = _call_type(target.generic)
+            target.bind = call_type(target.generic)
         target.override = function
         target.supports = supports
         return function

@@ -135,8 +135,6 @@ class Attention(WithKernel):
                     "or leave them out"
                 )
             return x
-        if positions is None:
-            positions = keras.ops.arange(shape_of(x)[1], dtype="int32")
         return ops.rotary_embedding(
             x, positions, max_wavelength=self.rope_wavelength, scaling=self.rope_scaling
         )

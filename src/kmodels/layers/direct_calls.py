@@ -80,6 +80,9 @@ def run(layer: keras.layers.Layer, call: Callable[..., Any], args: tuple, kwargs
 
     Where no part of it needs Keras, its parts do not ask again.
     """
+    if not layer.autocast:
+        with keras_internals.no_autocast():
+            return call(*args, **kwargs)
     if _backend is None or not _backend.is_sealed(layer):
         return call(*args, **kwargs)
     before = calls.training

@@ -30,16 +30,18 @@ def declines(layer: "Layer", args: tuple, kwargs: dict[str, Any]) -> str | None:
     if internals_torch.has_hooks(layer):
         return "it has hooks"
     compute_dtype = layer.compute_dtype
-    if not keras_internals.reads_variables_as(layer, compute_dtype):
+    if layer.autocast and not keras_internals.reads_variables_as(layer, compute_dtype):
         return "Keras casts its variables to another dtype than the layer around it"
-    dtype = _DTYPES.get(compute_dtype)
+    if compute_dtype not in _DTYPES:
+        return "it computes in whole numbers"
+    dtype = _DTYPES[compute_dtype] if layer.autocast else None
     if not args or any(not isinstance(x, torch.Tensor) and x is not None for x in args):
         return "Keras converts its arguments, or refuses them"
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, torch.Tensor):
             if x.is_meta:
                 return "Keras infers shapes"
-            if x.dtype is not dtype and x.is_floating_point():
+            if x.dtype is not dtype and dtype is not None and x.is_floating_point():
                 return "Keras casts its arguments"
             if getattr(x, "_keras_mask", None) is not None:
                 return "Keras hands on a mask"
@@ -83,6 +85,7 @@ def _hooks_of_parts(layer: "Layer") -> list[dict[int, Any]] | None:
             or "call" in vars(part)
             or keras_internals.needs_keras_call(part) is not None
             or part.makes_masks
+            or not part.autocast
             or part.dtype_policy.name != policy.name
         ):
             return None

@@ -11,7 +11,11 @@ from kmodels.ops._wide import wide
 
 @op
 def rotary_embedding(
-    x: Tensor, positions: Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
+    x: Tensor,
+    positions: Tensor | None = None,
+    *,
+    max_wavelength: float = 10_000.0,
+    scaling: float = 1.0,
 ) -> Tensor:
     """Rotates pairs of channels by angles that grow with the position.
 
@@ -24,7 +28,7 @@ def rotary_embedding(
 
     Args:
         x: queries or keys.
-        positions: positions of the tokens, from 0.
+        positions: positions of the tokens, from 0; None for 0, 1, ...
         max_wavelength: the base of the geometric series, "theta" elsewhere.
         scaling: positions are divided by it (linear scaling of the context).
 
@@ -35,6 +39,8 @@ def rotary_embedding(
     Source: https://arxiv.org/abs/2104.09864, https://arxiv.org/abs/2306.15595 (scaling)
     """
     check_rotary_embedding(x)
+    if positions is None:
+        positions = ops.arange(ops.shape(x)[1], dtype="int32")
     dtype = wide(x)
     frequencies = ops.convert_to_tensor(_frequencies(x.shape[-1], max_wavelength, scaling), dtype)
     angles = ops.multiply(ops.expand_dims(ops.cast(positions, dtype), -1), frequencies)

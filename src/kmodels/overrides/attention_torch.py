@@ -5,7 +5,7 @@ half precision, with dropout and under a causal mask, of which it computes both 
 products do it, a block of queries after the other, with a backward pass of their own.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -107,9 +107,8 @@ def attention_torch(
         scale = query.shape[3] ** -0.5 if scale is None else scale
         if mask is not None:
             mask = allowed_pairs(query, key, mask, False, None)
-        return _Products.apply(
-            query, key, value, mask, segments, causal, window, scale, kept, share
-        )
+        products = _Products.apply if torch.is_grad_enabled() else _forward_alone
+        return products(query, key, value, mask, segments, causal, window, scale, kept, share)
     # torch aligns its own causal mask to the first key, the op to the last.
     hides = mask is not None or window is not None or segments is not None
     aligned = causal and not hides and length == keys
@@ -278,6 +277,17 @@ def _products_again(ctx: Context) -> Any:
     query, key, value, mask, segments, kept, *_ = ctx.saved_tensors
     options = mask, segments, ctx.causal, ctx.window, ctx.scale, kept, ctx.share
     return (query, key, value), lambda q, k, v: _plain(q, k, v, *options)
+
+
+class _NoContext:
+    """Takes what a forward pass keeps for a backward pass that does not come."""
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
+        pass
+
+
+def _forward_alone(*arguments: Any) -> torch.Tensor:
+    return _Products.forward(cast(Context, _NoContext()), *arguments)
 
 
 class _Products(torch.autograd.Function):

@@ -18,11 +18,16 @@ def supports(call: OpCall) -> str | None:
 
 @override(rotary_embedding, supports)
 def rotary_embedding_jax(
-    x: jax.Array, positions: jax.Array, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
+    x: jax.Array,
+    positions: jax.Array | None = None,
+    *,
+    max_wavelength: float = 10_000.0,
+    scaling: float = 1.0,
 ) -> jax.Array:
     """Computes the op itself; its gradient is the inverse rotation, unlike autodiff's."""
     check_rotary_embedding(x)
-    x, positions = jnp.asarray(x), jnp.asarray(positions)
+    x = jnp.asarray(x)
+    positions = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling).astype(dtype)
     angles = positions.astype(dtype)[..., None] * frequencies  # (T, H/2) or (B, T, H/2)

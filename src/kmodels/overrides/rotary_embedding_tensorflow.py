@@ -16,14 +16,20 @@ from kmodels.overrides._tensors_tensorflow import static_shape
 
 @override(rotary_embedding)
 def rotary_embedding_tensorflow(
-    x: tf.Tensor, positions: tf.Tensor, *, max_wavelength: float = 10_000.0, scaling: float = 1.0
+    x: tf.Tensor,
+    positions: tf.Tensor | None = None,
+    *,
+    max_wavelength: float = 10_000.0,
+    scaling: float = 1.0,
 ) -> tf.Tensor:
     """Computes the op itself; the tape would pad and add halves of gradients."""
     check_rotary_embedding(x)
-    x, positions = ops.convert_to_tensor(x), ops.convert_to_tensor(positions)
+    x = ops.convert_to_tensor(x)
+    given = tf.range(tf.shape(x)[1]) if positions is None else positions
     dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
     frequencies = rotary_frequencies(static_shape(x)[-1], max_wavelength, scaling)
-    places: Any = tf.cast(positions, dtype)  # the stub knows neither `...` nor None in an index
+    # The stub knows neither `...` nor None in an index.
+    places: Any = tf.cast(ops.convert_to_tensor(given), dtype)
     angles = places[..., None] * tf.constant(frequencies, dtype)
     angles = angles[..., None, :]  # (T, 1, H/2) or (B, T, 1, H/2)
     cosine, sine = tf.cos(angles), tf.sin(angles)

@@ -1,10 +1,13 @@
 """Rotary position embedding for torch: turned back on the way back, so that no input is kept."""
 
 from functools import cache
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 
 from kmodels.core.dispatch import OpCall, override
+from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,
@@ -51,21 +54,73 @@ def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
 @override(rotary_embedding, supports)
 def rotary_embedding_torch(
     x: torch.Tensor,
-    positions: torch.Tensor,
+    positions: torch.Tensor | None = None,
     *,
     max_wavelength: float = 10_000.0,
     scaling: float = 1.0,
 ) -> torch.Tensor:
     """Computes the op itself, half of x at a time into one result."""
     check_rotary_embedding(x)
-    x, positions = as_tensor(x), as_tensor(positions)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    frequencies = _frequencies(x.shape[-1], max_wavelength, scaling, x.device, dtype)
-    angles = positions.to(dtype)[..., None, None] * frequencies  # (T or B, T, 1, H/2)
-    cosine, sine = angles.cos(), angles.sin()
+    x, positions = as_tensor(x), None if positions is None else as_tensor(positions)
+    cosine, sine = _tables(x, positions, max_wavelength, scaling)
     if not torch.is_grad_enabled():
         return _rotate(x, cosine, sine)
     return _Rotation.apply(x, cosine, sine)
+
+
+class _Tables(NamedTuple):
+    """Cosines and sines, and the positions that they are of: a tensor as it was, or a length."""
+
+    positions: ref[torch.Tensor] | int
+    version: int
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+    def are_of(self, positions: torch.Tensor | None, length: int) -> bool:
+        if positions is None:
+            return self.positions == length
+        found = self.positions
+        return (
+            isinstance(found, ref)
+            and found() is positions
+            and self.version == internals_torch.version_of(positions)
+        )
+
+
+# Others belong to a mode of torch, as that of shapes without numbers.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# The last ones of each kind: queries, keys and all blocks turn by the same angles.
+_last: dict[tuple[Any, ...], _Tables] = {}
+
+
+def _tables(
+    x: torch.Tensor, positions: torch.Tensor | None, max_wavelength: float, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns cosines and sines, (T or B, T, 1, H/2)."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    kind, length = (x.shape[-1], max_wavelength, scaling, x.device, dtype), x.shape[1]
+    stay = _stay(x, positions)
+    if stay and (known := _last.get(kind)) is not None and known.are_of(positions, length):
+        return known.cosine, known.sine
+    places = torch.arange(length, device=x.device) if positions is None else positions
+    angles = places.to(dtype)[..., None, None] * _frequencies(*kind)
+    cosine, sine = angles.cos(), angles.sin()
+    if stay:
+        held = length if positions is None else ref(positions)
+        version = 0 if positions is None else internals_torch.version_of(positions)
+        _last[kind] = _Tables(held, version, cosine, sine)
+    return cosine, sine
+
+
+def _stay(x: torch.Tensor, positions: torch.Tensor | None) -> bool:
+    """Returns whether tables made now may serve another call: not those of a mode or a graph."""
+    return not (
+        torch.is_inference_mode_enabled()
+        or type(x) not in _PLAIN
+        or (positions is not None and type(positions) not in _PLAIN)
+        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+        or internals_torch.in_transform()
+    )
 
 
 @cache

@@ -38,6 +38,11 @@ def in_autocast() -> bool:
     return torch._C._is_any_autocast_enabled()
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Returns a number that is another one after each change of a tensor in place, or -1."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def in_trace() -> bool:
     """Tells whether `torch.jit.trace` is at work; torch's own question asks Python twice first."""
     return torch._C._is_tracing()

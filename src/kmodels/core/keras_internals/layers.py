@@ -96,8 +96,8 @@ def needs_keras_call(layer: keras.Layer) -> str | None:
         return "it is rematerialized"
     if layer.activity_regularizer is not None:
         return "it has an activity regularizer"
-    if not layer.autocast or layer._input_spec is not None:
-        return "it has an input spec, or takes no part in autocast"
+    if layer._input_spec is not None:
+        return "it has an input spec"
     if layer.quantization_mode is not None:
         return "its policy is quantized"
     return None

@@ -110,8 +110,6 @@ class DecoderAttention(_OfBlock):
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         block, length = self.block, shape_of(x)[1]
-        if positions is None:
-            positions = keras.ops.arange(length, dtype="int32")
         q = self._heads(self.query_dense(x), block.num_query_heads, length)
         k = self._heads(self.key_dense(x), block.num_key_value_heads, length)
         v = self._heads(self.value_dense(x), block.num_key_value_heads, length)
