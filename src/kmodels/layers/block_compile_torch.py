@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import torch
 
+from kmodels.core import keras_internals
 from kmodels.core.dispatch import generic_now
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
@@ -44,6 +45,9 @@ def put(blocks: Iterable[Any]) -> None:
             'breaks the graph; leave "auto"'
         )
     check_compiler()
+    # A graph is bound to whether this thread has ever had a scope of autocast.
+    with keras_internals.no_autocast():
+        pass
     # Torch's declared overloads lack the last two arguments.
     compiler: Any = torch.compile
     # Shapes are static until one changes; then that axis is free in the one graph that follows.

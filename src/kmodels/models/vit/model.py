@@ -143,8 +143,10 @@ class ViTBackbone(Backbone):
             return super().call(self._given(inputs), training=training, mask=mask)
         (x,) = keras_internals.standardized(self, self._given(inputs))
         told = {} if training is None else {"training": training}
+        # Compiled blocks share a graph where they are given the same arguments.
+        last = told if keep is None else {**told, "keep": keep}
         for step in self.steps:
-            x = step(x, keep=keep, **told) if step is self.blocks[-1] else step(x, **told)
+            x = step(x, **(last if step is self.blocks[-1] else told))
         return x
 
     def compute_output_spec(
