@@ -24,7 +24,7 @@ class _Groups(keras_internals.ParallelSteps):
         """Keras' step, with gradients that lie as the weights do."""
         both = zip(grads, variables, strict=True)
         super().apply_all(
-            [_like(gradient, variable.value) for gradient, variable in both], variables
+            [_like(gradient, _value(variable)) for gradient, variable in both], variables
         )
 
     @torch.no_grad()
@@ -51,7 +51,7 @@ class _Groups(keras_internals.ParallelSteps):
             group[0].append(gradient)
             group[1].append(variable)
             if self._decays[index]:
-                group[2].append(_own(variable.value))
+                group[2].append(_own(_value(variable)))
         for (multiplier, _), (gradients, members, decayed) in groups.items():
             rate = learning_rate * multiplier
             if self.weight_decay and decayed:
@@ -63,8 +63,8 @@ class _Groups(keras_internals.ParallelSteps):
         """Keras' averages in few kernels."""
         if not self.use_ema:
             return
-        values = [_own(v.value) for v in variables]
-        averages = [_own(average.value) for _, average in keras_internals.moving_averages(self)]
+        values = [_own(_value(v)) for v in variables]
+        averages = [_own(_value(average)) for _, average in keras_internals.moving_averages(self)]
         # The first update starts the average at the weights, as Keras' own does.
         momentum = (self.iterations != 0) * self.ema_momentum
         internals_torch.multiply_all_(averages, momentum)
@@ -78,10 +78,10 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
         self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
     ) -> None:
         """Takes torch's fused kernel where it accepts the tensors, else Keras' step."""
-        weights = [_own(variable.value) for variable in variables]
+        weights = [_own(_value(variable)) for variable in variables]
         slots = [keras_internals.adam_slots(self, variable) for variable in variables]
         first, second, highest = (
-            [_own(slot.value) for slot in kind if slot is not None]
+            [_own(_value(slot)) for slot in kind if slot is not None]
             for kind in zip(*slots, strict=True)
         )
         own = [_own(g).to(w.dtype).contiguous() for g, w in zip(grads, weights, strict=True)]
@@ -98,6 +98,10 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
             learning_rate=rate.to(torch.float32), beta_1=self.beta_1, beta_2=self.beta_2,
             epsilon=self.epsilon, amsgrad=self.amsgrad,
         )  # fmt: skip
+
+
+def _value(variable: keras.Variable) -> Any:
+    return keras_internals.value_of(variable, cast=False)
 
 
 def _own(tensor: Any) -> Any:
