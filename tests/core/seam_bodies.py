@@ -57,6 +57,10 @@ from kmodels.memory import facts_torch as memory_facts_torch
 from kmodels.memory.sizes import FactsBackend
 from kmodels.models.common import order_torch as models_common_order_torch
 from kmodels.models.common.inputs import OrderBackend
+from kmodels.ops import _recompute_jax as ops__recompute_jax
+from kmodels.ops import _recompute_tensorflow as ops__recompute_tensorflow
+from kmodels.ops import _recompute_torch as ops__recompute_torch
+from kmodels.ops._attention_blockwise import RecomputeBackend
 from kmodels.tools import doctor_jax as tools_doctor_jax
 from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
 from kmodels.tools import doctor_torch as tools_doctor_torch
@@ -135,6 +139,9 @@ _memory_facts_jax: FactsBackend = memory_facts_jax
 _memory_facts_torch: FactsBackend = memory_facts_torch
 _memory_facts_tensorflow: FactsBackend = memory_facts_tensorflow
 _models_common_order_torch: OrderBackend = models_common_order_torch
+_ops__recompute_jax: RecomputeBackend = ops__recompute_jax
+_ops__recompute_torch: RecomputeBackend = ops__recompute_torch
+_ops__recompute_tensorflow: RecomputeBackend = ops__recompute_tensorflow
 _tools_bench_device_jax: DeviceBackend = tools_bench_device_jax
 _tools_bench_device_torch: DeviceBackend = tools_bench_device_torch
 _tools_bench_device_tensorflow: DeviceBackend = tools_bench_device_tensorflow

@@ -3,16 +3,13 @@
 from typing import Any
 
 import keras
-from keras import ops
 
 from kmodels.core.dispatch import op
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.ops._wide import wide
+from kmodels.ops import _attention_blockwise as blockwise
+from kmodels.ops._attention_parts import Hidden, allowed_pairs, products
 from kmodels.ops.dropout import dropout as dropout_op
-
-# Far below any score, yet finite: softmax over -inf alone is NaN, and so is its gradient.
-MASKED = -1e30
 
 
 @op
@@ -69,36 +66,16 @@ def attention(
     """
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
-    heads, groups, head_dim = query.shape[2], key.shape[2], query.shape[3]
-    batch, length = ops.shape(query)[0], ops.shape(query)[1]
-    grouped = heads != groups
-    if grouped:
-        query = ops.reshape(query, (batch, length, groups, heads // groups, head_dim))
-    dtype, factor = wide(query), head_dim**-0.5 if scale is None else scale
-    narrow = ops.dtype(query) == "float16"
-    if narrow:  # whose range products leave before they are scaled
-        query = ops.cast(ops.cast(query, dtype) * factor, "float16")
-    scores = ops.einsum("btkgh,bskh->bkgts" if grouped else "btkh,bskh->bkts", query, key)
-    scores = ops.cast(scores, dtype)
-    if not narrow:
-        scores = scores * factor
-    if soft_cap is not None:
-        scores = ops.tanh(scores / soft_cap) * soft_cap
+    hidden = Hidden(mask, segment_ids, block_ids, causal, window)
+    if blockwise.pays(query, key, mask):
+        words = blockwise.words(seed) if dropout and seed is not None else None
+        return blockwise.attention(query, key, value, hidden, words, scale, soft_cap, dropout)
     allowed = allowed_pairs(query, key, mask, causal, window, segment_ids, block_ids)
-    if allowed is not None:
-        if grouped:
-            allowed = _group(allowed, groups)
-        scores = ops.where(allowed, scores, ops.cast(MASKED, dtype))
-    weights = ops.cast(ops.softmax(scores, axis=-1), ops.dtype(value))
-    if dropout and seed is not None:
-        weights = dropout_op(weights, dropout, seed)
-    output = ops.einsum("bkgts,bskh->btkgh" if grouped else "bkts,bskh->btkh", weights, value)
-    if mask is not None:
-        # Only a caller's mask can leave a query nothing to attend to; its weights are uniform.
-        some = ops.any(allowed, axis=-1, keepdims=True)
-        some = ops.transpose(some, (0, 3, 1, 2, 4) if grouped else (0, 2, 1, 3))
-        output = ops.where(some, output, ops.zeros((), dtype=ops.dtype(output)))
-    return ops.reshape(output, (batch, length, heads, head_dim)) if grouped else output
+
+    def drop(weights: Tensor) -> Any:
+        return dropout_op(weights, dropout, seed) if dropout and seed is not None else weights
+
+    return products(query, key, value, allowed, mask is not None, scale, soft_cap, drop)
 
 
 def check_attention(
@@ -178,60 +155,3 @@ def _fits(size: object, *allowed: object) -> bool:
     """Returns whether a size may be one of these, of which some may not be known."""
     known = [x for x in (size, *allowed) if isinstance(x, int)]
     return len(known) <= len(allowed) or size in allowed
-
-
-def allowed_pairs(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    window: int | None,
-    segment_ids: Tensor | None = None,
-    block_ids: Tensor | None = None,
-) -> Any:
-    """Joins mask, causal flag, window, segments and blocks.
-
-    Returns:
-        bool, four axes, broadcastable to (B, N, T, S), or `None` if every query sees every key.
-    """
-    allowed = None
-    if mask is not None:
-        axes = len(mask.shape)
-        mask = ops.cast(mask, "bool")
-        allowed = ops.reshape(mask, (1,) * (4 - axes) + tuple(ops.shape(mask)))
-    length, keys = ops.shape(query)[1], ops.shape(key)[1]
-    if segment_ids is not None:
-        allowed = _both(allowed, _same(segment_ids, length, keys))
-    if not causal and window is None:
-        return allowed
-    position = ops.expand_dims(ops.arange(length, dtype="int32") + (keys - length), 1)
-    behind = position - ops.expand_dims(ops.arange(keys, dtype="int32"), 0)
-    behind = ops.reshape(behind, (1, 1, length, keys))
-    if causal:
-        seen = behind >= 0
-        if block_ids is not None:
-            inside = ops.expand_dims(ops.expand_dims(ops.greater_equal(block_ids, 0), 1), 1)
-            seen = ops.logical_or(seen, _both(_same(block_ids, length, keys), inside))
-        allowed = _both(allowed, seen)
-    if window is not None:
-        allowed = _both(allowed, (behind if causal else ops.abs(behind)) < window)
-    return allowed
-
-
-def _both(first: Tensor | None, second: Tensor) -> Tensor:
-    return second if first is None else ops.logical_and(first, second)
-
-
-def _same(ids: Tensor, length: int, keys: int) -> Tensor:
-    """(B, S) -> (B, 1, T, S): whether query and key have the same number."""
-    ids = ops.convert_to_tensor(ids)
-    own = ids[:, keys - length :]
-    return ops.expand_dims(ops.equal(ops.expand_dims(own, 2), ops.expand_dims(ids, 1)), 1)
-
-
-def _group(allowed: Tensor, groups: int) -> Tensor:
-    """(B, N or 1, T, S) -> (B, K or 1, N // K or 1, T, S)."""
-    batch, heads, length, keys = ops.shape(allowed)
-    if heads == 1:
-        return ops.expand_dims(allowed, 1)
-    return ops.reshape(allowed, (batch, groups, heads // groups, length, keys))

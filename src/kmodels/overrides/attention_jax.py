@@ -15,13 +15,8 @@ from jax import lax
 from jax import numpy as jnp
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.attention import (
-    MASKED,
-    allowed_pairs,
-    attention,
-    check_attention,
-    check_ids,
-)
+from kmodels.ops._attention_parts import MASKED, allowed_pairs
+from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks, near
 

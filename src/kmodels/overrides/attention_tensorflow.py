@@ -13,13 +13,8 @@ import tensorflow as tf
 from keras import ops
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.attention import (
-    MASKED,
-    allowed_pairs,
-    attention,
-    check_attention,
-    check_ids,
-)
+from kmodels.ops._attention_parts import MASKED, allowed_pairs
+from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides._tensors_tensorflow import later, static_shape, wide
 from kmodels.overrides.blocks import Block, blocks, near

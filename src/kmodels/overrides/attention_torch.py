@@ -15,13 +15,8 @@ from torch.nn import functional
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
-from kmodels.ops.attention import (
-    MASKED,
-    allowed_pairs,
-    attention,
-    check_attention,
-    check_ids,
-)
+from kmodels.ops._attention_parts import MASKED, allowed_pairs
+from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides._attention_products_torch import (
     as_heads,
     as_rows,

@@ -1,0 +1,30 @@
+"""Work in blocks on torch, by its own checkpoints."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from kmodels.core.dispatch_torch import transformed
+
+if TYPE_CHECKING:
+    from kmodels.ops._attention_blockwise import Block
+
+
+def blockwise(
+    function: Callable[..., Any],
+    blocks: Sequence["Block"],
+    tensors: tuple[Any, Any, Any],
+    others: Any,
+) -> Any:
+    """See `RecomputeBackend.blockwise`; transforms of torch.func and traces keep what they need."""
+    keeps = not torch.is_grad_enabled() or transformed() is not None
+    outputs = []
+    for block in blocks:
+        if keeps:
+            outputs.append(function(*block, *tensors, others))
+        else:
+            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+            outputs.append(checkpoint(function, *block, *tensors, others, **options))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
