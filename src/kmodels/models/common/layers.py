@@ -120,8 +120,11 @@ class DecoderAttention(_OfBlock):
         if cache is not None:
             k, v, visible = cache.extend(k, v, self.window)
         else:
+            mask = mask if x_mask is None else x_mask
+            if mask is not None:  # (B, S): the keys that are there, for all queries alike
+                mask = keras.ops.expand_dims(keras.ops.cast(mask, "bool"), (1, 2))
             visible = {"causal": True, "window": self._window(length)}
-            visible["mask"] = _visible(segment_ids, mask if x_mask is None else x_mask)
+            visible |= {"mask": mask, "segment_ids": segment_ids}
         active = training and self.seed_generator is not None
         y = ops.attention(
             q,
@@ -144,15 +147,6 @@ class DecoderAttention(_OfBlock):
 
     def _heads(self, x: Tensor, heads: int, length: int) -> Any:
         return reshape(x, (-1, length, heads, self.block.head_dim))
-
-
-def _visible(segment_ids: Tensor | None, mask: Tensor | None) -> Any:
-    """Returns the mask besides causality, broadcastable to (B, 1, T, T); None for all."""
-    allowed = None if mask is None else keras.ops.cast(mask, "bool")[:, None, None]
-    if segment_ids is not None:
-        same = keras.ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])[:, None]
-        allowed = same if allowed is None else keras.ops.logical_and(allowed, same)
-    return allowed
 
 
 class DecoderBlock(_OfBlock):
