@@ -176,7 +176,6 @@ def cases() -> list[OpCase]:
             case.keywords | ({"mask": mask(case)} if case.mask else {}),
         )
         for case in ATTENTION
-        if "soft_cap" not in case.keywords
     ]
     found += [
         ("layer_norm", "with bias", [normal(2, 5, 12) + 3, normal(12), normal(12)], {}),

@@ -197,10 +197,10 @@ def test_which_calls_go_by_blocks() -> None:
 
 
 def test_windows_leave_out_keys_that_nobody_sees() -> None:
-    found = blockwise.cuts(8192, 8192, False, True, 1024)
+    found = blockwise.cuts(8192, 8192, False, True, 1024, 256)
     assert all(block.width <= 1024 + block.size for block in found)
     assert sum(block.size for block in found) == 8192
-    full = blockwise.cuts(8192, 8192, False, True, None)
+    full = blockwise.cuts(8192, 8192, False, True, None, 256)
     assert sum(x.size * x.width for x in full) < 0.52 * 8192**2
 
 

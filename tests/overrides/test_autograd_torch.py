@@ -31,7 +31,8 @@ if keras.backend.backend() == "torch":
                 ".".join(["kmodels", *path.relative_to(SOURCE).with_suffix("").parts])
             )
             for name, value in vars(module).items():
-                if inspect.isclass(value) and issubclass(value, torch.autograd.Function):
+                is_function = inspect.isclass(value) and issubclass(value, torch.autograd.Function)
+                if is_function and value.__module__ == module.__name__:
                     found[f"{path.stem}.{name}"] = value
         return found
 
@@ -42,11 +43,19 @@ if keras.backend.backend() == "torch":
     MLP = [(2, 3, 4), (4, 5), (5,), (5, 2), (2,)]
     # Function: cases of (call, shapes of what it is differentiated by).
     CASES = {
-        "attention_torch._Products": [
+        "_attention_blocks_torch.Products": [
             (lambda q, k, v: ops.attention(q, k, v, causal=True), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK, causal=True, window=2), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK, dropout=0.4, seed=seed()), HEADS),
             (lambda x: ops.attention(x, x, x, causal=True, scale=0.7), HEADS[1:2]),
+            # With a soft cap the weights, and what dropout keeps of them, are computed twice.
+            (lambda q, k, v: ops.attention(q, k, v, MASK, soft_cap=0.7), HEADS),
+            (
+                lambda q, k, v: ops.attention(
+                    q, k, v, causal=True, soft_cap=0.7, dropout=0.4, seed=seed()
+                ),
+                HEADS,
+            ),
         ],
         "attention_torch._Fused": [
             (lambda q, k, v: ops.attention(q, k, v), HEADS),

@@ -15,7 +15,7 @@ if keras.backend.backend() == "torch":
     import torch
 
     from kmodels.core import dispatch_torch
-    from kmodels.overrides import attention_torch
+    from kmodels.overrides import _attention_blocks_torch, attention_torch
 
     def _kernels(function) -> set[str]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -57,7 +57,7 @@ if keras.backend.backend() == "torch":
         assert fused not in _kernels(lambda: ops.attention(*square, causal=True))
         seed = keras.random.SeedGenerator(1)
         assert fused not in _kernels(lambda: ops.attention(*tensors, dropout=0.1, seed=seed))
-        assert "no soft cap" in ops.attention.declines(*tensors, soft_cap=1.0)
+        assert fused not in _kernels(lambda: ops.attention(*tensors, soft_cap=1.0))
         assert "no SeedGenerator" in ops.attention.declines(*tensors, dropout=0.1, seed=3)
 
     @pytest.mark.parametrize("case", op_cases.ATTENTION, ids=lambda case: case.name)
@@ -67,7 +67,7 @@ if keras.backend.backend() == "torch":
         mask = op_cases.mask(case) if case.mask else None
 
         def run(near: int):
-            monkeypatch.setattr(attention_torch, "NEAR", near)
+            monkeypatch.setattr(_attention_blocks_torch, "NEAR", near)
             seed = keras.random.SeedGenerator(3)
             return value_and_grad(
                 lambda *x: ops.attention(*x, mask, **case.keywords, dropout=0.2, seed=seed),
@@ -86,14 +86,18 @@ if keras.backend.backend() == "torch":
         "causal window": {"causal": True, "window": 20},
         "window": {"window": 70},
         "mask, causal": {"causal": True, "mask": True},
+        "segments, causal window": {"causal": True, "window": 70, "segments": True},
+        "plain": {},
     }
 
-    @pytest.mark.parametrize("kernel", ["products", "sdpa"])
+    @pytest.mark.parametrize("kernel", ["products", "products again", "sdpa"])
     @pytest.mark.parametrize("label", LONG_CASES)
     def test_attention_over_several_blocks(label, kernel, monkeypatch) -> None:
         """150 tokens are three blocks of the products; both kernels, whatever is the faster."""
         keywords = dict(LONG_CASES[label])
-        monkeypatch.setattr(attention_torch, "by_products", lambda *_: kernel == "products")
+        monkeypatch.setattr(attention_torch, "by_products", lambda *_: kernel != "sdpa")
+        if kernel == "products again":  # as for texts longer than it
+            monkeypatch.setattr(attention_torch, "KEPT", 0)
         rng = np.random.default_rng(5)
         queries, keys = keywords.pop("queries", 150), 150
         arrays = [
@@ -103,6 +107,8 @@ if keras.backend.backend() == "torch":
         if keywords.pop("mask", False):
             segments = np.sort(rng.integers(0, 4, (2, keys)), axis=1)
             keywords["mask"] = segments[:, None, :, None] == segments[:, None, None]
+        if keywords.pop("segments", False):
+            keywords["segment_ids"] = np.sort(rng.integers(0, 4, (2, keys)), axis=1)
         value, gradients = value_and_grad(
             lambda *x: ops.attention.override(*x, **keywords), *arrays, dtype="float32"
         )

@@ -19,7 +19,7 @@ from kmodels.ops._attention_parts import Hidden, pairs, products
 # Pairs of query and key from which blocks pay: one of a batch has 2 MB of scores for each head.
 PAIRS = 2**19
 # Queries of a block: at most the first, at least the second, and as many as have so many scores.
-MOST, LEAST, SCORES = 256, 64, 2**21
+MOST, LEAST, SCORES = 256, 64, 2**20
 WORD = 2**32
 
 
@@ -131,11 +131,14 @@ def attention(
         )
 
     ahead = not causal or hidden.block_ids is not None
-    found = cuts(length, keys, ahead, causal, window)
+    size = max(LEAST, min(MOST, SCORES // keys))
+    found = cuts(length, keys, ahead, causal, window, size)
     return _native.blockwise(block, found, (query, key, value), (*given, words))
 
 
-def cuts(length: int, keys: int, ahead: bool, causal: bool, window: int | None) -> list[Block]:
+def cuts(
+    length: int, keys: int, ahead: bool, causal: bool, window: int | None, size: int
+) -> list[Block]:
     """Returns blocks of queries, without the keys that no query of a block may see.
 
     Args:
@@ -144,8 +147,8 @@ def cuts(length: int, keys: int, ahead: bool, causal: bool, window: int | None) 
         ahead: whether a query may see keys behind which it stands, S - T places on.
         causal: as in `kmodels.ops.attention`.
         window: as in `kmodels.ops.attention`.
+        size: queries of a block.
     """
-    size = max(LEAST, min(MOST, SCORES // keys))
     found = []
     for start in range(0, length, size):
         stop = min(start + size, length)

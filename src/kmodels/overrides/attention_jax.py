@@ -15,23 +15,25 @@ from jax import lax
 from jax import numpy as jnp
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_parts import MASKED, allowed_pairs
+from kmodels.ops._attention_blockwise import cuts
+from kmodels.ops._attention_parts import MASKED, Hidden, allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
+from kmodels.overrides import _attention_loops_jax as loop
 from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks, near
 
 # Queries of a block: measured between 32 and 256.
 SIZE = 64
+# Tokens from which on weights are computed again, in loops: keeping them takes length x keys.
+LONG = 512
+# Queries of a block in a loop, and scores of one that are not to be more if it can be.
+LOOP_SIZE, SCORES = 128, 2**21
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves CPUs, except for soft caps, image blocks, unusual seeds and model parallelism."""
+    """Serves CPUs, except for seeds that are not a generator, and model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU were products by blocks measured to be faster"
-    if call.soft_cap is not None:
-        return "the backward pass by blocks has no soft cap"
-    if call.block_ids is not None:
-        return "it leaves out the keys ahead, which image blocks see"
     drops = call.dropout and call.seed is not None
     if drops and not isinstance(call.seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
@@ -71,39 +73,52 @@ def attention_jax(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | jax.Array | None = None,
 ) -> jax.Array:
-    """Keeps the attention weights for the way back, and nothing else of their size."""
+    """Keeps the attention weights of short texts for the way back; else nothing of their size."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     batch, length, heads, head_dim = query.shape
     keys, groups = key.shape[1:3]
     shared = heads // groups
+    loops = soft_cap is not None or block_ids is not None or length * keys > LONG**2
     pairs = allowed_pairs(query, key, mask, False, None)
     if pairs is not None:
         # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, T or 1, G or 1, S or 1)
         split = (groups, shared) if pairs.shape[1] > 1 else (1, 1)
         pairs = pairs.reshape(pairs.shape[0], *split, *pairs.shape[2:]).swapaxes(2, 3)
-    kept, share = None, 1.0
-    if dropout and seed is not None:
-        shape = (batch, groups, length * shared, keys)
-        kept, share = dropout_jax.kept(seed, shape, dropout), 1.0 / (1.0 - dropout)  # type: ignore[arg-type]
-    plan = _Plan(
-        blocks=tuple(
-            (queries.start, queries.stop, seen.start, seen.stop)
-            for queries, seen in blocks(length, keys, causal, window, SIZE)
-        ),
-        shared=shared,
-        offset=keys - length,
-        causal=causal,
-        window=window,
-        scale=head_dim**-0.5 if scale is None else scale,
-        share=share,
-    )
     rows = query.reshape(batch, length, groups, shared, head_dim).transpose(0, 2, 1, 3, 4)
     rows = rows.reshape(batch, groups, length * shared, head_dim)
-    segments = None if segment_ids is None else jnp.asarray(segment_ids)
-    hidden = (pairs, segments, kept)
-    output: Any = _products(rows, key.swapaxes(1, 2), value.swapaxes(1, 2), hidden, plan)
+    inputs = rows, key.swapaxes(1, 2), value.swapaxes(1, 2)
+    segments, images = (None if x is None else jnp.asarray(x) for x in (segment_ids, block_ids))
+    words = dropout_jax.words(seed) if dropout and seed is not None else None  # type: ignore[arg-type]
+    factor = head_dim**-0.5 if scale is None else scale
+    output: Any
+    if loops:
+        ahead = not causal or images is not None
+        size = max(SIZE, min(LOOP_SIZE, SCORES // keys))
+        found = cuts(length, keys, ahead, causal, window, size)
+        places = shared, keys - length, causal, window
+        hidden = Hidden(pairs, segments, images, causal, window)
+        plan = loop.Plan(tuple(found), *places, factor, soft_cap, dropout)
+        output = loop.products(*inputs, hidden, words, plan)
+    else:
+        kept, share = None, 1.0
+        if words is not None:
+            shape = (batch, groups, length * shared, keys)
+            kept, share = dropout_jax.kept(words, shape, dropout), 1.0 / (1.0 - dropout)
+        plan = _Plan(
+            blocks=tuple(
+                (queries.start, queries.stop, seen.start, seen.stop)
+                for queries, seen in blocks(length, keys, causal, window, SIZE)
+            ),
+            shared=shared,
+            offset=keys - length,
+            causal=causal,
+            window=window,
+            scale=factor,
+            share=share,
+        )
+        output = _products(*inputs, (pairs, segments, kept), plan)
     width = value.shape[3]
     output = output.reshape(batch, groups, length, shared, width).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, length, heads, width)

@@ -21,6 +21,8 @@ from kmodels.overrides.blocks import Block, blocks, near
 
 # Queries of a block: measured between 64 and 256.
 SIZE = 128
+# Tokens up to which weights are kept for the way back.
+KEPT = 1024
 
 
 def supports(call: OpCall) -> str | None:
@@ -36,6 +38,8 @@ def supports(call: OpCall) -> str | None:
         return reason
     if None in (*call.query.shape[1:], *call.key.shape[1:]):
         return "lengths are not known"
+    if call.query.shape[1] * call.key.shape[1] > KEPT**2:
+        return "the op's own body goes through long texts in blocks, and keeps no weights"
     if tf.config.list_physical_devices("GPU"):
         return "only on CPU were blocks measured to be faster"
     return None

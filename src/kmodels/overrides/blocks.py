@@ -5,7 +5,9 @@ import numpy as np
 Block = tuple[slice, slice]
 
 
-def blocks(length: int, keys: int, causal: bool, window: int | None, size: int) -> list[Block]:
+def blocks(
+    length: int, keys: int, causal: bool, window: int | None, size: int, always: bool = False
+) -> list[Block]:
     """Cuts the queries so that keys no query of a block can see are left out.
 
     Args:
@@ -14,18 +16,19 @@ def blocks(length: int, keys: int, causal: bool, window: int | None, size: int) 
         causal: as in `ops.attention`.
         window: as in `ops.attention`.
         size: queries of a block, where cutting pays at all.
+        always: cut also where all see all.
 
     Returns:
         (queries, keys) of each block, in order.
     """
-    if not causal and window is None:
+    if not causal and window is None and not always:
         return [(slice(0, length), slice(0, keys))]
     found = []
     for start in range(0, length, size):
         stop = min(start + size, length)
         first, last = start + keys - length, stop - 1 + keys - length
         low = 0 if window is None else max(first - window + 1, 0)
-        high = last + 1 if causal or window is None else min(last + window, keys)
+        high = last + 1 if causal else keys if window is None else min(last + window, keys)
         found.append((slice(start, stop), slice(low, high)))
     return found
 

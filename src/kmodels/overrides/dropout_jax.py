@@ -44,9 +44,9 @@ def dropout_jax(
     return _dropped(x, _keys(seed), rate) if rate else x
 
 
-def kept(seed: keras.random.SeedGenerator, shape: Sequence[int], rate: float) -> jax.Array:
-    """Returns what stays of an array of this shape, bool; the generator moves on."""
-    return _kept(_keys(seed), shape, rate)
+def kept(words: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
+    """Returns what stays of an array of this shape, bool; see `words`."""
+    return _kept(words, shape, rate)
 
 
 def _scaled(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
@@ -72,9 +72,33 @@ def _kept(keys: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
     count = 1
     for size in shape:
         count *= size
-    place = lax.iota(jnp.uint32, count).reshape(shape)
+    return _kept_at(lax.iota(jnp.uint32, count).reshape(shape), keys, rate)
+
+
+def _kept_at(place: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
     bits = _mix(_mix(place + keys[0]) ^ keys[1])
     return bits >= jnp.uint32(min(round(rate * WORD), int(WORD) - 1))
+
+
+def kept_of(
+    words: jax.Array,
+    shape: Sequence[int],
+    rate: float,
+    first: Sequence[jax.Array | int],
+    size: Sequence[int],
+) -> jax.Array:
+    """Returns what `kept` gives of a part: `size` places of each axis from `first` on."""
+    place = jnp.zeros((), jnp.uint32)
+    for axis, (extent, start, count) in enumerate(zip(shape, first, size, strict=True)):
+        along = jnp.arange(count, dtype=jnp.uint32) + jnp.asarray(start).astype(jnp.uint32)
+        along = along.reshape([count if i == axis else 1 for i in range(len(shape))])
+        place = place * jnp.uint32(extent) + along
+    return _kept_at(place, words, rate)
+
+
+def words(seed: keras.random.SeedGenerator) -> jax.Array:
+    """Returns what says which elements a call drops; the generator moves on."""
+    return _keys(seed)
 
 
 def _keys(seed: keras.random.SeedGenerator | jax.Array) -> jax.Array:

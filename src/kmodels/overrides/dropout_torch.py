@@ -59,6 +59,29 @@ def keep(seed: keras.random.SeedGenerator, count: int, rate: float) -> tuple[tor
     return draw(_next(seed), count, _lanes(rate)), LANE / (LANE - _lanes(rate))
 
 
+class Draw:
+    """Draws of one call, for parts of a tensor: the same for a part whenever it is asked for.
+
+    Args:
+        seed: generator, which moves on.
+        rate: share that is dropped.
+
+    Attributes:
+        share: what the rest is multiplied by.
+    """
+
+    def __init__(self, seed: keras.random.SeedGenerator, rate: float):
+        self.state, self.dropped = _next(seed), _lanes(rate)
+        self.share = LANE / (LANE - self.dropped)
+
+    def __call__(self, *shape: int, number: tuple[int, ...] = ()) -> torch.Tensor:
+        """Returns what stays of a part, as bytes; `number` is the part's own."""
+        count = int(np.prod(shape))
+        if torch.compiler.is_compiling():
+            return _kept(self.state, count, self.dropped)
+        return _draw(self.state, count, self.dropped, *number)
+
+
 def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
     """`seed.next()`, which torch.compile cannot trace because it goes through NumPy."""
     state = seed.state.value.clone()
@@ -66,9 +89,9 @@ def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
     return rng_offset_torch.apart(state)
 
 
-def _draw(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
+def _draw(state: torch.Tensor, count: int, dropped: int, *number: int) -> torch.Tensor:
     # The two words of a SeedGenerator's state, seed and call number, key a stream of their own.
-    stream = np.random.SFC64([word & 0xFFFFFFFF for word in state.tolist()])
+    stream = np.random.SFC64([*(word & 0xFFFFFFFF for word in state.tolist()), *number])
     words = stream.random_raw(-(-count // 4)).view(np.int16)[:count]
     # NumPy compares 16-bit numbers six times as fast as torch.
     return torch.from_numpy((words >= np.int16(dropped - LANE // 2)).view(np.uint8))
