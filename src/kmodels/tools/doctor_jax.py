@@ -21,6 +21,8 @@ def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     """Returns which of its bodies an override takes here; None if it has only one."""
     if op is ops.attention:
         lengths, causal = (given[0].shape[1], given[1].shape[1]), more.get("causal", False)
+        if more.get("soft_cap") is not None or lengths[0] * lengths[1] > attention_jax.LONG**2:
+            return f"loops over {-(-lengths[0] // attention_jax.LOOP_SIZE)} blocks"
         count = len(blocks(*lengths, causal, None, attention_jax.SIZE))
         return "matrix products" if count == 1 else f"products by {count} blocks"
     if op is ops.dense:

@@ -22,7 +22,8 @@ def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     if op is ops.attention:
         rate = more.get("dropout", 0.0)
         products = by_products(given[0], given[1], more.get("causal", False), rate)
-        return "matrix products" if products else "SDPA"
+        capped = more.get("soft_cap") is not None
+        return "matrix products" if products or capped else "SDPA"
     if op is ops.dense:
         return "oneDNN" if by_onednn(given[0], given[1]) else "torch's linear"
     return None
