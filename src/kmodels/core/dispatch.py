@@ -192,20 +192,13 @@ class Op(Generic[P, R]):
             raise InputError(_environment_error)
         if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
             return self.generic(*args, **kwargs)
-        if self.override is not None and not (_is_special() or _has_switches()):
-            # Nothing but the arguments decides, as nearly always.
-            if self.supports is not None and self.bind is not None:
-                reason = self.supports(self.bind(*args, **kwargs))
-                if reason is not None:
-                    _count(self.name, reason)
-                    return self.generic(*args, **kwargs)
-            _count(self.name, OVERRIDE)
-            return self.override(*args, **kwargs)
-        if _autocasts(args):
-            return without_autocast(self, self.generic, args, kwargs)
-        if self.override is None or switched_off(self.name) is not None:
-            _count(self.name, GENERIC)
-            return self.generic(*args, **kwargs)
+        # Nearly always nothing but the arguments decides; the rest is only asked where it may.
+        if self.override is None or _is_special() or _has_switches():
+            if _autocasts(args):
+                return without_autocast(self, self.generic, args, kwargs)
+            if self.override is None or switched_off(self.name) is not None:
+                _count(self.name, GENERIC)
+                return self.generic(*args, **kwargs)
         if self.supports is not None and self.bind is not None:
             reason = self.supports(self.bind(*args, **kwargs))
             if reason is not None:

@@ -41,8 +41,6 @@ def transformed() -> str | None:
 
 def autocasts(args: tuple) -> bool:
     """Returns whether `torch.autocast` is on for the device of an op's first argument."""
-    if not internals_torch.in_autocast():
-        return False
     first = args[0] if args else None
     return isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)
 

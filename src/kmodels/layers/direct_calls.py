@@ -42,7 +42,7 @@ calls = _Calls()
 
 
 class DirectCalls(Protocol):
-    """When Keras' part of a layer's call can be left out, on one backend."""
+    """Decides on one backend when Keras' part of a layer's call can be left out."""
 
     def declines(
         self, layer: keras.layers.Layer, args: tuple, kwargs: dict[str, Any]

@@ -1,4 +1,4 @@
-"""When Keras' part of a layer's call can be left out on torch: it would change nothing."""
+"""Decides on torch when Keras' part of a layer's call can be left out: it would change nothing."""
 
 from typing import TYPE_CHECKING, Any
 

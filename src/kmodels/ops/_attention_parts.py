@@ -13,7 +13,7 @@ MASKED = -1e30
 
 
 class Hidden(NamedTuple):
-    """What hides keys from queries, as in `kmodels.ops.attention`."""
+    """The mask and the rules that hide keys from queries, as in `kmodels.ops.attention`."""
 
     mask: Tensor | None
     segment_ids: Tensor | None

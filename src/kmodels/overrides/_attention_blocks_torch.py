@@ -28,7 +28,7 @@ NEAR = 2**18
 
 
 class Options(NamedTuple):
-    """What the products do, as in `kmodels.ops.attention`."""
+    """Options of the products, as in `kmodels.ops.attention`."""
 
     causal: bool
     window: int | None
@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
 
 class Kept:
-    """What dropout keeps of all weights (B, K, T * G, S): drawn at once, or for each block again.
+    """Draws what dropout keeps of all weights (B, K, T * G, S): at once, or for each block again.
 
     Args:
         query: (B, T, N, H).

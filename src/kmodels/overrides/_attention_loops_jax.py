@@ -19,7 +19,7 @@ from kmodels.overrides import dropout_jax
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known when the step is traced."""
+    """The sizes and options that are known when the step is traced."""
 
     blocks: tuple[Block, ...]
     shared: int  # queries at a position that share a key head, G
@@ -51,7 +51,7 @@ def _products(
         def body(place: jax.Array, size: Block = size) -> jax.Array:
             rows, keys = _cut(query, value, place, size, plan)
             *_, dropped = _weights(query, key, hidden, words, place, size, plan)
-            return _dot(dropped, 3, keys, 2).astype(rows.dtype)
+            return dot(dropped, 3, keys, 2).astype(rows.dtype)
 
         outputs.append(_joined(lax.map(body, places)))
     return jnp.concatenate(outputs, axis=2)
@@ -65,7 +65,7 @@ def _forward(*arguments: Any) -> tuple[jax.Array, Any]:
 def _backward(plan: Plan, inputs: tuple, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     query, key, value, hidden, words = inputs
     dtype, for_query = query.dtype, []
-    totals = tuple(jnp.zeros(x.shape, _wide(x)) for x in (key, value))
+    totals = tuple(jnp.zeros(x.shape, wide(x)) for x in (key, value))
     for group in groups(plan.blocks):
         size, places = _places(group)
 
@@ -76,7 +76,7 @@ def _backward(plan: Plan, inputs: tuple, gradient: jax.Array) -> tuple[jax.Array
             weights, slope_of_cap, stays, dropped = _weights(
                 query, key, hidden, words, place, size, plan
             )
-            slope = _dot(part, 3, values, 3)
+            slope = dot(part, 3, values, 3)
             if stays is not None:
                 slope = slope * stays
             wide = weights.astype(slope.dtype)
@@ -84,11 +84,11 @@ def _backward(plan: Plan, inputs: tuple, gradient: jax.Array) -> tuple[jax.Array
             if slope_of_cap is not None:
                 slope = slope * slope_of_cap
             slope = (slope * plan.scale).astype(dtype)
-            found = _dot(slope, 2, rows, 2), _dot(dropped, 2, part, 2)
+            found = dot(slope, 2, rows, 2), dot(dropped, 2, part, 2)
             totals = tuple(
                 _added(total, x, place[1]) for total, x in zip(totals, found, strict=True)
             )
-            return totals, _dot(slope, 3, keys, 2).astype(dtype)
+            return totals, dot(slope, 3, keys, 2).astype(dtype)
 
         totals, found = lax.scan(body, totals, places)
         for_query.append(_joined(found))
@@ -141,7 +141,7 @@ def _weights(
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array]:
     """Returns weights (B, K, t * G, s), the cap's slopes, what stays, and what stays of weights."""
     rows, keys = _cut(query, key, place, size, plan)
-    scores = _dot(rows, 3, keys, 3) * plan.scale
+    scores = dot(rows, 3, keys, 3) * plan.scale
     slopes = stays = None
     if plan.soft_cap is not None:
         turned = jnp.tanh(scores / plan.soft_cap)
@@ -200,11 +200,12 @@ def _allowed(hidden: Any, place: jax.Array, size: Block, plan: Plan) -> jax.Arra
     return allowed
 
 
-def _wide(x: jax.Array) -> Any:
+def wide(x: jax.Array) -> Any:
+    """Returns the dtype of sums over products of this array."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _dot(a: jax.Array, a_axis: int, b: jax.Array, b_axis: int) -> jax.Array:
+def dot(a: jax.Array, a_axis: int, b: jax.Array, b_axis: int) -> jax.Array:
     """Returns the product over these axes for each text and key head, in float32."""
     axes = (((a_axis,), (b_axis,)), ((0, 1), (0, 1)))
-    return lax.dot_general(a, b, axes, preferred_element_type=_wide(a))
+    return lax.dot_general(a, b, axes, preferred_element_type=wide(a))

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import keras
-from jax import lax
 from jax import numpy as jnp
 
 from kmodels.core.dispatch import OpCall, override
@@ -150,32 +149,34 @@ def _forward(
     outputs, saved, kept = [], [], hidden[2]
     for block in plan.blocks:
         rows, seen = _places(block, plan)
-        scores = _dot(query[:, :, rows], 3, key[:, :, seen], 3) * plan.scale
+        scores = loop.dot(query[:, :, rows], 3, key[:, :, seen], 3) * plan.scale
         weights = _softmax(scores, hidden, block, plan).astype(query.dtype)
         saved.append(weights)
         if kept is not None:
             weights = weights * kept[:, :, rows, seen].astype(weights.dtype)
-        outputs.append((_dot(weights, 3, value[:, :, seen], 2) * plan.share).astype(query.dtype))
+        outputs.append(
+            (loop.dot(weights, 3, value[:, :, seen], 2) * plan.share).astype(query.dtype)
+        )
     return jnp.concatenate(outputs, axis=2), (query, key, value, kept, saved)
 
 
 def _backward(plan: _Plan, residuals: tuple, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     query, key, value, kept, saved = residuals
     dtype, for_query = query.dtype, []
-    for_key, for_value = (jnp.zeros(x.shape, _wide(x)) for x in (key, value))
+    for_key, for_value = (jnp.zeros(x.shape, loop.wide(x)) for x in (key, value))
     for block, weights in zip(plan.blocks, saved, strict=True):
         rows, seen = _places(block, plan)
         part, left = gradient[:, :, rows], weights
-        slope = _dot(part, 3, value[:, :, seen], 3) * plan.share
+        slope = loop.dot(part, 3, value[:, :, seen], 3) * plan.share
         if kept is not None:
             left = weights * kept[:, :, rows, seen].astype(dtype)
             slope = slope * kept[:, :, rows, seen]
-        for_value = for_value.at[:, :, seen].add(_dot(left, 2, part, 2) * plan.share)
+        for_value = for_value.at[:, :, seen].add(loop.dot(left, 2, part, 2) * plan.share)
         wide = weights.astype(slope.dtype)
         slope = wide * (slope - jnp.sum(slope * wide, axis=-1, keepdims=True))
         slope = (slope * plan.scale).astype(dtype)
-        for_query.append(_dot(slope, 3, key[:, :, seen], 2).astype(dtype))
-        for_key = for_key.at[:, :, seen].add(_dot(slope, 2, query[:, :, rows], 2))
+        for_query.append(loop.dot(slope, 3, key[:, :, seen], 2).astype(dtype))
+        for_key = for_key.at[:, :, seen].add(loop.dot(slope, 2, query[:, :, rows], 2))
     found = (jnp.concatenate(for_query, axis=2), for_key.astype(dtype), for_value.astype(dtype))
     return (*found, None)
 
@@ -220,13 +221,3 @@ def _near(block: tuple[int, int, int, int], plan: _Plan) -> jax.Array | None:
     start, stop, low, high = block
     places = (slice(start, stop), slice(low, high))
     return jnp.asarray(near(places, plan.offset, plan.causal, plan.window))[:, None]
-
-
-def _wide(x: jax.Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def _dot(a: jax.Array, a_axis: int, b: jax.Array, b_axis: int) -> jax.Array:
-    """Returns the product over these axes for each text and key head, in float32."""
-    axes = (((a_axis,), (b_axis,)), ((0, 1), (0, 1)))
-    return lax.dot_general(a, b, axes, preferred_element_type=_wide(a))

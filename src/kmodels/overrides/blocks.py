@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from kmodels.ops._attention_blockwise import cuts
+
 Block = tuple[slice, slice]
 
 
@@ -23,14 +25,10 @@ def blocks(
     """
     if not causal and window is None and not always:
         return [(slice(0, length), slice(0, keys))]
-    found = []
-    for start in range(0, length, size):
-        stop = min(start + size, length)
-        first, last = start + keys - length, stop - 1 + keys - length
-        low = 0 if window is None else max(first - window + 1, 0)
-        high = last + 1 if causal else keys if window is None else min(last + window, keys)
-        found.append((slice(start, stop), slice(low, high)))
-    return found
+    return [
+        (slice(x.start, x.start + x.size), slice(x.low, x.low + x.width))
+        for x in cuts(length, keys, not causal, causal, window, size)
+    ]
 
 
 def near(block: Block, offset: int, causal: bool, window: int | None) -> np.ndarray:

@@ -5,6 +5,8 @@ generator first fills a float tensor with the rate; in a ViT's step in bfloat16 
 single cost. torch's own kernel on a GPU draws in registers, so the generic path stays there.
 """
 
+import math
+
 import keras
 import numpy as np
 import torch
@@ -55,8 +57,8 @@ def keep(seed: keras.random.SeedGenerator, count: int, rate: float) -> tuple[tor
 
     Bytes, not bools: torch's CPU kernels are six times as fast with them.
     """
-    draw = _kept if torch.compiler.is_compiling() else _draw
-    return draw(_next(seed), count, _lanes(rate)), LANE / (LANE - _lanes(rate))
+    draw = Draw(seed, rate)
+    return draw(count), draw.share
 
 
 class Draw:
@@ -76,7 +78,7 @@ class Draw:
 
     def __call__(self, *shape: int, number: tuple[int, ...] = ()) -> torch.Tensor:
         """Returns what stays of a part, as bytes; `number` is the part's own."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         if torch.compiler.is_compiling():
             return _kept(self.state, count, self.dropped)
         return _draw(self.state, count, self.dropped, *number)

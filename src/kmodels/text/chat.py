@@ -87,7 +87,7 @@ class ChatTokenizer:
         if not is_chat(conversation):
             raise InputError('a chat is a list of {"role": ..., "content": ...}, or of such lists')
         chats, is_batch = as_chats(conversation)
-        settings = {"tools": tools, "documents": None, **values}
+        settings = {"tools": templates.schemas(tools), "documents": None, **values}
         settings["add_generation_prompt"] = add_generation_prompt
         if return_assistant_tokens_mask:
             if continue_final_message or not tokenize:
@@ -135,7 +135,12 @@ class ChatTokenizer:
             InputError: as there.
         """
         template = templates.choose_template(self.settings, chat_template, tools)
-        settings = {"tools": tools, "documents": None, "add_generation_prompt": False, **values}
+        settings = {
+            "tools": templates.schemas(tools),
+            "documents": None,
+            "add_generation_prompt": False,
+            **values,
+        }
         names = self._named_tokens()
         if templates.has_generation(template):
             return templates.render_with_generation(template, messages, names, **settings)

@@ -151,7 +151,6 @@ def _render(
 ) -> str:
     special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
     special = {key: text for key, text in special.items() if text is not None}
-    values = {**values, "tools": _schemas(values.get("tools"))}
     given = {**special, **{key: _plain(value, key) for key, value in values.items()}}
     chat = [_message(message) for message in messages]
     if not chat:
@@ -167,8 +166,12 @@ def _render(
     return _before_tag(text, tag) if is_open else text
 
 
-def _schemas(tools: Any) -> Any:
-    """Returns tools with the JSON schema of each function, by its signature and docstring."""
+def schemas(tools: Sequence[Tool] | None) -> Any:
+    """Returns tools with the JSON schema of each function, by its signature and docstring.
+
+    Raises:
+        InputError: for a function without a schema, or where transformers is not installed.
+    """
     if not isinstance(tools, list | tuple) or not any(map(callable, tools)):
         return tools
     try:

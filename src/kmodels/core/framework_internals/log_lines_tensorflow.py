@@ -1,4 +1,4 @@
-"""What TensorFlow logs while it is imported, kept away from the user of a command.
+"""Keeps what TensorFlow logs while it is imported away from the user of a command.
 
 Its C++ code writes a dozen lines about CPU instructions and missing GPUs to stderr. Those from
 before its logging is set up come whatever TF_CPP_MIN_LOG_LEVEL says, so they are taken out of
