@@ -138,7 +138,10 @@ def run(use: Use, programs: Path, home: Path, folder: Path, backend: str | None)
     )
     seconds = time.monotonic() - begun
     # That a backend was chosen is said wherever nobody named one.
-    told = [line for line in done.stderr.splitlines() if "kmodels: the backend is " not in line]
+    hidden = ["kmodels: the backend is "]
+    if words[0] == "python":  # a program of the user's hears what TensorFlow logs; commands do not
+        hidden.append("All log messages before absl::InitializeLog() is called")
+    told = [x for x in done.stderr.splitlines() if not any(part in x for part in hidden)]
     shown = (told if use.code else done.stdout.splitlines()) or [""]
     print(f"  {done.returncode:3d} {seconds:6.1f} s  {use.words:<44} {shown[-1][:110]}", flush=True)
     if done.returncode != use.code:

@@ -14,9 +14,13 @@ INFORMATION = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
     "I0000 00:00:1795458400.406527    3399 port.cc:153] oneDNN custom operations are on.\n"
 )
+NO_DRIVER = (
+    "E0000 00:00:1795458400.406527    3399 a.cc:3] failed call to cuInit: UNKNOWN ERROR (303)\n"
+)
 PROBLEMS = (
     "W0000 00:00:1795458400.406527    3399 a.cc:1] a warning\n"
     "E0000 00:00:1795458400.406527    3399 a.cc:2] an error\n"
+    "E0000 00:00:1795458400.406527    3399 a.cc:3] failed call to cuInit: NO DEVICE (100)\n"
 )
 IMPORT = """
 from kmodels.core.framework_internals import log_lines_tensorflow as lines
@@ -42,7 +46,11 @@ def run(words, **variables):
 @pytest.fixture
 def path(tmp_path):
     (tmp_path / "tensorflow").mkdir()
-    text = f"import os\nos.write(2, {(INFORMATION + PROBLEMS).encode()!r})\nfound = True\n"
+    text = (
+        f"import os\nos.write(2, {(INFORMATION + PROBLEMS).encode()!r})\nfound = True\n"
+        "class config:\n    def list_physical_devices():\n"
+        f"        os.write(2, {NO_DRIVER.encode()!r})\n"
+    )
     (tmp_path / "tensorflow" / "__init__.py").write_text(text)
     return f"{tmp_path}{os.pathsep}{SOURCE}"
 
@@ -50,6 +58,8 @@ def path(tmp_path):
 @pytest.mark.once
 def test_information_is_hidden_and_nothing_else(path):
     assert run(["-c", IMPORT], PYTHONPATH=path) == (0, PROBLEMS)
+    every = f"{IMPORT}tensorflow.config.list_physical_devices()\n"
+    assert run(["-c", every], PYTHONPATH=path) == (0, PROBLEMS + NO_DRIVER)
     shown = run(["-c", IMPORT], PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="0")
     assert shown == (0, INFORMATION + PROBLEMS)
 

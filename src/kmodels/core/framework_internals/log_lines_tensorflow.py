@@ -2,7 +2,9 @@
 
 Its C++ code writes a dozen lines about CPU instructions and missing GPUs to stderr. Those from
 before its logging is set up come whatever TF_CPP_MIN_LOG_LEVEL says, so they are taken out of
-what the import writes; warnings and errors stay. TF_CPP_MIN_LOG_LEVEL=0 shows all of them.
+what the import writes; warnings and errors stay. One error is no error: a machine without NVIDIA's
+driver gets a line about cuInit when TensorFlow first looks for devices, so the import looks for
+them at once and that line goes too. TF_CPP_MIN_LOG_LEVEL=0 shows all of them.
 """
 
 import os
@@ -15,8 +17,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
-# Lines of information, and the one that announces them.
-_INFORMATION = re.compile(rb"I\d{4} |WARNING: All log messages before absl::")
+# Lines of information, the one that announces them, and the one that says that no driver of NVIDIA
+# is there (error 303: the driver's library was not found).
+_INFORMATION = re.compile(
+    rb"I\d{4} |WARNING: All log messages before absl::|E\d{4} .*failed call to cuInit.*\(303\)"
+)
 
 
 def hide_information() -> None:
@@ -48,6 +53,7 @@ def _without_information(run: Callable[[ModuleType], None], module: ModuleType) 
         os.dup2(written.fileno(), 2)
         try:
             run(module)
+            module.config.list_physical_devices()
         finally:
             sys.stderr.flush()
             os.dup2(before, 2)
