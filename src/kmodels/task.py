@@ -11,6 +11,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, Tree
 from kmodels.layers import block_compile as compiling
+from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora import changes
 from kmodels.lora.methods import Adapters
 from kmodels.training.keras_methods import KerasMethods, Predicts
@@ -137,7 +138,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         return presets.export_to_transformers(self, directory, text_only)
 
 
-class Backbone(Presets, Adapters, Predicts, keras.Model):
+class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
     """A model without a head, described by a frozen config.
 
     Attributes:
@@ -210,7 +211,7 @@ class Backbone(Presets, Adapters, Predicts, keras.Model):
         return model
 
 
-class Task(Presets, Adapters, KerasMethods, Model):
+class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
     """A backbone with a head, trained by `fit`.
 
     Attributes:

@@ -20,10 +20,8 @@ ROOM = Path(keras_internals.__file__).parent
 BACKEND = keras.backend.backend()
 SINCE_316 = tuple(int(part) for part in keras.__version__.split(".")[:2]) >= (3, 16)
 # Attributes of the room's own classes that some class of Keras has too, and one name of Python.
-OWN = {
-    *("_count", "_first", "_found", "_model", "_names", "_numbers", "_over", "_path", "_step"),
-    "_getframe",
-}
+OWN = {"_count", "_first", "_found", "_model", "_names", "_numbers", "_over", "_path", "_step"}
+OWN.add("_getframe")
 CONTRACTS: dict[str, Callable[[], object]] = {}
 
 
@@ -101,13 +99,14 @@ def a_scope_makes_layers_rematerialized():
     assert not keras_internals.is_rematerialized(layer)
 
 
-@contract("_clear_losses")
+@contract("_clear_losses", "_losses")
 def losses_are_let_go():
     layer = dense()
+    kept = keras_internals.losses_of(layer)
     layer.add_loss(keras.ops.ones(()))
-    assert layer.losses
+    assert layer.losses and kept
     keras_internals.forget_losses(layer)
-    assert not layer.losses
+    assert not layer.losses and not kept
 
 
 @contract("_modules", "_torch_params", where=BACKEND == "torch")
@@ -155,12 +154,12 @@ def an_initializer_fills_a_variable():
     assert parameters(keras.Variable._initialize_with_initializer) == ["initializer"]
 
 
-@contract("_autocast")
+@contract("_autocast", "_dtype")
 def variables_say_whether_they_are_cast():
-    layer = keras.layers.Dense(2)
-    layer.build((None, 3))
-    own = layer.add_weight(shape=(), autocast=False) if not layer.built else None
-    assert own is None and keras_internals.autocasts(layer.kernel)
+    kernel = dense().kernel
+    with keras_internals.autocast(keras.DTypePolicy("bfloat16")):
+        assert kernel.dtype == "bfloat16" and kernel._dtype == "float32"
+    assert keras_internals.autocasts(kernel)
     assert not keras_internals.autocasts(keras.Variable(0.0, autocast=False))
 
 

@@ -47,13 +47,15 @@ if keras.backend.backend() == "torch":
         open_row = ops.attention.override(*tensors, dropout=0.1, seed=keras.random.SeedGenerator(1))
         assert np.abs(first - to_numpy(open_row)).max() > 1e-3
 
-    def test_the_kernel_follows_what_was_measured() -> None:
+    def test_the_kernel_follows_what_was_measured(monkeypatch) -> None:
         tensors, mask = _inputs()
         fused = "aten::scaled_dot_product_attention"
         assert fused in _kernels(lambda: ops.attention(*tensors, mask))
         low = [x.to(torch.bfloat16) for x in tensors]
         assert fused not in _kernels(lambda: ops.attention(*low, mask))
         square = [tensors[0], *(x[:, :5] for x in tensors[1:])]
+        assert fused in _kernels(lambda: ops.attention(*square, causal=True))
+        monkeypatch.setattr(attention_torch, "SHORT", 4)
         assert fused not in _kernels(lambda: ops.attention(*square, causal=True))
         seed = keras.random.SeedGenerator(1)
         assert fused not in _kernels(lambda: ops.attention(*tensors, dropout=0.1, seed=seed))

@@ -15,33 +15,24 @@ import importlib
 import importlib.util
 import inspect
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    NoReturn,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-    overload,
-)
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.core.types.op_call import OpCall, call_type
+from kmodels.core.types.op_call import OF_MODE, OpCall, Supports, call_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
 # A backend's body says in place of `Tensor` what a tensor is there.
 Own = ParamSpec("Own")
 Seam = TypeVar("Seam")
-Supports: TypeAlias = Callable[["OpCall"], str | None]
 
 ENVIRONMENT = "KMODELS_GENERIC_OPS"
 OVERRIDE, GENERIC = "override", "generic"
@@ -90,6 +81,15 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False) -> Any:
     if importlib.util.find_spec(name) is None:
         return None if optional else _Unsupported()
     return importlib.import_module(name)
+
+
+class _Settled(threading.local):
+    """A thread's flags: an op's arguments alone decide; nothing is compiled or recorded either."""
+
+    overrides = eager = False
+
+
+_settled = _Settled()
 
 
 def _count(name: str, outcome: str) -> None:
@@ -173,7 +173,8 @@ class Op(Generic[P, R]):
         generic: the `keras.ops` body.
         override: the backend's own body, `None` if there is none.
         supports: takes an `OpCall`; returns `None` or why the override declines it.
-        bind: makes the `OpCall` of the op's arguments; `None` where nobody asks for it.
+        bind: makes the `OpCall` of the op's arguments.
+        by_mode: whether `supports` is marked by `of_mode`.
     """
 
     def __init__(self, generic: Callable[P, R]) -> None:
@@ -181,25 +182,27 @@ class Op(Generic[P, R]):
         self.generic = generic
         self.override: Callable[..., R] | None = None
         self.supports: Supports | None = None
-        self.bind: type[OpCall] | None = None
+        self.bind: Callable[..., OpCall] = call_type(generic)
+        self.by_mode = False
         self.__name__ = self.name
         self.__doc__ = generic.__doc__
         self.__module__ = generic.__module__
         self.__wrapped__ = generic
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102, wraps the op's own
-        if _environment_error is not None:
-            raise InputError(_environment_error)
-        if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
-            return self.generic(*args, **kwargs)
-        # Nearly always nothing but the arguments decides; the rest is only asked where it may.
-        if self.override is None or _is_special() or _has_switches():
-            if _autocasts(args):
-                return without_autocast(self, self.generic, args, kwargs)
-            if self.override is None or switched_off(self.name) is not None:
-                _count(self.name, GENERIC)
+        if self.override is None or not _settled.overrides:
+            if _environment_error is not None:
+                raise InputError(_environment_error)
+            if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
                 return self.generic(*args, **kwargs)
-        if self.supports is not None and self.bind is not None:
+            # Nearly always nothing but the arguments decides; the rest is asked only where it may.
+            if self.override is None or _is_special() or _has_switches():
+                if _autocasts(args):
+                    return without_autocast(self, self.generic, args, kwargs)
+                if self.override is None or switched_off(self.name) is not None:
+                    _count(self.name, GENERIC)
+                    return self.generic(*args, **kwargs)
+        if self.supports is not None and not (self.by_mode and _settled.eager):
             reason = self.supports(self.bind(*args, **kwargs))
             if reason is not None:
                 _count(self.name, reason)
@@ -212,12 +215,27 @@ class Op(Generic[P, R]):
         if self.override is None:
             return f"no override for {backend()}"
         reason = switched_off(self.name)
-        if reason is None and self.supports is not None and self.bind is not None:
+        if reason is None and self.supports is not None:
             reason = self.supports(self.bind(*args, **kwargs))
         return reason
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+
+def settle(eager: bool) -> None:
+    """Asks once for all ops up to `unsettle`: all tensors have numbers, and no switch changes.
+
+    Args:
+        eager: whether it is known, too, that the framework neither compiles nor records the calls.
+    """
+    _settled.overrides = not (_is_special() or _has_switches() or _environment_error)
+    _settled.eager = eager and _settled.overrides
+
+
+def unsettle() -> None:
+    """Ends `settle`."""
+    _settled.overrides = _settled.eager = False
 
 
 def op(function: Callable[P, R]) -> Op[P, R]:
@@ -262,15 +280,14 @@ def override(
                 f"{function.__name__}{inspect.signature(function)} must take the "
                 f"parameters of {target.name}{inspect.signature(target.generic)}."
             )
-        if supports is not None:
-            if list(inspect.signature(supports).parameters) != ["call"]:
-                raise TypeError(
-                    f"{supports.__name__}{inspect.signature(supports)} must take one parameter, "
-                    f"call: an OpCall with the arguments of {target.name}."
-                )
-            target.bind = call_type(target.generic)
+        if supports is not None and list(inspect.signature(supports).parameters) != ["call"]:
+            raise TypeError(
+                f"{supports.__name__}{inspect.signature(supports)} must take one parameter, "
+                f"call: an OpCall with the arguments of {target.name}."
+            )
         target.override = function
         target.supports = supports
+        target.by_mode = supports in OF_MODE
         return function
 
     return register

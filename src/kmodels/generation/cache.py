@@ -92,22 +92,27 @@ class StepView:
         self.place = prompt + step
         self.positions = lengths[:, None] + step  # (B, 1)
         self._rings: dict[int, tuple[Any, Any]] = {}
+        self._masks: dict[int, Any] = {}
 
     def ring(self, size: int) -> tuple[Any, Any]:
         """Returns the slot to write to, and the slots that hold a token then, (B, size) bool."""
         if size not in self._rings:
             behind = ops.mod(self.place - ops.arange(size, dtype="int32"), size)
-            self._rings[size] = ops.mod(self.place, size), behind <= self.positions
+            filled = behind <= self.positions
+            self._rings[size] = ops.mod(self.place, size), filled
+            # All layers get the same tensor, so that what an override makes of it serves them all.
+            self._masks[size] = filled[:, None, None]
         return self._rings[size]
 
     def extend(
         self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
     ) -> tuple[Any, Any, dict]:
         """See `LayerCache.extend`."""
-        slot, filled = self.ring(ring_size(self.slots, window))
+        size = ring_size(self.slots, window)
+        slot, _ = self.ring(size)
         key = store.write(2 * layer, slot, key)
         value = store.write(2 * layer + 1, slot, value)
-        return key, value, {"mask": filled[:, None, None]}  # (B, 1, 1, size)
+        return key, value, {"mask": self._masks[size]}  # (B, 1, 1, size)
 
 
 class LayerCache:

@@ -16,6 +16,8 @@ class Store:
 
     def __init__(self, rings: dict[int, torch.Tensor]):
         self.rings = rings
+        self._slot: Any = None
+        self._index: Any = None
 
     def fill(self, ring: int, content: Any) -> None:
         """See `kmodels.generation.cache.Store`."""
@@ -23,7 +25,9 @@ class Store:
 
     def write(self, ring: int, slot: Any, new: Any) -> Any:
         """See `kmodels.generation.cache.Store`."""
-        return self.rings[ring].index_copy_(1, slot.reshape(1).long(), new)
+        if slot is not self._slot:  # that of all layers with so many slots
+            self._slot, self._index = slot, slot.reshape(1).long()
+        return self.rings[ring].index_copy_(1, self._index, new)
 
 
 def lay_out_by_output(backbone: keras.Model) -> None:

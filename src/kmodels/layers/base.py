@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import keras
 
+from kmodels.core import keras_internals
 from kmodels.core.precision import check_policy
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import initializers, layout_family, remat
@@ -94,14 +95,17 @@ class Layer(keras.layers.Layer):
 
     def __call__(self, *args: object, **kwargs: Any) -> Any:
         """Keras' call, or where that would add nothing the layer's own: see `direct_calls`."""
-        if calls.direct:
-            if calls.training and self.takes_training:
-                kwargs.setdefault("training", True)
-            return type(self).call(self, *args, **kwargs)
-        if calls.sealed:
-            if self.takes_training and calls.training is not None:
-                kwargs.setdefault("training", calls.training)
-            return self.call(*args, **kwargs)
+        if calls.direct or calls.sealed:
+            if not self.takes_training:
+                kwargs.pop("training", None)
+            elif calls.training is not None and kwargs.get("training") is None:
+                kwargs["training"] = calls.training
+            if calls.direct:  # torch.compile would look for a `call` of each layer's own
+                return type(self).call(self, *args, **kwargs)
+            if self.autocast:
+                return self.call(*args, **kwargs)
+            with keras_internals.no_autocast():
+                return self.call(*args, **kwargs)
         if declines(self, args, kwargs) is None:
             return run(self, self.call, args, kwargs)
         return super().__call__(*args, **kwargs)

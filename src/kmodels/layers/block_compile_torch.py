@@ -90,7 +90,7 @@ def _compiled(block: keras.Layer, step: Callable[..., Any]) -> Callable[..., Any
         # Keras infers shapes with tensors that have no numbers.
         if any(getattr(value, "is_meta", False) for value in (*args, *kwargs.values())):
             return _call(block, args, kwargs)
-        with direct_calls(bool(kwargs.get("training"))):
+        with direct_calls(bool(kwargs.get("training")), compiled=True):
             return step(generic_now())(block, args, kwargs)
 
     vars(call)["graph"] = True

@@ -10,16 +10,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.core.dispatch import backend_module
+from kmodels.core.dispatch import backend_module, settle, unsettle
 
 ENVIRONMENT = "KMODELS_DIRECT_CALLS"
-# Attributes of a layer on which it depends whether Keras has to call it.
-WATCHED = frozenset({"call", *keras_internals.CALL_ATTRIBUTES})
 
 
 class _Calls(threading.local):
@@ -57,6 +55,22 @@ class DirectCalls(Protocol):
         """Returns whether no layer below this one needs Keras when it is called."""
         ...
 
+    def declines_model(self, model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> str | None:
+        """Returns why Keras has to call this functional model (a clause), or None."""
+        ...
+
+    def run_model(self, model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs the call of a model for which `declines_model` returned None."""
+        ...
+
+    def depends_on(self, name: str) -> bool:
+        """Returns whether the decision for a layer depends on its attribute of this name."""
+        ...
+
+    def is_eager(self) -> bool:
+        """Returns whether the framework neither compiles nor records what is called."""
+        ...
+
     def changed(self) -> None:
         """Call it where an attribute changes on which the others depend."""
         ...
@@ -75,6 +89,43 @@ def declines(layer: keras.layers.Layer, args: tuple, kwargs: dict[str, Any]) -> 
     return _backend.declines(layer, args, kwargs)
 
 
+class CalledDirectly(keras.Model if TYPE_CHECKING else object):
+    """First base of a functional model: Keras calls it only where that adds something.
+
+    Attributes:
+        takes_training: as in `kmodels.layers.base.Layer`, like the others.
+        training_default: see there.
+        makes_masks: see there.
+        optional_inputs: whether inputs may be None, or have names that the graph has not.
+    """
+
+    optional_inputs = False
+    takes_training = True
+    training_default: Any = None
+    makes_masks = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Sets an attribute, on which it may depend whether Keras has to call a model."""
+        if vars(self).get(name, self) is not value:
+            changed(name, value)
+        super().__setattr__(name, value)
+
+    def __call__(self, *args: object, **kwargs: Any) -> Any:
+        """Keras' call, or where that would add nothing the model's own."""
+        if calls.sealed:
+            if calls.training is not None:
+                kwargs.setdefault("training", calls.training)
+            return self.call(*args, **kwargs)
+        if (
+            _backend is None
+            or _off
+            or calls.through_keras
+            or _backend.declines_model(self, args, kwargs) is not None
+        ):
+            return super().__call__(*args, **kwargs)
+        return _backend.run_model(self, args, kwargs)
+
+
 def run(layer: keras.layers.Layer, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Runs the call of a layer that `declines` let through.
 
@@ -87,15 +138,21 @@ def run(layer: keras.layers.Layer, call: Callable[..., Any], args: tuple, kwargs
         return call(*args, **kwargs)
     before = calls.training
     calls.sealed, calls.training = True, kwargs.get("training")
+    settle(_backend.is_eager())
+    keras_internals.read_stored()
     try:
         return call(*args, **kwargs)
     finally:
         calls.sealed, calls.training = False, before
+        unsettle()
+        keras_internals.read_through_scopes()
 
 
 def changed(name: str, value: object) -> None:
     """Call it where a layer gets another attribute."""
-    if _backend is not None and (name in WATCHED or isinstance(value, keras.layers.Layer)):
+    if _backend is not None and (
+        _backend.depends_on(name) or isinstance(value, keras.layers.Layer)
+    ):
         _backend.changed()
 
 
@@ -111,7 +168,7 @@ def through_keras() -> Iterator[None]:
 
 
 @contextmanager
-def direct_calls(training: bool = False) -> Iterator[None]:
+def direct_calls(training: bool = False, compiled: bool = False) -> Iterator[None]:
     """Layers inside the block run their `call` at once, whatever Keras would do around it.
 
     That ties what torch.compile traces to the names of the layers otherwise. It serves built layers
@@ -119,10 +176,14 @@ def direct_calls(training: bool = False) -> Iterator[None]:
 
     Args:
         training: for layers that are not told by the layer that calls them.
+        compiled: whether the framework compiles what runs inside; ops then ask for themselves.
     """
     before = calls.direct, calls.training
     calls.direct, calls.training = True, training
+    if not compiled:
+        settle(_backend is not None and _backend.is_eager())
     try:
         yield
     finally:
         calls.direct, calls.training = before
+        unsettle()

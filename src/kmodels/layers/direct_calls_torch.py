@@ -1,17 +1,23 @@
 """Decides on torch when Keras' part of a layer's call can be left out: it would change nothing."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import keras
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from kmodels.core import keras_internals
 from kmodels.core.framework_internals import internals_torch
+from kmodels.layers import direct_calls
 
 if TYPE_CHECKING:
     from kmodels.layers.base import Layer
+    from kmodels.layers.direct_calls import CalledDirectly
 
 # The names of dtypes that layers compute in.
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+_WATCHED = frozenset({"call", internals_torch.COMPILED_CALL, *keras_internals.CALL_ATTRIBUTES})
 # Counts the changes of layers; what is known of one holds until the next.
 _changes = 0
 # What Keras hands on as it is.
@@ -23,12 +29,8 @@ def declines(layer: "Layer", args: tuple, kwargs: dict[str, Any]) -> str | None:
     context = keras_internals.current_call_context()
     if context is None:
         return "no layer of Keras is calling it"
-    if (reason := keras_internals.needs_keras_call(layer)) is not None:
+    if (reason := _of_layer(layer)) is not None:
         return reason
-    if layer.makes_masks:
-        return "it makes masks"
-    if internals_torch.has_hooks(layer):
-        return "it has hooks"
     compute_dtype = layer.compute_dtype
     if layer.autocast and not keras_internals.reads_variables_as(layer, compute_dtype):
         return "Keras casts its variables to another dtype than the layer around it"
@@ -39,12 +41,10 @@ def declines(layer: "Layer", args: tuple, kwargs: dict[str, Any]) -> str | None:
         return "Keras converts its arguments, or refuses them"
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, torch.Tensor):
-            if x.is_meta:
-                return "Keras infers shapes"
+            if (reason := _of_tensor(x)) is not None:
+                return reason
             if x.dtype is not dtype and dtype is not None and x.is_floating_point():
                 return "Keras casts its arguments"
-            if getattr(x, "_keras_mask", None) is not None:
-                return "Keras hands on a mask"
         elif type(x) not in _PLAIN:
             return "Keras converts its arguments, or refuses them"
     if kwargs.get("mask") is not None:
@@ -53,15 +53,158 @@ def declines(layer: "Layer", args: tuple, kwargs: dict[str, Any]) -> str | None:
     return None
 
 
+def _of_layer(layer: "Layer | CalledDirectly") -> str | None:
+    """Returns what Keras has to do for this layer, whatever its arguments are, or None."""
+    if (reason := keras_internals.needs_keras_call(layer)) is not None:
+        return reason
+    if layer.makes_masks:
+        return "it makes masks"
+    if internals_torch.is_compiled(layer):
+        return "its own compile() made a function of it"
+    return "it has hooks" if internals_torch.has_hooks(layer) else None
+
+
+def _of_tensor(x: torch.Tensor) -> str | None:
+    """Returns what Keras has to do with a tensor, whatever its dtype is, or None."""
+    if x.is_meta:
+        return "Keras infers shapes"
+    return "Keras hands on a mask" if getattr(x, "_keras_mask", None) is not None else None
+
+
+def declines_model(model: "CalledDirectly", args: tuple, kwargs: dict[str, Any]) -> str | None:
+    """See `kmodels.layers.direct_calls.DirectCalls`."""
+    if torch.compiler.is_compiling() or internals_torch.in_trace():
+        return "it is traced"
+    if (reason := _of_layer(model)) is not None:
+        return reason
+    if model.compute_dtype not in _DTYPES:
+        return "it computes in whole numbers"
+    if len(args) != 1 or any(type(x) not in _PLAIN for x in kwargs.values()):
+        return "Keras converts its arguments, or refuses them"
+    inputs, graph = args[0], model.input
+    named = isinstance(inputs, Mapping)
+    if named is not isinstance(graph, Mapping):
+        return "its inputs have another structure than those of its graph"
+    for name, x in inputs.items() if named else ((None, inputs),):
+        wanted = graph.get(name) if named else graph
+        if model.optional_inputs:
+            if x is None:
+                continue
+        elif wanted is None:
+            return "its inputs have another structure than those of its graph"
+        if not isinstance(x, torch.Tensor):
+            return "Keras converts its arguments, or refuses them"
+        if (reason := _of_tensor(x)) is not None:
+            return reason
+        if wanted is not None and not _fits(x.shape, wanted.shape):
+            return "Keras changes the rank of its inputs, or refuses them"
+    return None
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Returns whether a tensor of this shape can be the input of a graph."""
+    if len(shape) != len(wanted):
+        return False
+    return all(b is None or a == b for a, b in zip(shape, wanted, strict=True))
+
+
+def run_model(model: "CalledDirectly", args: tuple, kwargs: dict[str, Any]) -> Any:
+    """See `kmodels.layers.direct_calls.DirectCalls`."""
+    dtype = _DTYPES[model.compute_dtype]
+    args = (_cast(args[0], dtype),)
+    context = keras_internals.current_call_context()
+    if context is not None:
+        return _run_inside(model, args, kwargs, context)
+    with keras_internals.entering(model) as context:
+        seal = _seal(model)
+        if seal.losses is None or any(seal.losses):
+            keras_internals.forget_losses(model)
+        return _run_inside(model, args, kwargs, context)
+
+
+def _run_inside(model: "CalledDirectly", args: tuple, kwargs: dict[str, Any], context: Any) -> Any:
+    _tell_training(model, context, kwargs)
+    if keras_internals.reads_variables_as(model, model.compute_dtype):
+        return direct_calls.run(model, model.call, args, kwargs)
+    with keras_internals.autocast(model.dtype_policy):
+        return direct_calls.run(model, model.call, args, kwargs)
+
+
+def _cast(inputs: Any, dtype: torch.dtype) -> Any:
+    """Returns inputs as Keras gives them to a model that computes in this dtype."""
+    if isinstance(inputs, Mapping):
+        return {name: _cast(x, dtype) for name, x in inputs.items()}
+    if inputs is None or inputs.dtype is dtype or not inputs.is_floating_point():
+        return inputs
+    return inputs.to(dtype)
+
+
+class _Seal(NamedTuple):
+    """Facts about the layers below one, as long as none of them changes.
+
+    Attributes:
+        changes: the count of changes for which it holds.
+        policy: the name of the policy for which it holds.
+        hooks: the hooks of all of them, None where Keras has to call one or there are none. Whether
+            a hook is there changes unseen, so the dictionaries are looked at in each call.
+        losses: the lists of what they gave `add_loss`, None where not all are kmodels' own.
+    """
+
+    changes: int
+    policy: str
+    hooks: list[dict[int, Any]] | None
+    losses: list[Any] | None
+
+
 def is_sealed(layer: "Layer") -> bool:
     """See `kmodels.layers.direct_calls.DirectCalls`."""
-    found = vars(layer).get("_seal")
-    if found is None or found[0] != _changes:
-        found = _changes, _hooks_of_parts(layer)
+    hooks = _seal(layer).hooks
+    return hooks is not None and not any(hooks)
+
+
+def _seal(layer: "Layer | CalledDirectly") -> _Seal:
+    found: _Seal | None = vars(layer).get("_seal")
+    policy = layer.dtype_policy.name
+    if found is None or found.changes != _changes or found.policy != policy:
+        parts = [
+            part
+            for part in keras_internals.sublayers(layer)
+            if part is not layer and not isinstance(part, keras.layers.InputLayer)
+        ]
+        # A user's class may call what is no part of it.
+        own = all(
+            type(part).__module__.startswith("kmodels.") and hasattr(part, "takes_training")
+            for part in parts
+        )
+        losses = [keras_internals.losses_of(part) for part in (layer, *parts)] if own else None
+        hooks = None
+        if own and all(_is_plain(part, policy) for part in parts):
+            hooks = [each for part in parts for each in internals_torch.hooks_of(part)] or None
+        found = _Seal(_changes, policy, hooks, losses)
         # Keras would make its own tuple and dictionaries of it.
         object.__setattr__(layer, "_seal", found)
-    hooks = found[1]
-    return hooks is not None and not any(hooks)
+    return found
+
+
+def _is_plain(part: "Layer | CalledDirectly", policy: str) -> bool:
+    """Returns whether Keras adds nothing to a call of this layer inside one of this policy."""
+    return (
+        "call" not in vars(part)
+        and keras_internals.needs_keras_call(part) is None
+        and not part.makes_masks
+        and not internals_torch.is_compiled(part)
+        and part.dtype_policy.name == policy
+    )
+
+
+def depends_on(name: str) -> bool:
+    """See `kmodels.layers.direct_calls.DirectCalls`."""
+    return name in _WATCHED
+
+
+def is_eager() -> bool:
+    """See `kmodels.layers.direct_calls.DirectCalls`."""
+    return not torch.compiler.is_compiling() and get_proxy_mode() is None
 
 
 def changed() -> None:
@@ -70,36 +213,15 @@ def changed() -> None:
     _changes += 1
 
 
-def _hooks_of_parts(layer: "Layer") -> list[dict[int, Any]] | None:
-    """Returns the hooks of all layers below, None where Keras has to call one or there are none.
-
-    Whether a hook is there changes unseen, so the dictionaries are looked at in each call. A
-    user's class may call what is no part of it.
-    """
-    parts = [part for part in keras_internals.sublayers(layer) if part is not layer]
-    policy = layer.dtype_policy
-    for part in parts:
-        if (
-            not type(part).__module__.startswith("kmodels.")
-            or not hasattr(part, "takes_training")
-            or "call" in vars(part)
-            or keras_internals.needs_keras_call(part) is not None
-            or part.makes_masks
-            or not part.autocast
-            or part.dtype_policy.name != policy.name
-        ):
-            return None
-    return [hooks for part in parts for hooks in internals_torch.hooks_of(part)] or None
-
-
-def _tell_training(layer: "Layer", context: Any, kwargs: dict[str, Any]) -> None:
+def _tell_training(layer: "Layer | CalledDirectly", context: Any, kwargs: dict[str, Any]) -> None:
     """Does what Keras does with `training`: what a layer is told holds for those after it too."""
     if not layer.takes_training:
         kwargs.pop("training", None)
         return
-    if "training" in kwargs:
+    if kwargs.get("training") is not None:
         context.training = kwargs["training"]
         return
+    kwargs.pop("training", None)
     training = context.get_value("training")
     context.training = layer.training_default if training is None else training
     if context.training is not None:

@@ -92,22 +92,26 @@ def check_attention(
     Raises:
         InputError: one line with what was given and what is allowed.
     """
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-    if len(query.shape) != 4 or len(key.shape) != 4 or len(value.shape) != 4:
+    of_query, of_key, of_value = query.shape, key.shape, value.shape
+
+    def shapes() -> str:
+        return f"query {tuple(of_query)}, key {tuple(of_key)}, value {tuple(of_value)}"
+
+    if len(of_query) != 4 or len(of_key) != 4 or len(of_value) != 4:
         raise InputError(
-            f"attention takes (batch, length, heads, head_dim) three times, got {shapes}."
+            f"attention takes (batch, length, heads, head_dim) three times, got {shapes()}."
         )
-    if query.shape[2] % key.shape[2] or key.shape[2] != value.shape[2]:
+    (_, length, heads, width), (_, keys, groups, of_each) = of_query, of_key
+    if heads % groups or groups != of_value[2]:
         raise InputError(
-            f"attention got {shapes}; key and value need equally many heads, "
+            f"attention got {shapes()}; key and value need equally many heads, "
             "and the query a multiple."
         )
-    if query.shape[3] != key.shape[3]:
-        raise InputError(f"attention got {shapes}; query and key need the same head_dim.")
-    lengths = (query.shape[1], key.shape[1])
-    if causal and None not in lengths and lengths[0] > lengths[1]:
+    if width != of_each:
+        raise InputError(f"attention got {shapes()}; query and key need the same head_dim.")
+    if causal and length is not None and keys is not None and length > keys:
         raise InputError(
-            f"attention with causal=True got {shapes}; it needs at least as many keys as queries."
+            f"attention with causal=True got {shapes()}; it needs at least as many keys as queries."
         )
     if window is not None and window < 1:
         raise InputError(f"attention got window {window}; it must be at least 1, or None.")
@@ -134,6 +138,8 @@ def check_ids(
             "attention got block_ids without causal=True, where tokens see what is ahead anyway; "
             "give causal=True, or leave block_ids out."
         )
+    if segment_ids is None and block_ids is None:
+        return
     batch, keys = key.shape[:2]
     for name, ids in (("segment_ids", segment_ids), ("block_ids", block_ids)):
         if ids is None:

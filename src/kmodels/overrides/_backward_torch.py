@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from kmodels.core.dispatch import OpCall
+from kmodels.core.types.op_call import OpCall, of_mode
 
 
 class Context(Protocol):
@@ -35,6 +35,7 @@ class Context(Protocol):
     def __setattr__(self, name: str, value: object) -> None: ...
 
 
+@of_mode
 def outside_graph(call: OpCall) -> str | None:
     """Refuses a call that torch.fx records: autograd follows its graph operation by operation.
 

@@ -7,6 +7,8 @@ import torch
 
 from kmodels.core import keras_internals
 
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
 
 def as_tensor(x: Any) -> torch.Tensor:
     """`keras.ops.convert_to_tensor`, at once for what is a tensor or a variable.
@@ -14,11 +16,14 @@ def as_tensor(x: Any) -> torch.Tensor:
     Keras looks for symbolic tensors, devices and dtypes first. The copy takes as long as the
     arithmetic where one token goes through a model.
     """
-    if isinstance(x, torch.Tensor):
+    kind = type(x)
+    if kind in _TENSORS:  # the nearest question takes a tenth of the time of the general one
         return x
-    if isinstance(x, keras.Variable):
+    if kind is keras.Variable or isinstance(x, keras.Variable):
         # The compiler reads no flags of a thread; both are cast where a layer's autocast says so.
         return x.value if torch.compiler.is_compiling() else keras_internals.value_of(x)
+    if isinstance(x, torch.Tensor):
+        return x
     return keras.ops.convert_to_tensor(x)
 
 

@@ -5,7 +5,8 @@ half precision, with dropout and under a causal mask, of which it computes both 
 products do it, a block of queries after the other, with a backward pass of their own.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
+from kmodels.core.framework_internals import internals_torch
 from kmodels.ops._attention_parts import allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides._attention_blocks_torch import Kept, Options, Products, forward_alone, plain
@@ -22,6 +24,8 @@ from kmodels.overrides._tensors_torch import as_tensor
 
 # Keys from which SDPA is taken on CPUs too, where it needs no mask of length x keys.
 LONG = 1024
+# Keys up to which a causal mask costs SDPA less in float32 than products cost in calls of torch.
+SHORT = 64
 # Tokens from which on products compute their weights again: keeping them takes length x keys.
 KEPT = 1024
 
@@ -35,12 +39,13 @@ def supports(call: OpCall) -> str | None:
         return "the seed is no SeedGenerator"
     if drops and query.dtype == torch.float16 and query.device.type == "cpu":
         return "products would have their scores in float16"
-    far = call.window is not None or call.segment_ids is not None
-    products = by_products(query, call.key, call.causal, call.dropout, far)
     if call.soft_cap is not None and not on_cpu(query):
         return "scaled_dot_product_attention has no soft cap"
-    if torch.compiler.is_compiling() and (products or call.soft_cap is not None):
-        return "on CPU, the compiler makes products of the op itself"
+    if torch.compiler.is_compiling():
+        far = call.window is not None or call.segment_ids is not None
+        products = by_products(query, call.key, call.causal, call.dropout, far)
+        if products or call.soft_cap is not None:
+            return "on CPU, the compiler makes products of the op itself"
     return None
 
 
@@ -60,6 +65,8 @@ def by_products(
         return False
     if rate:
         return True
+    if not far and key.shape[1] <= SHORT and query.dtype.itemsize >= 4:
+        return False
     if key.shape[1] >= LONG:
         return far or query.dtype.itemsize < 4  # SDPA needs a mask of what is far
     return causal or query.dtype.itemsize < 4
@@ -108,8 +115,9 @@ def attention_torch(
     # torch aligns its own causal mask to the first key, the op to the last.
     hides = mask is not None or window is not None or segments is not None
     aligned = causal and not hides and length == keys
-    allowed = None if aligned else allowed_pairs(query, key, mask, causal, window, segments)
-    some = None
+    allowed = some = None
+    if not aligned and (hides or causal):
+        allowed = allowed_pairs(query, key, mask, causal, window, segments)
     if mask is not None and allowed is not None:
         # Kernels differ in what they do with a row of nothing; let such a row see all, then zero
         # it.
@@ -167,15 +175,9 @@ def _one_query(
     """
     batch, _, heads, width = query.shape
     groups = key.shape[2]
-    some = allowed = None
-    if mask is not None:
-        allowed = as_tensor(mask).to(torch.bool)
-        allowed = allowed[(None,) * (4 - allowed.ndim)]
-        # A row of nothing sees all, and is zeroed below.
-        some = allowed.any(-1, keepdim=True)
-        allowed = allowed | ~some
-        if allowed.shape[1] > 1:
-            allowed = allowed.reshape(-1, groups, heads // groups, allowed.shape[3])
+    allowed, some = (None, None) if mask is None else _seen(mask)
+    if allowed is not None and allowed.shape[1] > 1:
+        allowed = allowed.reshape(-1, groups, heads // groups, allowed.shape[3])
     output = functional.scaled_dot_product_attention(
         query.reshape(batch, groups, heads // groups, width),
         key.transpose(1, 2),
@@ -186,6 +188,45 @@ def _one_query(
     if some is None:
         return output
     return torch.where(some.transpose(1, 2), output, output.new_zeros(()))
+
+
+class _Seen(NamedTuple):
+    """What `_seen` made of the last mask: all blocks get the same one for a token."""
+
+    mask: ref[torch.Tensor]
+    version: int
+    allowed: torch.Tensor
+    some: torch.Tensor | None
+
+
+_last: list[_Seen] = []
+
+
+def _seen(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns a mask (B or 1, N or 1, 1, S) whose rows all see something, and those that do.
+
+    A row of nothing sees all in it, for the caller to set to zero. None says that all rows do see
+    something; only on CPUs is that known at once.
+    """
+    stays = not (
+        torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or type(mask) is not torch.Tensor
+        or internals_torch.in_transform()
+    )
+    version = internals_torch.version_of(mask) if stays else 0
+    if stays and _last and _last[0].mask() is mask and _last[0].version == version:
+        return _last[0].allowed, _last[0].some
+    allowed = mask.to(torch.bool)
+    allowed = allowed[(None,) * (4 - allowed.ndim)]
+    some: torch.Tensor | None = allowed.any(-1, keepdim=True)
+    if stays and not mask.is_cuda and some is not None and bool(some.all()):
+        some = None
+    else:
+        allowed = allowed | ~some
+    if stays:
+        _last[:] = [_Seen(ref(mask), version, allowed, some)]
+    return allowed, some
 
 
 def _fused(output: torch.Tensor, *arguments: object) -> torch.Tensor:

@@ -51,9 +51,11 @@ def mlp_torch(
         up, down = as_tensor(up), as_tensor(down)
         check_width(x, up)
         check_width(up, down)
-        hidden = affine(x, up.to(x.dtype), biases[0])
+        if up.dtype is not x.dtype:
+            up, down = up.to(x.dtype), down.to(x.dtype)
+        hidden = affine(x, up, biases[0])
         hidden = _active(hidden, _FORMS[approximate], None, 1.0)
-        return affine(hidden, down.to(x.dtype), biases[1])
+        return affine(hidden, down, biases[1])
     up, down = stored(up), stored(down)
     check_width(x, up)
     check_width(up, down)

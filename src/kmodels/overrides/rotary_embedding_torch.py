@@ -6,8 +6,9 @@ from weakref import ref
 
 import torch
 
-from kmodels.core.dispatch import OpCall, override
+from kmodels.core.dispatch import override
 from kmodels.core.framework_internals import internals_torch
+from kmodels.core.types.op_call import OpCall, of_mode
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,
@@ -16,7 +17,11 @@ from kmodels.ops.rotary_embedding import (
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor
 
+# Numbers up to which the calls of torch take longer than the copy that saves half of them.
+SMALL = 2**16
 
+
+@of_mode
 def supports(call: OpCall) -> str | None:
     """Refuses code under torch.compile, which fuses the op's own body, and recorded graphs."""
     if torch.compiler.is_compiling():
@@ -44,7 +49,10 @@ class _Rotation(torch.autograd.Function):
 def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
     wide = x.to(cosine.dtype)
+    if x.numel() < SMALL:
+        return (wide * cosine).addcmul_(wide.roll(half, -1), sine).to(x.dtype)
     first, second = wide[..., :half], wide[..., half:]
+    cosine, sine = cosine[..., :half], sine[..., half:]
     y = torch.empty_like(wide)
     torch.mul(first, cosine, out=y[..., :half]).addcmul_(second, sine, value=-1)
     torch.mul(second, cosine, out=y[..., half:]).addcmul_(first, sine)
@@ -96,7 +104,7 @@ _last: dict[tuple[Any, ...], _Tables] = {}
 def _tables(
     x: torch.Tensor, positions: torch.Tensor | None, max_wavelength: float, scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns cosines and sines, (T or B, T, 1, H/2)."""
+    """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     kind, length = (x.shape[-1], max_wavelength, scaling, x.device, dtype), x.shape[1]
     stay = _stay(x, positions)
@@ -105,6 +113,7 @@ def _tables(
     places = torch.arange(length, device=x.device) if positions is None else positions
     angles = places.to(dtype)[..., None, None] * _frequencies(*kind)
     cosine, sine = angles.cos(), angles.sin()
+    cosine, sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
     if stay:
         held = length if positions is None else ref(positions)
         version = 0 if positions is None else internals_torch.version_of(positions)

@@ -35,6 +35,14 @@ def test_hooks_are_known():
     assert not internals_torch.has_hooks(module)
 
 
+def test_a_compiled_module_is_known():
+    module = torch.nn.Linear(1, 1)
+    assert not internals_torch.is_compiled(module)
+    module.compile(backend="eager")
+    assert internals_torch.is_compiled(module)
+    assert internals_torch.COMPILED_CALL in vars(module)
+
+
 def test_a_view_is_known():
     whole = torch.ones(4, requires_grad=True) * 1
     assert internals_torch.is_view(whole[:2]) and not internals_torch.is_view(whole)

@@ -33,6 +33,15 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(hooks_of(module)) or bool(modules._has_any_global_hook())
 
 
+# The attribute in which a module keeps the function that its `compile` made, or None.
+COMPILED_CALL = "_compiled_call_impl"
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Tells whether `module.compile()` made a function that torch runs in place of `forward`."""
+    return getattr(module, COMPILED_CALL) is not None
+
+
 def in_autocast() -> bool:
     """Tells whether `torch.autocast` is on for any device."""
     return torch._C._is_any_autocast_enabled()

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import get_autocast_scope
+from keras.src.layers.layer import CallContext
 
 
 def children(layer: keras.Layer) -> list[Any]:
@@ -71,6 +72,29 @@ def call_context(context: object) -> Iterator[None]:
 def current_call_context() -> Any:
     """Returns the context of the call that is running, or None."""
     return global_state.get_global_attribute(_CONTEXT)
+
+
+class entering:
+    """Opens the context of a call for a model that no layer is calling, as Keras does.
+
+    Args:
+        model: the model that is called.
+    """
+
+    def __init__(self, model: keras.Model):
+        self.context = CallContext(model)
+
+    def __enter__(self) -> CallContext:
+        global_state.set_global_attribute(_CONTEXT, self.context)
+        return self.context
+
+    def __exit__(self, *_: object) -> None:
+        global_state.set_global_attribute(_CONTEXT, None)
+
+
+def losses_of(layer: keras.Layer) -> list[Any]:
+    """Returns the list in which a layer keeps what `add_loss` took; it stays the same list."""
+    return layer._losses
 
 
 # What `needs_keras_call` looks at.

@@ -1,5 +1,6 @@
 """Variables: their first values, the dtype in which they are read, and where they lie."""
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -75,6 +76,15 @@ def draws_later() -> bool:
     return _place() is not None and not in_stateless_scope()
 
 
+class _Reading(threading.local):
+    """A thread's flag: after `read_stored` no scope has a say about variables."""
+
+    stored = False
+
+
+_reading = _Reading()
+
+
 def value_of(variable: keras.Variable, cast: bool = True) -> Any:
     """Returns a variable's value, at once where Keras would give what is stored.
 
@@ -85,20 +95,44 @@ def value_of(variable: keras.Variable, cast: bool = True) -> Any:
         variable: the variable.
         cast: gives the value in the dtype of the layer's autocast; False for its own.
     """
-    # What holds in this thread; Keras' own look-up takes several times as long.
-    scopes = vars(global_state.GLOBAL_STATE_TRACKER)
-    if (
-        type(variable) is not keras.Variable
-        or scopes.get("stateless_scope") is not None
-        or scopes.get("torch_device") is not None
-        or (cast and scopes.get("autocast_scope") is not None)
-        or variable._value is None
+    if type(variable) is not keras.Variable or not (
+        _reading.stored or _gives_stored(variable._dtype if cast else None)
     ):
         if cast:
             return variable.value
         with no_autocast():
             return variable.value
+    if variable._value is None:
+        return variable.value
     return variable._value
+
+
+def _gives_stored(dtype: str | None) -> bool:
+    """Returns whether the scopes that are open let a variable's value be what it holds.
+
+    `dtype` is the variable's, or any name that is no dtype for all of them; None where no autocast
+    is asked for.
+    """
+    # What holds in this thread; Keras' own look-up takes several times as long.
+    scopes = vars(global_state.GLOBAL_STATE_TRACKER)
+    if scopes.get("stateless_scope") is not None or scopes.get("torch_device") is not None:
+        return False
+    scope = None if dtype is None else scopes.get("autocast_scope")
+    return scope is None or scope.dtype is None or scope.dtype == dtype
+
+
+def read_stored() -> bool:
+    """Has `value_of` look for scopes no more, if there are none; returns whether it does so.
+
+    It holds in this thread until `read_through_scopes`; no scope may open before.
+    """
+    _reading.stored = _gives_stored("every")
+    return _reading.stored
+
+
+def read_through_scopes() -> None:
+    """Ends `read_stored`."""
+    _reading.stored = False
 
 
 def no_autocast() -> AutocastScope:

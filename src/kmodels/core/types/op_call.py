@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 
 class OpCall:
@@ -17,6 +17,20 @@ class OpCall:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+Supports: TypeAlias = Callable[[OpCall], str | None]
+# What `of_mode` marked.
+OF_MODE: set[Supports] = set()
+
+
+def of_mode(supports: Supports) -> Supports:
+    """Marks a `supports` that asks for the mode of the framework alone, not for the arguments.
+
+    Where it is known that nothing is compiled and nothing recorded, it is not asked.
+    """
+    OF_MODE.add(supports)
+    return supports
 
 
 def call_type(generic: Callable[..., Any]) -> type[OpCall]:

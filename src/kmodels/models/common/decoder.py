@@ -253,11 +253,12 @@ class DecoderBackbone(OptionalInputs, Backbone):
         Returns:
             (B, T, D).
         """
-        x = self.token_embedding(token_ids)
-        with keras_internals.autocast(self.dtype_policy), direct_calls():
-            for block, cache in zip(self.blocks, caches, strict=True):
-                x = block(x, positions=positions, cache=cache)
-            return self.final_norm(x)
+        with direct_calls():
+            x = self.token_embedding(token_ids)
+            with keras_internals.autocast(self.dtype_policy):
+                for block, cache in zip(self.blocks, caches, strict=True):
+                    x = block(x, positions=positions, cache=cache)
+                return self.final_norm(x)
 
     @classmethod
     def get_layout_map(

@@ -17,8 +17,8 @@ NAMES = (*GRAPH, "positions", "segment_ids")
 class OrderBackend(Protocol):
     """Moving the places of each row, where Keras' own operations do not export."""
 
-    def inverse(self, order: Any) -> Any:
-        """Returns the inverse of each row of (B, T), a permutation of its places."""
+    def tokens_first(self, mask: Any) -> tuple[Any, Any]:
+        """Returns where each place of a row comes from and where it goes, (B, T) int32 each."""
         ...
 
     def moved(self, x: Any, order: Any) -> Any:
@@ -33,9 +33,11 @@ class OptionalInputs:
     """Lets a functional model be called with token ids alone, and with more than its graph has.
 
     Attributes:
+        optional_inputs: see `kmodels.layers.direct_calls.CalledDirectly`.
         takes: names of the inputs that it knows; a task's are those of its backbone.
     """
 
+    optional_inputs = True
     takes: ClassVar[tuple[str, ...]] = NAMES
 
     def __call__(self, inputs: Tree, *args: object, **kwargs: Any) -> Any:
@@ -124,6 +126,8 @@ class TokensFirst(keras.Operation):
         """(B, T) -> twice (B, T)."""
         if mask is None:
             return None, None
+        if _native is not None and not isinstance(mask, keras.KerasTensor):
+            return _native.tokens_first(keras.ops.convert_to_tensor(mask))
         is_token = keras.ops.cast(mask, "bool")
         count = keras.ops.cast(is_token, "int32")
         before = keras.ops.cumsum(count, axis=1) - 1
@@ -132,8 +136,7 @@ class TokensFirst(keras.Operation):
             is_token, before, keras.ops.sum(count, axis=1, keepdims=True) + masked
         )
         back = keras.ops.cast(back, "int32")
-        front = keras.ops.argsort(back, axis=1) if _native is None else _native.inverse(back)
-        return keras.ops.cast(front, "int32"), back
+        return keras.ops.cast(keras.ops.argsort(back, axis=1), "int32"), back
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -7,6 +7,15 @@ torch's TorchScript exporter, the one that Keras uses for inputs of any length, 
 import torch
 
 
+def tokens_first(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns where each place of a row comes from and where it goes, (B, T) int32 each."""
+    is_token = mask.bool()
+    before = is_token.int().cumsum(1)
+    masked = torch.logical_not(is_token).int().cumsum(1) + before[:, -1:]
+    back = (torch.where(is_token, before, masked) - 1).int()
+    return inverse(back).int(), back
+
+
 def inverse(order: torch.Tensor) -> torch.Tensor:
     """Returns the inverse of each row of (B, T), a permutation of its places."""
     order = order.long()

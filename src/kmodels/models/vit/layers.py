@@ -73,6 +73,9 @@ class PatchEmbedding(traced.Noted, WithKernel):
 
     def call(self, images: Tensor) -> Any:
         """(B, height, width, C) -> (B, P, D)."""
+        # A functional model gives its inputs the dtype that its graph says.
+        if keras.backend.standardize_dtype(images.dtype) != self.compute_dtype:
+            images = keras.ops.cast(images, self.compute_dtype)
         return ops.patch_embedding(images, self.kernel, self.bias, patch_size=self.patch_size)
 
     def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int | None, ...]:
