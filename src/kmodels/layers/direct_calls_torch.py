@@ -178,7 +178,8 @@ def _seal(layer: "Layer | CalledDirectly") -> _Seal:
         )
         losses = [keras_internals.losses_of(part) for part in (layer, *parts)] if own else None
         hooks = None
-        if own and all(_is_plain(part, policy) for part in parts):
+        # In place of its `call` may stand what torch.compile traces.
+        if own and "call" not in vars(layer) and all(_is_plain(part, policy) for part in parts):
             hooks = [each for part in parts for each in internals_torch.hooks_of(part)] or None
         found = _Seal(_changes, policy, hooks, losses)
         # Keras would make its own tuple and dictionaries of it.
