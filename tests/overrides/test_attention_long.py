@@ -14,7 +14,9 @@ from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
 # Length above which weights are computed again. TensorFlow leaves such texts to the op's own body.
-LIMIT = {"jax": "LONG", "torch": "KEPT"}.get(BACKEND)
+LIMIT = {"jax": ("_attention_choice_jax", "LONG"), "torch": ("attention_torch", "KEPT")}.get(
+    BACKEND
+)
 QUERIES, KEYS = 150, 170
 RNG = np.random.default_rng(6)
 SEGMENTS = np.sort(RNG.integers(0, 4, (2, KEYS)), axis=1).astype("int32")
@@ -41,8 +43,8 @@ def test_tensorflow_leaves_long_texts_to_the_op() -> None:
 @pytest.fixture
 def long(monkeypatch) -> None:
     if LIMIT is not None:
-        module = importlib.import_module(f"kmodels.overrides.attention_{BACKEND}")
-        monkeypatch.setattr(module, LIMIT, 0)
+        module = importlib.import_module(f"kmodels.overrides.{LIMIT[0]}")
+        monkeypatch.setattr(module, LIMIT[1], 0)
         if BACKEND == "torch":
             monkeypatch.setattr(module, "by_products", lambda *_: True)
 

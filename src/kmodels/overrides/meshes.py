@@ -1,6 +1,16 @@
 """Facts about `keras.distribution` that overrides depend on."""
 
+import math
+from typing import NamedTuple
+
 import keras
+
+
+class Places(NamedTuple):
+    """Along which mesh axes an array of activations lies; `None` for heads that stay whole."""
+
+    rows: tuple[str, ...]
+    heads: str | None
 
 
 def layers_are_cut() -> bool:
@@ -13,3 +23,32 @@ def layers_are_cut() -> bool:
     return isinstance(distribution, keras.distribution.ModelParallel) and getattr(
         distribution, "cuts_layers", True
     )
+
+
+def places() -> Places | None:
+    """Returns where rows and heads lie under the distribution in force.
+
+    Returns:
+        No axes without a distribution; `None` where a user's own rules say what nobody can ask.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return Places((), None)
+    axes = distribution.device_mesh.axis_names
+    if isinstance(distribution, keras.distribution.DataParallel):
+        return Places(tuple(axes[:1]), None)
+    if hasattr(distribution, "cuts_layers"):  # a mesh of kmodels
+        rows = tuple(axis for axis in axes if axis != "model")
+        return Places(rows, "model" if distribution.cuts_layers else None)
+    return None
+
+
+def parts(axes: tuple[str, ...]) -> int:
+    """Returns how many parts these axes of the mesh in force make."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return 1
+    lengths = dict(
+        zip(distribution.device_mesh.axis_names, distribution.device_mesh.shape, strict=True)
+    )
+    return math.prod(lengths[axis] for axis in axes)

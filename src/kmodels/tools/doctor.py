@@ -34,6 +34,15 @@ class DoctorBackend(Protocol):
         """Returns which of its bodies an override takes for these arguments; None if it has one."""
         ...
 
+    def platforms(
+        self, op: Op[Any, Any], *given: Any, **more: Any
+    ) -> dict[str, tuple[str, str | None]]:
+        """Returns by platform which body serves there, and why none better does (or None).
+
+        Nothing is asked of a device; an op that is the same everywhere has no platforms.
+        """
+        ...
+
 
 def report() -> dict[str, Any]:
     """Collects everything `kmodels doctor` shows.
@@ -45,8 +54,9 @@ def report() -> dict[str, Any]:
         (its file's name or `None`), `path` (`"override"` or `"generic"`), `reason` (why the
         override is not in force, or `None`) in its plainest case, and `cases`, a list of:
         `case` and `dtype` of tensors on the default device, the `path` that they take
-        (`"generic"`, or which body of the override), `reason`, and `measured`: by result file,
-        the override's `time` and `memory` over the generic body's.
+        (`"generic"`, or which body of the override), `reason`, `platforms` (by platform, there or
+        not, the path and the reason why none better serves), and `measured`: by result file, the
+        override's `time` and `memory` over the generic body's.
 
     Raises:
         InputError: if `KMODELS_GENERIC_OPS` names an unknown op.
@@ -143,7 +153,8 @@ def _ops(engine: DoctorBackend) -> dict[str, dict[str, Any]]:
             path = "generic" if reason else engine.way(op, *given, **more) or "override"
             ratios = {} if reason else measured.get((name, case, dtype), {})
             row = {"case": case, "dtype": dtype, "path": path, "reason": reason}
-            entry["cases"].append({**row, "measured": ratios})
+            elsewhere = engine.platforms(op, *given, **more)
+            entry["cases"].append({**row, "platforms": elsewhere, "measured": ratios})
     return found
 
 
@@ -181,8 +192,25 @@ def show(found: dict[str, Any], console: Console) -> None:
         for (label, path, why), dtypes in sorted(rows.items(), key=lambda row: row[0][0]):
             paths.add_row(name, label, ", ".join(dtypes), path, why)
     console.print(paths)
+    _show_platforms(found, console)
     for file, number in files.items():
         console.print(f"({number}) benchmarks/results/{file}", highlight=False)
+
+
+def _show_platforms(found: dict[str, Any], console: Console) -> None:
+    """Prints what would serve on other platforms; on backends that tell it."""
+    rows: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    for name, entry in found["ops"].items():
+        for case in entry["cases"]:
+            for place, (path, why) in case["platforms"].items():
+                row = rows.setdefault((f"{name} on {place}", path, why or ""), {})
+                row.setdefault(case["case"], []).append(case["dtype"])
+    table = Table("elsewhere", "path", "cases", "why none better")
+    for (place, path, why), cases in sorted(rows.items()):
+        words = "\n".join(f"{label}: {', '.join(dtypes)}" for label, dtypes in cases.items())
+        table.add_row(place, path, words, why)
+    if rows:
+        console.print(table)
 
 
 def _told(measured: dict[str, dict[str, float]], files: dict[str, int]) -> str:

@@ -1,13 +1,22 @@
 """JAX's part of `kmodels.tools.doctor`."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
+from kmodels.overrides import _attention_choice_jax as choices
 from kmodels.overrides import attention_jax, dense_jax
 from kmodels.overrides.blocks import blocks
+
+# What `platforms` tells about, there or not.
+DEVICES = {
+    "cuda 9.0": choices.Device("cuda", (9, 0), cudnn=True),
+    "cuda 8.0": choices.Device("cuda", (8, 0), cudnn=True),
+    "tpu": choices.Device("tpu"),
+}
 
 
 def devices() -> list[str]:
@@ -20,11 +29,36 @@ def devices() -> list[str]:
 def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     """Returns which of its bodies an override takes here; None if it has only one."""
     if op is ops.attention:
-        lengths, causal = (given[0].shape[1], given[1].shape[1]), more.get("causal", False)
-        if more.get("soft_cap") is not None or lengths[0] * lengths[1] > attention_jax.LONG**2:
-            return f"loops over {-(-lengths[0] // attention_jax.LOOP_SIZE)} blocks"
-        count = len(blocks(*lengths, causal, None, attention_jax.SIZE))
-        return "matrix products" if count == 1 else f"products by {count} blocks"
+        known = _facts(given, more)
+        return _words(attention_jax.chosen(known), known)
     if op is ops.dense:
         return "product to float32" if dense_jax.narrow(given[0], given[1]) else "flat product"
     return None
+
+
+def platforms(op: Op[Any, Any], *given: Any, **more: Any) -> dict[str, tuple[str, str | None]]:
+    """Returns by platform the body that serves there and why none better does; see `doctor`."""
+    if op is not ops.attention:
+        return {}
+    here, found = _facts(given, more), {}
+    for name, device in DEVICES.items():
+        known = replace(here, device=device)
+        choice = choices.choose(known)
+        found[name] = (_words(choice, known), choice.reason)
+    return found
+
+
+def _facts(given: tuple[Any, ...], more: dict[str, Any]) -> choices.Facts:
+    bind: Any = ops.attention.bind
+    return attention_jax.facts(bind(*given, **more))
+
+
+def _words(choice: choices.Choice, known: choices.Facts) -> str:
+    """Returns a body in words, and into how many blocks it cuts the queries on a CPU."""
+    length, keys = known.query[1] or 0, known.key[1] or 0
+    if choice.body == "products":
+        count = len(blocks(length, keys, known.causal, known.window, attention_jax.SIZE))
+        return "matrix products" if count == 1 else f"products by {count} blocks"
+    if choice.body == "loops" and known.device.platform == "cpu":
+        return f"loops over {-(-length // attention_jax.LOOP_SIZE)} blocks"
+    return choice.body

@@ -22,3 +22,8 @@ def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
         count = len(blocks(*lengths, causal, None, attention_tensorflow.SIZE))
         return "matrix products" if count == 1 else f"products by {count} blocks"
     return None
+
+
+def platforms(op: Op[Any, Any], *given: Any, **more: Any) -> dict[str, tuple[str, str | None]]:
+    """Returns nothing: what serves elsewhere is not told here."""
+    return {}

@@ -19,3 +19,11 @@ def test_devices_are_open():
 def test_alone_there_is_one_process():
     assert (internals_jax.process_id(), internals_jax.process_count()) == (0, 1)
     assert internals_jax.coordination_client() is None
+
+
+def test_cudnn_is_where_the_kernels_raise_without_it():
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    assert internals_jax.has_cudnn() is False  # with JAX for CPUs
+    with pytest.raises(RuntimeError, match="cuDNN is not detected"):
+        fused.check_cudnn_version()

@@ -3,6 +3,7 @@
 from typing import Any
 
 from jax._src import distributed, xla_bridge
+from jax._src.lib import cuda_versions
 
 
 def backends_are_initialized() -> bool:
@@ -26,3 +27,8 @@ def process_count() -> int:
 def coordination_client() -> Any:
     """Returns the client of the cluster's key-value store, None without a cluster."""
     return distributed.global_state.client
+
+
+def has_cudnn() -> bool:
+    """Tells whether JAX's plugin for CUDA is here, without which its attention raises."""
+    return cuda_versions is not None

@@ -1,0 +1,140 @@
+"""Kernels for attention on accelerators that JAX has, each called through one thin function.
+
+Tests put a recorder or a body for CPUs in their place; splash attention also runs on a CPU,
+interpreted. Shapes are those of `ops.attention`.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from kmodels.overrides._attention_choice_jax import LANES
+
+# Blocks of splash attention, the largest that pads a text by little.
+BLOCKS = (512, 256, LANES)
+# What is added to a text is a segment of its own, which nobody's number is.
+REAL, ADDED = 0, -(2**31)
+
+
+def cudnn(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> jax.Array:
+    """Runs cuDNN's flash attention; `window` counts the query itself, as in `ops.attention`."""
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        scale=scale,
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation="cudnn",
+    )
+
+
+def splash(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    soft_cap: float | None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Runs splash attention, with lengths padded to its blocks; it neither scales nor batches."""
+    # Pallas is imported where it runs: it takes a good part of a second.
+    from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
+
+    batch, length, heads, _ = query.shape
+    keys = key.shape[1]
+    block_q, block_kv = block(length), block(keys)
+    more, more_keys = -length % block_q, -keys % block_kv
+    offset = keys - length
+    kernel = _kernel(
+        (length + more, keys + more_keys),
+        (block_q, block_kv),
+        heads,
+        offset,
+        causal,
+        window,
+        soft_cap,
+        interpret,
+    )
+    scaled = (query.astype(jnp.float32) * scale).astype(query.dtype)
+    ids = None
+    # Causal masks hide the keys that are added behind all others; else segments do.
+    if segment_ids is not None or (more_keys and not causal):
+        if segment_ids is None:
+            segment_ids = jnp.full((1, keys), REAL, "int32")
+        numbers = jnp.broadcast_to(segment_ids.astype("int32"), (batch, keys))
+        own = numbers[:, offset:] if offset >= 0 else jnp.full((batch, length), REAL, "int32")
+        ids = SegmentIds(
+            q=jnp.pad(own, ((0, 0), (0, more)), constant_values=ADDED),
+            kv=jnp.pad(numbers, ((0, 0), (0, more_keys)), constant_values=ADDED),
+        )
+    inputs = (_padded(scaled, more), _padded(key, more_keys), _padded(value, more_keys))
+    output = jax.vmap(kernel)(*inputs, ids)
+    return output[:, :, :length].swapaxes(1, 2)
+
+
+def block(length: int) -> int:
+    """Returns the largest block that adds at most an eighth to a length in whole lanes."""
+    least = -(-length // LANES) * LANES
+    return next(x for x in BLOCKS if -(-length // x) * x <= least * 1.125)
+
+
+def _padded(x: jax.Array, more: int) -> jax.Array:
+    """(B, T, N, H) -> (B, N, T + more, H)."""
+    return jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)
+
+
+@lru_cache(maxsize=64)
+def _kernel(
+    lengths: tuple[int, int],
+    sizes: tuple[int, int],
+    heads: int,
+    offset: int,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: bool,
+) -> Any:
+    """Returns the kernel of a mask; its tables are made once, outside of what is being traced."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as made
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    mask: masks.Mask
+    if window is not None:
+        mask = masks.LocalMask(lengths, (window - 1, 0 if causal else window - 1), offset)
+    elif causal:
+        mask = masks.CausalMask(lengths, offset)
+    else:
+        mask = masks.FullMask(lengths)
+    rows, columns = sizes
+    blocks = made.BlockSizes(
+        block_q=rows,
+        block_kv=columns,
+        block_q_dkv=rows,
+        block_kv_dkv=columns,
+        block_q_dq=rows,
+        block_kv_dq=columns,
+    )
+    with jax.ensure_compile_time_eval():
+        return made.make_splash_mha(
+            masks.MultiHeadMask([mask] * heads),
+            block_sizes=blocks,
+            head_shards=1,
+            q_seq_shards=1,
+            attn_logits_soft_cap=soft_cap,
+            interpret=interpret,
+        )
