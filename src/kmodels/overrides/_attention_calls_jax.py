@@ -89,7 +89,9 @@ def _slopes_of_slopes(bodies: Bodies, primals: Any, tangents: Any) -> tuple[Inpu
     return _slopes(bodies, *primals), found
 
 
-def in_parts(body: Body, query: jax.Array, key: jax.Array, value: jax.Array, *others: Any) -> Any:
+def in_parts(
+    body: Body, query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array | None
+) -> Any:
     """Runs a body on each device with its own rows and heads, which none of them sends.
 
     Args:
@@ -118,7 +120,7 @@ def in_parts(body: Body, query: jax.Array, key: jax.Array, value: jax.Array, *ot
             along[1] = axis
         return PartitionSpec(*along)
 
-    def local(query: jax.Array, key: jax.Array, value: jax.Array, *others: Any) -> Any:
+    def local(query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array | None) -> Any:
         if shared:
             own = lax.axis_index(axis) * query.shape[2] // (heads // groups)
             key, value = (lax.dynamic_slice_in_dim(x, own, 1, 2) for x in (key, value))

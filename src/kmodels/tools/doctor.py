@@ -35,7 +35,7 @@ class DoctorBackend(Protocol):
         ...
 
     def platforms(
-        self, op: Op[Any, Any], *given: Any, **more: Any
+        self, op: Op[Any, Any], *given: object, **more: object
     ) -> dict[str, tuple[str, str | None]]:
         """Returns by platform which body serves there, and why none better does (or None).
 

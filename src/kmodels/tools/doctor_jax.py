@@ -36,7 +36,9 @@ def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     return None
 
 
-def platforms(op: Op[Any, Any], *given: Any, **more: Any) -> dict[str, tuple[str, str | None]]:
+def platforms(
+    op: Op[Any, Any], *given: object, **more: object
+) -> dict[str, tuple[str, str | None]]:
     """Returns by platform the body that serves there and why none better does; see `doctor`."""
     if op is not ops.attention:
         return {}
@@ -48,7 +50,7 @@ def platforms(op: Op[Any, Any], *given: Any, **more: Any) -> dict[str, tuple[str
     return found
 
 
-def _facts(given: tuple[Any, ...], more: dict[str, Any]) -> choices.Facts:
+def _facts(given: tuple[object, ...], more: dict[str, object]) -> choices.Facts:
     bind: Any = ops.attention.bind
     return attention_jax.facts(bind(*given, **more))
 

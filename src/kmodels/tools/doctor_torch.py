@@ -29,6 +29,8 @@ def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     return None
 
 
-def platforms(op: Op[Any, Any], *given: Any, **more: Any) -> dict[str, tuple[str, str | None]]:
+def platforms(
+    op: Op[Any, Any], *given: object, **more: object
+) -> dict[str, tuple[str, str | None]]:
     """Returns nothing: what serves elsewhere is not told here."""
     return {}
