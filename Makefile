@@ -2,8 +2,10 @@ PYTHON ?= python3
 VENV := $(or $(KMODELS_VENV),.venv)
 BACKEND ?=
 ARGS ?=
+WHEELS ?=
+WHEELS_PYTHON ?= 3.12
 
-.PHONY: help vit gemma bench site test test-nightly test-newest test-lowest lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
+.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-nightly test-newest test-lowest lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
@@ -14,6 +16,8 @@ help:
 	@echo "make test-newest           the same with the newest versions of everything"
 	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
+	@echo "make accelerator           all tables of a GPU, in pieces that resume (ARGS='--minutes 9', WHEELS=DIR, ARGS=--list)"
+	@echo "make accelerator-wheels    wheels that such a machine may lack, to carry there (WHEELS=DIR, default wheels/)"
 	@echo "make site                  the documentation as a site, in .site/, with executed notebooks"
 	@echo "make lint                  formatting, lint, types, docstrings and prose"
 	@echo "make clean                 remove environments, references and caches (not runs/)"
@@ -35,6 +39,16 @@ test-nightly test-newest test-lowest: test-%:
 bench: full-environment
 	$(VENV)/full/bin/python benchmarks/vit_train.py $(ARGS)
 	$(VENV)/full/bin/python benchmarks/report.py
+
+# With the Python of the machine, which has the frameworks for its device.
+accelerator:
+	$(if $(WHEELS),test -d $(WHEELS)/site || $(PYTHON) -m pip install -q --no-index --no-deps --target $(WHEELS)/site $(WHEELS)/*.whl)
+	PYTHONPATH="src$(if $(WHEELS),:$(WHEELS)/site):$$PYTHONPATH" $(PYTHON) benchmarks/accelerator $(ARGS)
+
+accelerator-wheels:
+	$(PYTHON) -m pip download -q --no-deps --only-binary=:all: --implementation cp --python-version $(WHEELS_PYTHON) \
+		$(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64) \
+		-c constraints.txt -d $(or $(WHEELS),wheels) keras namex optree gguf timm peft flax liger-kernel cut-cross-entropy
 
 site: full-environment
 	$(VENV)/full/bin/python docs/site/notebooks.py

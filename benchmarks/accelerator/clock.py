@@ -1,0 +1,221 @@
+"""Times, peaks and kernels on the device of whichever backend runs."""
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from accelerator.pieces import SMALL
+
+Run = Callable[[], Any]
+MIB = 2**20
+PACKAGES = (
+    *("keras", "numpy", "jax", "jaxlib", "torch", "triton", "transformers", "timm", "flax", "peft"),
+    *("optax", "liger-kernel", "cut-cross-entropy", "flash-attn"),
+)
+
+
+def backend() -> str:
+    return os.environ["KERAS_BACKEND"]
+
+
+def on_gpu() -> bool:
+    """Whether the backend computes on an accelerator."""
+    if backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    import jax
+
+    return jax.default_backend() != "cpu"
+
+
+def place() -> str:
+    """torch's name of the device."""
+    return "cuda" if on_gpu() else "cpu"
+
+
+def wait(result: Any = None) -> None:
+    """Returns when everything is computed."""
+    if backend() == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    else:
+        import jax
+
+        jax.block_until_ready(result)
+
+
+def hardware() -> dict[str, Any]:
+    """The device, its driver and the versions of all packages."""
+    from kmodels.core import hardware as of_keras
+
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "absent"
+    found = {"device": of_keras.device_name(), "processor": platform.processor() or "unknown"}
+    found |= {"cpus": os.cpu_count(), "python": platform.python_version(), "versions": versions}
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.is_file():
+        found["driver"] = driver.read_text().splitlines()[0]
+    return found
+
+
+def absent(**modules: str) -> list[str]:
+    """Returns the peers whose module is not installed."""
+    return [name for name, module in modules.items() if not find_spec(module)]
+
+
+def held_bytes() -> int | None:
+    """Bytes that the allocator of the device has given out; None on a CPU."""
+    if not on_gpu():
+        return None
+    if backend() == "torch":
+        import torch
+
+        return torch.cuda.memory_allocated()
+    import jax
+
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_in_use")
+
+
+def peak_bytes(reset: bool = False) -> int | None:
+    """Peak of the allocator; JAX cannot reset its own."""
+    if not on_gpu():
+        return None
+    if backend() == "torch":
+        import torch
+
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.max_memory_allocated()
+    import jax
+
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and the first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def compiled(function: Any) -> Any:
+    """`torch.compile`; small runs trace alone, since a C++ compiler takes half a minute."""
+    import torch
+
+    return torch.compile(function, backend="eager" if SMALL else "inductor")
+
+
+def _first(run: Run) -> dict[str, Any]:
+    """The first call, which compiles, and the memory of the second."""
+    begun = time.perf_counter()
+    wait(run())
+    row: dict[str, Any] = {"first_s": round(time.perf_counter() - begun, 3)}
+    before, earlier = held_bytes(), peak_bytes(reset=True)
+    wait(run())
+    peak = peak_bytes()
+    if before is not None and peak is not None:
+        # JAX's peak is that of the process: it tells of this system only where it is a new one.
+        known = backend() == "torch" or peak > (earlier or 0)
+        row["peak_above_held_mib"] = round((peak - before) / MIB) if known else None
+    return row
+
+
+def measure(case: str, systems: dict[str, Run], rounds: int, count: int = 1) -> list[dict]:
+    """Times systems in turns after a first and a second call that count for nothing.
+
+    Args:
+        case: what all systems do.
+        systems: name to what makes `count` steps and returns what `wait` waits for.
+        rounds: calls of each.
+        count: steps in a call.
+
+    Returns:
+        A row per system: `median_ms`, `range_ms`, `first_s`, peak; or `failed` with its error.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for name, run in systems.items():
+        rows[name] = {"case": case, "system": name}
+        try:
+            rows[name] |= _first(run)
+        except Exception as error:
+            rows[name]["failed"] = one_line(error)
+    ready = {name: run for name, run in systems.items() if "failed" not in rows[name]}
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(rounds):
+        for name, run in ready.items():
+            begun = time.perf_counter()
+            wait(run())
+            times[name].append(1e3 * (time.perf_counter() - begun) / count)
+    for name, taken in times.items():
+        rows[name]["median_ms"] = round(statistics.median(taken), 4)
+        rows[name]["range_ms"] = [round(min(taken), 4), round(max(taken), 4)]
+    return list(rows.values())
+
+
+def kernels(run: Run, most: int = 6) -> list[str]:
+    """Names of the kernels of torch that took longest in one call."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU]
+    with profile(activities=kinds) as found:
+        wait(run())
+    name = "device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    events = sorted(found.key_averages(), key=lambda event: -getattr(event, name))
+    return [event.key[:120] for event in events[:most]]
+
+
+def build(task: Any, preset: str, dtype: str, **changes: Any) -> Any:
+    """A task of random weights that are drawn on the device."""
+    import keras
+
+    from kmodels.core import keras_internals
+
+    with keras_internals.without_values() as made:
+        model = task.from_preset(preset, dtype=dtype, **changes)
+    seed = keras.random.SeedGenerator(0)
+    for variable in model.weights:
+        if len(variable.shape) > 1:
+            value = keras.random.normal(variable.shape, 0.0, 0.02, variable.dtype, seed)
+        elif variable.path.endswith("scale") and "vit" in preset:
+            value = keras.ops.ones(variable.shape, variable.dtype)
+        else:
+            value = keras.ops.zeros(variable.shape, variable.dtype)
+        keras_internals.give_value(variable, value)
+    keras_internals.draw_values(made)
+    return model
+
+
+def matmul_rate(size: int, dtype: str = "bfloat16", rounds: int = 5) -> float:
+    """Measured rate of a square product in operations a second."""
+    import keras
+
+    a = keras.random.normal((size, size), dtype=dtype, seed=1)
+    product = keras.ops.matmul
+    if backend() == "jax":
+        import jax
+
+        product = jax.jit(product)
+
+    def chain() -> Any:
+        x = a
+        for _ in range(4):
+            x = product(a, x) * 0.01
+        return x
+
+    (row,) = measure("matmul", {"matmul": chain}, rounds, 4)
+    if "failed" in row:
+        raise RuntimeError(row["failed"])
+    return 2 * size**3 / (row["median_ms"] / 1e3)

@@ -1,0 +1,146 @@
+"""What Python costs a step, on the device, and whether anything there waits for the host.
+
+The models are those of benchmarks/overhead.py, whose kernels cost nothing; time is wall time here.
+"""
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from accelerator import clock
+from accelerator.pieces import SMALL
+
+
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns times by question, and on torch two rows on synchronisation."""
+    import keras
+    import overhead
+
+    if SMALL:
+        overhead.DEPTH = overhead.CALLS = overhead.STEPS = overhead.NEW = 2
+        overhead.COUNTS = dict.fromkeys(overhead.COUNTS, 2)
+        overhead.IMAGES, overhead.LABELS = overhead.IMAGES[:6], overhead.LABELS[:6]
+    keras.utils.set_random_seed(0)
+    systems = on_torch(overhead) if clock.backend() == "torch" else overhead.on_jax()
+    rows: list[dict[str, Any]] = []
+    for question, members in systems.items():
+        count = overhead.COUNTS[question]
+        rows += clock.measure(question, members, settings["rounds"], count)
+    if clock.backend() == "torch":
+        rows += synchronisation(overhead)
+    return {"rows": rows}
+
+
+def on_torch(overhead: Any) -> dict[str, dict[str, clock.Run]]:
+    import keras
+    import torch
+
+    from kmodels import training
+
+    device = clock.place()
+    model, language = overhead.vit(), overhead.gemma()
+    images = keras.ops.convert_to_tensor(overhead.IMAGES[:1])
+    tokens = keras.ops.convert_to_tensor(overhead.TOKENS)
+    pairs = {"token_ids": tokens, "padding_mask": keras.ops.ones_like(tokens)}
+    around, forward = overhead.around, overhead.forward
+    found = {
+        "vit_forward": {"kmodels": around(torch.no_grad, forward(model, images))},
+        "vit_fit_step": {"kmodels": overhead.fitted(overhead.vit(), training.AdamW(overhead.RATE))},
+        "gemma_forward": {"kmodels": around(torch.no_grad, forward(language, pairs))},
+        "gemma_token": {"kmodels": overhead.generated(language)},
+    }
+    if clock.absent(transformers="transformers"):
+        return found
+    from accelerator.gemma import their_model
+
+    import transformers  # isort: skip
+
+    theirs = their_model(language, "sdpa").float().eval()
+    vision = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            image_size=overhead.IMAGE,
+            patch_size=overhead.PATCH,
+            num_labels=overhead.CLASSES,
+            hidden_size=overhead.WIDTH,
+            num_hidden_layers=overhead.DEPTH,
+            num_attention_heads=overhead.HEADS,
+            intermediate_size=overhead.MLP,
+            attn_implementation="sdpa",
+        )
+    ).to(device)
+    channels_first, long = images.permute(0, 3, 1, 2).contiguous(), tokens.long()
+
+    def calls(model: Any, **inputs: Any) -> clock.Run:
+        def several() -> None:
+            for _ in range(overhead.CALLS):
+                model(**inputs)
+
+        return around(torch.no_grad, several)
+
+    def tokens_of_theirs() -> Any:
+        new = {"max_new_tokens": overhead.NEW, "min_new_tokens": overhead.NEW}
+        return theirs.generate(long, attention_mask=long > 0, do_sample=False, **new)
+
+    found["vit_forward"]["transformers"] = calls(vision.eval(), pixel_values=channels_first)
+    found["gemma_forward"]["transformers"] = calls(theirs, input_ids=long, use_cache=False)
+    found["gemma_token"]["transformers"] = tokens_of_theirs
+    return found
+
+
+def synchronisation(overhead: Any) -> list[dict[str, Any]]:
+    """Whether a forward pass and a step of `fit` leave the host free; `finding` says who waits."""
+    import keras
+    import torch
+
+    from kmodels import training
+
+    def attempt(case: str, call: Callable[[], Any]) -> dict[str, Any]:
+        row = {"case": case, "system": "synchronisation"}
+        if not torch.cuda.is_available():
+            call()
+            return row | {"finding": "not asked: torch has no CUDA device"}
+        try:
+            call()
+        except RuntimeError as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            at = [f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" for frame in frames]
+            return row | {"finding": f"{clock.one_line(error)} at {' '.join(at[-4:])}"}
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return row | {"finding": "no synchronisation"}
+
+    def strict() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("error")
+
+    def relaxed() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
+
+    model = overhead.vit()
+    images = keras.ops.convert_to_tensor(overhead.IMAGES[:1])
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(images, training=False)
+            strict()
+            model(images, training=False)
+
+    class Middle(keras.callbacks.Callback):
+        """Is strict within the fourth step, its batch's way to the device included."""
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 3:
+                strict()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            relaxed()
+
+    def step() -> None:
+        trained = overhead.vit()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trained.compile(training.AdamW(overhead.RATE), loss)
+        options = {"batch_size": 1, "verbose": 0, "callbacks": [Middle()]}
+        trained.fit(overhead.IMAGES[:6], overhead.LABELS[:6], **options)
+
+    return [attempt("forward pass of a ViT", forward), attempt("step of fit", step)]
