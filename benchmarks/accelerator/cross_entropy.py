@@ -26,7 +26,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
 
     losses = {"kmodels": ours}
     if clock.backend() == "torch":
-        losses |= torch_peers(table, labels)
+        losses |= clock.optional("torch_peers", lambda: torch_peers(table, labels))
         systems = {name: torch_step(loss, hidden) for name, loss in losses.items()}
     else:
         losses["jax_plain"] = jax_plain(table, labels)

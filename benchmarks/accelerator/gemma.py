@@ -4,6 +4,7 @@ All systems get the same examples; a token counts where it counts in the loss. `
 `kmodels plan` foretells for a padded step. Weights are random and drawn on the device.
 """
 
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -95,15 +96,17 @@ def peers(model: Any, rank: int) -> dict[str, Any]:
     if clock.on_gpu() and not clock.absent(x="liger_kernel"):
         kinds["transformers_liger"] = kinds.get("transformers_flash", "sdpa")
     settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=["q_proj", "v_proj"])
-    found = {}
-    for name, attention in kinds.items():
-        base = their_model(model, attention)
+
+    @cache
+    def make(name: str) -> Any:
+        base = their_model(model, kinds[name])
         if name.endswith("liger"):
             from liger_kernel.transformers import monkey_patch
 
             monkey_patch._apply_liger_kernel_to_instance(model=base)
-        found[name] = peft.get_peft_model(base, settings).train()
-    return found
+        return peft.get_peft_model(base, settings).train()
+
+    return {name: partial(make, name) for name in kinds}
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +138,8 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for way, batch in data.items():
         systems = {"kmodels": ours(model, batch)}
-        systems |= {name: theirs(peer, batch) for name, peer in others.items()}
+        for name, make in others.items():
+            systems |= clock.optional(name, lambda n=name, m=make, b=batch: {n: theirs(m(), b)})
         useful = int(np.count_nonzero(batch[2]))
         found = clock.measure(f"{preset} T {length}, {way}", systems, settings["rounds"])
         for row in found:

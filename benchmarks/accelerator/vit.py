@@ -145,9 +145,11 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     if clock.backend() == "torch":
         if not SMALL:  # a C++ compiler takes half a minute
             systems["kmodels_compiled"] = kmodels_fit(preset, images, labels, batch, True)[1]
-        systems |= torch_peers(outline, images, labels, batch)
+        systems |= clock.optional(
+            "torch_peers", lambda: torch_peers(outline, images, labels, batch)
+        )
     else:
-        systems |= flax_peer(outline, images, labels, batch)
+        systems |= clock.optional("flax", lambda: flax_peer(outline, images, labels, batch))
     rows = clock.measure(f"{preset} x{batch}", systems, settings["rounds"], steps)
     tokens = (outline.image_shape[0] // outline.patch_size) ** 2 + 1
     operations = model_operations(outline, tokens)
