@@ -14,7 +14,12 @@ from kmodels.core.errors import InputError
 if keras.backend.backend() == "torch":
     import torch
 
-    from kmodels.overrides import attention_torch, dense_torch
+    from kmodels.overrides import (
+        _attention_blocks_torch,
+        _attention_cuda_torch,
+        attention_torch,
+        dense_torch,
+    )
 
     SOURCE = Path(kmodels.__file__).parent
     MASK = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
@@ -39,6 +44,11 @@ if keras.backend.backend() == "torch":
     def seed():
         return keras.random.SeedGenerator(3)
 
+    def as_by_a_kernel(*inputs, **options):
+        """The kernel of CUDA has no double here; the definition stands for it."""
+        found = _attention_blocks_torch.plain(*inputs, None, None, True, None, None, 0.7)
+        return _attention_cuda_torch.again(found, inputs, options)
+
     HEADS = [(2, 4, 4, 3), (2, 4, 2, 3), (2, 4, 2, 3)]
     MLP = [(2, 3, 4), (4, 5), (5,), (5, 2), (2,)]
     # Function: cases of (call, shapes of what it is differentiated by).
@@ -56,6 +66,9 @@ if keras.backend.backend() == "torch":
                 ),
                 HEADS,
             ),
+        ],
+        "_attention_cuda_torch._Again": [
+            (lambda q, k, v: as_by_a_kernel(q, k, v, causal=True, soft_cap=0.7), HEADS)
         ],
         "attention_torch._Fused": [
             (lambda q, k, v: ops.attention(q, k, v), HEADS),

@@ -77,6 +77,7 @@ class DirectCalls(Protocol):
 
 
 _backend = backend_module("kmodels.layers.direct_calls", DirectCalls, optional=True)
+_models: Any = _backend  # for methods that are there only with it
 _off = os.environ.get(ENVIRONMENT, "1") == "0"
 
 
@@ -104,26 +105,27 @@ class CalledDirectly(keras.Model if TYPE_CHECKING else object):
     training_default: Any = None
     makes_masks = False
 
-    def __setattr__(self, name: str, value: object) -> None:
-        """Sets an attribute, on which it may depend whether Keras has to call a model."""
-        if vars(self).get(name, self) is not value:
-            changed(name, value)
-        super().__setattr__(name, value)
+    if _backend is not None:
 
-    def __call__(self, *args: object, **kwargs: Any) -> Any:
-        """Keras' call, or where that would add nothing the model's own."""
-        if calls.sealed:
-            if calls.training is not None:
-                kwargs.setdefault("training", calls.training)
-            return self.call(*args, **kwargs)
-        if (
-            _backend is None
-            or _off
-            or calls.through_keras
-            or _backend.declines_model(self, args, kwargs) is not None
-        ):
-            return super().__call__(*args, **kwargs)
-        return _backend.run_model(self, args, kwargs)
+        def __setattr__(self, name: str, value: object) -> None:
+            """Sets an attribute, on which it may depend whether Keras has to call a model."""
+            if vars(self).get(name, self) is not value:
+                changed(name, value)
+            super().__setattr__(name, value)
+
+        def __call__(self, *args: object, **kwargs: Any) -> Any:
+            """Keras' call, or where that would add nothing the model's own."""
+            if calls.sealed:
+                if calls.training is not None:
+                    kwargs.setdefault("training", calls.training)
+                return self.call(*args, **kwargs)
+            if (
+                _off
+                or calls.through_keras
+                or _models.declines_model(self, args, kwargs) is not None
+            ):
+                return super().__call__(*args, **kwargs)
+            return _models.run_model(self, args, kwargs)
 
 
 def run(layer: keras.layers.Layer, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:

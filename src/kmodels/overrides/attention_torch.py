@@ -1,5 +1,6 @@
 """Attention for torch, by the kernel that was measured to be the fastest.
 
+On CUDA `choose` of `_attention_choice_torch` says which kernel serves; none was measured there yet.
 `scaled_dot_product_attention` never holds all attention weights. On CPUs it is the slower one in
 half precision, with dropout and under a causal mask, of which it computes both halves; there matrix
 products do it, a block of queries after the other, with a backward pass of their own.
@@ -18,7 +19,9 @@ from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
 from kmodels.ops._attention_parts import allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
+from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides._attention_blocks_torch import Kept, Options, Products, forward_alone, plain
+from kmodels.overrides._attention_choice_torch import Facts, choose, repeats_keys
 from kmodels.overrides._backward_torch import Context, backward
 from kmodels.overrides._tensors_torch import as_tensor
 
@@ -32,9 +35,12 @@ KEPT = 1024
 
 def supports(call: OpCall) -> str | None:
     """Serves everything but image blocks, seeds that are not a generator, some soft caps."""
+    query, drops = as_tensor(call.query), call.dropout and call.seed is not None
+    if on_cuda(query) and query.shape[1] > 1:
+        choice = choose(known(call))
+        return choice.reason if choice.kernel == "generic" else None
     if call.block_ids is not None:
         return "image blocks are left to the op's own body"
-    query, drops = call.query, call.dropout and call.seed is not None
     if drops and not isinstance(call.seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if drops and query.dtype == torch.float16 and query.device.type == "cpu":
@@ -47,6 +53,26 @@ def supports(call: OpCall) -> str | None:
         if products or call.soft_cap is not None:
             return "on CPU, the compiler makes products of the op itself"
     return None
+
+
+def known(call: OpCall) -> Facts:
+    """Returns what the choice of a kernel on CUDA depends on."""
+    return cuda.facts(
+        as_tensor(call.query),
+        as_tensor(call.key),
+        causal=call.causal,
+        window=call.window,
+        soft_cap=call.soft_cap,
+        drops=bool(call.dropout) and call.seed is not None,
+        mask=call.mask,
+        segments=call.segment_ids,
+        blocks=call.block_ids,
+    )
+
+
+def on_cuda(query: torch.Tensor) -> bool:
+    """Returns whether the kernels of CUDA serve where a tensor lies."""
+    return query.is_cuda
 
 
 def on_cpu(query: torch.Tensor) -> bool:
@@ -102,6 +128,19 @@ def attention_torch(
         return _fused(output, query, key, value, mask, None, False, None, scale, 0.0)
     far = window is not None or segments is not None
     rate = dropout if seed is not None else 0.0
+    if on_cuda(query):
+        call: Any = attention.bind
+        hidden = {"segment_ids": segments, "block_ids": block_ids}
+        options = {"causal": causal, "window": window, **hidden, "soft_cap": soft_cap}
+        facts = known(call(query, key, value, mask, **options, dropout=dropout, seed=seed))
+        kernel = choose(facts).kernel
+        if kernel in ("varlen", "flex"):
+            inputs = query, key, value
+            output = _on_cuda(kernel, facts, inputs, segments, block_ids, scale, soft_cap)
+            return cuda.again(output, inputs, {**options, "scale": scale})
+        if repeats_keys(facts):
+            shared = query.shape[2] // key.shape[2]
+            key, value = (x.repeat_interleave(shared, 2) for x in (key, value))
     if soft_cap is not None or by_products(query, key, causal, rate, far):
         factor = query.shape[3] ** -0.5 if scale is None else scale
         if mask is not None:
@@ -138,6 +177,24 @@ def attention_torch(
         output = torch.where(some, output, output.new_zeros(()))
     output = output.transpose(1, 2)
     return _fused(output, query, key, value, mask, segments, causal, window, scale, rate)
+
+
+def _on_cuda(
+    kernel: str,
+    facts: Facts,
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    segments: torch.Tensor | None,
+    block_ids: torch.Tensor | None,
+    scale: float | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Returns what a kernel for windows, segments, image blocks or soft caps gives."""
+    if kernel == "varlen" and facts.window is not None:
+        return cuda.varlen(*inputs, facts.window, scale)
+    blocks = None if block_ids is None else as_tensor(block_ids)
+    device = inputs[0].device
+    mask = cuda.mask_of(facts.lengths, facts.causal, facts.window, segments, blocks, device)
+    return cuda.flex(*inputs, mask, soft_cap, scale)
 
 
 def _kernel(

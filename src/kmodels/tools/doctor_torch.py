@@ -6,6 +6,8 @@ import torch
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
+from kmodels.overrides import attention_torch
+from kmodels.overrides._attention_choice_torch import choose
 from kmodels.overrides.attention_torch import by_products
 from kmodels.overrides.dense_torch import by_onednn
 
@@ -32,5 +34,9 @@ def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
 def platforms(
     op: Op[Any, Any], *given: object, **more: object
 ) -> dict[str, tuple[str, str | None]]:
-    """Returns nothing: what serves elsewhere is not told here."""
-    return {}
+    """Returns which kernel serves on CUDA and why none better does; see `doctor`."""
+    if op is not ops.attention:
+        return {}
+    bind: Any = ops.attention.bind
+    choice = choose(attention_torch.known(bind(*given, **more)))
+    return {"cuda": (choice.kernel, choice.reason)}

@@ -1,0 +1,228 @@
+"""Attention on CUDA as far as a CPU can prove it; collects nothing but on torch.
+
+The kernels that only CUDA has are replaced by a recorder and by a body for CPUs, which takes the
+same block mask. Nothing here ran on a GPU.
+"""
+
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+
+import op_cases
+from gradients import second_derivative, to_numpy, value_and_grad
+from kmodels import ops
+from numpy_attention import attention_and_gradients
+from tolerances import tolerance
+
+if keras.backend.backend() != "torch":
+    pytest.skip("needs torch", allow_module_level=True)
+
+import torch
+from torch.nn.attention import flex_attention as flexible
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kmodels.overrides import _attention_cuda_torch as cuda
+from kmodels.overrides import attention_torch
+from kmodels.overrides._attention_choice_torch import Facts, choose, repeats_keys
+
+RNG = np.random.default_rng(3)
+LENGTH = 150
+SEGMENTS = np.sort(RNG.integers(0, 4, (2, LENGTH)), axis=1).astype("int32")
+BLOCKS = np.where(RNG.random((2, LENGTH)) > 0.7, -1, np.arange(LENGTH) // 30).astype("int32")
+CALL = Facts(torch.bfloat16, (4096, 4096), (8, 4), 128, causal=True)
+# What differs from CALL, the kernel, why it is no better one, and whether keys are repeated.
+TABLE = {
+    "causal": ({}, "sdpa", None, False),
+    "all see all": ({"causal": False}, "sdpa", None, False),
+    "float32": ({"dtype": torch.float32}, "sdpa", None, True),
+    "float32, no groups": ({"dtype": torch.float32, "heads": (4, 4)}, "sdpa", None, False),
+    "heads of 512": ({"width": 512}, "sdpa", None, True),
+    "window": ({"window": 512}, "varlen", None, True),
+    "window, float32": ({"window": 512, "dtype": torch.float32}, "flex", "float16 and", True),
+    "window, heads of 260": ({"window": 512, "width": 260}, "flex", "not 260", True),
+    "window to both sides": ({"window": 512, "causal": False}, "flex", "windows of causal", True),
+    "segments": ({"hidden": frozenset({"segments"})}, "flex", "number of segments", True),
+    "short segments": (
+        {"hidden": frozenset({"segments"}), "lengths": (512, 512)},
+        *("sdpa", "takes a dense mask", True),
+    ),
+    "soft cap": ({"soft_cap": True}, "flex", "no soft caps", False),
+    "soft cap, compiled": ({"soft_cap": True, "compiled": True}, "generic", "compiler", False),
+    "short soft cap": ({"soft_cap": True, "lengths": (8, 8)}, "flex", "no soft caps", False),
+    "blocks": ({"hidden": frozenset({"blocks"})}, "flex", "no image blocks", True),
+    "mask": ({"hidden": frozenset({"mask"})}, "sdpa", "only SDPA takes a dense mask", True),
+    "mask, cap": (
+        {"hidden": frozenset({"mask"}), "soft_cap": True},
+        *("generic", "only SDPA takes a dense mask", True),
+    ),
+    "dropout": ({"drops": True}, "sdpa", None, False),
+    "dropout, window": ({"drops": True, "window": 9}, "sdpa", "only SDPA takes dropout", True),
+    "more keys": ({"lengths": (1024, 4096)}, "flex", "as many keys", True),
+}
+
+
+@pytest.mark.parametrize("label", TABLE)
+def test_the_choice(label: str) -> None:
+    changes, kernel, why, repeated = TABLE[label]
+    facts = replace(CALL, **changes)
+    choice = choose(facts)
+    assert choice.kernel == kernel, choice
+    assert choice.reason is None if why is None else why in (choice.reason or ""), choice
+    assert repeats_keys(facts) == repeated
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> list:
+    """Stands for a GPU; what the kernels were given."""
+    given = []
+
+    def varlen(query, key, value, window, scale):
+        given.append(("varlen", tuple(query.shape), tuple(key.shape), window, scale))
+        place = torch.arange(query.shape[1])
+        behind = place[:, None] - place
+        return dense(query, key, value, (behind >= 0) & (behind < window), None, scale)
+
+    def flex(query, key, value, mask, soft_cap, scale):
+        given.append(("flex", tuple(query.shape), tuple(key.shape), mask, soft_cap, scale))
+        lengths = query.shape[1], key.shape[1]
+        allowed = None
+        if mask is not None:
+            allowed = flexible.create_mask(mask.mask_mod, len(query), 1, *lengths, device="cpu")
+        return dense(query, key, value, allowed, cuda._cap(soft_cap), scale)
+
+    monkeypatch.setattr(attention_torch, "on_cuda", lambda query: True)
+    monkeypatch.setattr(cuda, "varlen", varlen)
+    monkeypatch.setattr(cuda, "flex", flex)
+    monkeypatch.setattr(cuda, "_compiled", lambda function: function)
+    monkeypatch.setattr("kmodels.overrides._attention_choice_torch.PAIRS", 0)
+    cuda._last.clear()
+    return given
+
+
+def dense(query, key, value, allowed, capped, scale):
+    key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], 2) for x in (key, value))
+    scores = torch.einsum("btnh,bsnh->bnts", query.float(), key.float())
+    scores = scores * (query.shape[3] ** -0.5 if scale is None else scale)
+    scores = scores if capped is None else capped(scores)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    return torch.einsum("bnts,bsnh->btnh", scores.softmax(-1).to(value.dtype), value)
+
+
+def arrays(length: int = LENGTH, keys: int = LENGTH, dtype: str = "float32") -> list[np.ndarray]:
+    sizes = ((length, 4), (keys, 2), (keys, 2))
+    found = [RNG.normal(size=(2, *size, 16)).astype("float32") for size in sizes]
+    return [to_numpy(keras.ops.cast(x, dtype)).astype("float32") for x in found]
+
+
+CASES = {
+    "window": ("varlen", "bfloat16", {"causal": True, "window": 40, "scale": 0.3}),
+    "window, float32": ("flex", "float32", {"causal": True, "window": 40}),
+    "window to both sides": ("flex", "float32", {"window": 40, "segment_ids": SEGMENTS[:1]}),
+    "segments": ("flex", "float32", {"causal": True, "segment_ids": SEGMENTS}),
+    "soft cap": ("flex", "float32", {"causal": True, "soft_cap": 0.7}),
+    "soft cap alone": ("flex", "float32", {"soft_cap": 0.7}),
+}
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_values_and_gradients(kernels: list, label: str) -> None:
+    kernel, dtype, keywords = CASES[label]
+    given = arrays(dtype=dtype)
+    value, gradients = value_and_grad(lambda *x: ops.attention(*x, **keywords), *given, dtype=dtype)
+    assert kernels[-1][:3] == (kernel, (2, LENGTH, 4, 16), (2, LENGTH, 2, 16))
+    assert kernel == "flex" or kernels[-1][3:] == (40, 0.3)
+    weight = np.random.default_rng(7).normal(size=value.shape)
+    expected, wanted = attention_and_gradients(*given, weight, **keywords)
+    for ours, right in zip([to_numpy(value), *gradients], [expected, *wanted], strict=True):
+        assert np.abs(right).max() > 0.1
+        assert np.abs(ours - right).max() <= tolerance("attention", dtype) * np.abs(right).max()
+
+
+def test_image_blocks_and_more_keys(kernels: list) -> None:
+    given = arrays(length=60)
+    keywords = {"causal": True, "window": 50, "block_ids": BLOCKS, "segment_ids": SEGMENTS[:1]}
+    found = to_numpy(ops.attention(*given, **keywords))
+    assert kernels[-1][0] == "flex"
+    right = op_cases.reference_attention(*given, **keywords)
+    assert np.abs(found - right).max() <= tolerance("attention")
+    without = op_cases.reference_attention(*given, **{**keywords, "block_ids": None})
+    assert np.abs(right - without).max() > 1e-2
+
+
+def test_flex_attention_itself_takes_what_it_is_given(monkeypatch) -> None:
+    """torch has its forward pass on CPUs."""
+    monkeypatch.setattr(attention_torch, "on_cuda", lambda query: True)
+    monkeypatch.setattr(cuda, "_compiled", lambda function: function)
+    cuda._last.clear()
+    given, keywords = arrays(), {"causal": True, "segment_ids": SEGMENTS, "soft_cap": 0.7}
+    with torch.no_grad(), pytest.warns(UserWarning, match="flex_attention called without"):
+        found = to_numpy(ops.attention(*given, **keywords))
+    right = op_cases.reference_attention(*given, **keywords)
+    assert np.abs(found - right).max() <= tolerance("attention")
+
+
+def test_layers_of_a_step_share_a_block_mask(kernels: list) -> None:
+    given = [torch.from_numpy(x) for x in arrays()]
+    ids = torch.from_numpy(SEGMENTS.copy())
+
+    def mask(**more):
+        ops.attention(*given, causal=True, segment_ids=ids, **more)
+        return kernels[-1][3]
+
+    first = mask()
+    assert mask() is first
+    assert mask(window=20) is not first and mask() is first
+    ids[0, 0] = 9
+    assert mask() is not first
+    assert len(cuda._last) == 2
+
+
+def test_second_derivatives_are_those_of_the_op(kernels: list) -> None:
+    given = [x[:, :12, :, :4] for x in arrays()]
+    keywords = {"causal": True, "soft_cap": 0.7}
+    found = second_derivative(lambda *x: ops.attention(*x, **keywords), given)
+    assert kernels
+    wanted = second_derivative(lambda *x: ops.attention.generic(*x, **keywords), given)
+    for ours, right in zip(found, wanted, strict=True):
+        assert np.abs(ours - right).max() <= 10 * tolerance("attention") * np.abs(right).max()
+
+
+class NoNumbers(TorchDispatchMode):
+    """Refuses what would wait for the device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "item", "equal"), name
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("label", ["window", "segments", "soft cap alone"])
+def test_nothing_waits_for_the_device(kernels: list, monkeypatch, label: str) -> None:
+    """The block mask's own tables are made by torch; compiled, they are on the device too."""
+    _, dtype, keywords = CASES[label]
+    monkeypatch.setattr(cuda, "block_mask", lambda *given: None)
+    keywords = {k: torch.tensor(v) if k == "segment_ids" else v for k, v in keywords.items()}
+    given = [torch.tensor(x, dtype=getattr(torch, dtype), requires_grad=True) for x in arrays()]
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoNumbers():
+        given[0].sum().item()
+    with NoNumbers():
+        ops.attention(*given, **keywords).sum().backward()
+    assert kernels and given[0].grad is not None
+
+
+def test_keys_are_repeated_where_only_flash_would_share_them(kernels: list, monkeypatch) -> None:
+    seen = []
+    kernel = attention_torch._kernel
+    monkeypatch.setattr(
+        attention_torch, "_kernel", lambda *x: seen.append(x[1].shape[2]) or kernel(*x)
+    )
+    monkeypatch.setattr(attention_torch, "by_products", lambda *_: False)
+    for dtype, heads in (("float32", 4), ("bfloat16", 2)):
+        given = arrays(dtype=dtype)
+        found = ops.attention(*(keras.ops.cast(x, dtype) for x in given), causal=True)
+        assert seen.pop() == heads
+        right = op_cases.reference_attention(*given, causal=True)
+        assert np.abs(to_numpy(found) - right).max() <= tolerance("attention", dtype)
