@@ -174,7 +174,8 @@ class Op(Generic[P, R]):
         override: the backend's own body, `None` if there is none.
         supports: takes an `OpCall`; returns `None` or why the override declines it.
         bind: makes the `OpCall` of the op's arguments.
-        by_mode: whether `supports` is marked by `of_mode`.
+        always: whether there is an override that serves all where nothing is compiled or recorded:
+            it has no `supports`, or one marked by `of_mode`.
     """
 
     def __init__(self, generic: Callable[P, R]) -> None:
@@ -183,13 +184,16 @@ class Op(Generic[P, R]):
         self.override: Callable[..., R] | None = None
         self.supports: Supports | None = None
         self.bind: Callable[..., OpCall] = call_type(generic)
-        self.by_mode = False
+        self.always = False
         self.__name__ = self.name
         self.__doc__ = generic.__doc__
         self.__module__ = generic.__module__
         self.__wrapped__ = generic
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102, wraps the op's own
+        if self.always and _settled.eager:
+            _count(self.name, OVERRIDE)
+            return self.override(*args, **kwargs)  # type: ignore[misc]
         if self.override is None or not _settled.overrides:
             if _environment_error is not None:
                 raise InputError(_environment_error)
@@ -202,7 +206,7 @@ class Op(Generic[P, R]):
                 if self.override is None or switched_off(self.name) is not None:
                     _count(self.name, GENERIC)
                     return self.generic(*args, **kwargs)
-        if self.supports is not None and not (self.by_mode and _settled.eager):
+        if self.supports is not None:
             reason = self.supports(self.bind(*args, **kwargs))
             if reason is not None:
                 _count(self.name, reason)
@@ -287,7 +291,7 @@ def override(
             )
         target.override = function
         target.supports = supports
-        target.by_mode = supports in OF_MODE
+        target.always = supports is None or supports in OF_MODE
         return function
 
     return register

@@ -114,7 +114,15 @@ class Layer(keras.layers.Layer):
         """Sets an attribute, on which it may depend whether Keras has to call a layer."""
         if vars(self).get(name, self) is not value:
             changed(name, value)
+        keras_internals.forget_part(self, name)
         super().__setattr__(name, value)
+        keras_internals.keep_part(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Deletes an attribute, as Keras does."""
+        changed(name, None)
+        keras_internals.forget_part(self, name)
+        super().__delattr__(name)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again, with later changes, as plain values.

@@ -4,10 +4,13 @@ from typing import Any
 
 import keras
 import torch
+from keras import Variable
+from torch.compiler import is_compiling
 
-from kmodels.core import keras_internals
+from kmodels.core.keras_internals import no_autocast, value_of
 
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+# Others belong to a mode of torch, as that of shapes without numbers.
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def as_tensor(x: Any) -> torch.Tensor:
@@ -17,11 +20,11 @@ def as_tensor(x: Any) -> torch.Tensor:
     arithmetic where one token goes through a model.
     """
     kind = type(x)
-    if kind in _TENSORS:  # the nearest question takes a tenth of the time of the general one
+    if kind in PLAIN:  # the nearest question takes a tenth of the time of the general one
         return x
-    if kind is keras.Variable or isinstance(x, keras.Variable):
+    if kind is Variable or isinstance(x, Variable):
         # The compiler reads no flags of a thread; both are cast where a layer's autocast says so.
-        return x.value if torch.compiler.is_compiling() else keras_internals.value_of(x)
+        return x.value if is_compiling() else value_of(x)
     if isinstance(x, torch.Tensor):
         return x
     return keras.ops.convert_to_tensor(x)
@@ -29,7 +32,7 @@ def as_tensor(x: Any) -> torch.Tensor:
 
 def stored(x: Any) -> torch.Tensor:
     """Returns the same without the cast, for what a backward pass casts again."""
-    if isinstance(x, keras.Variable) and not torch.compiler.is_compiling():
-        return keras_internals.value_of(x, cast=False)
-    with keras_internals.no_autocast():
+    if isinstance(x, Variable) and not is_compiling():
+        return value_of(x, cast=False)
+    with no_autocast():
         return as_tensor(x)

@@ -117,7 +117,7 @@ def attention_torch(
     """Scales inside the kernel only; masks that leave a query nothing give zeros, as in the op."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
-    query, key, value = (as_tensor(x) for x in (query, key, value))
+    query, key, value = as_tensor(query), as_tensor(key), as_tensor(value)
     mask = None if mask is None else as_tensor(mask)
     segments = None if segment_ids is None else as_tensor(segment_ids)
     length, keys = query.shape[1], key.shape[1]
@@ -232,7 +232,7 @@ def _one_query(
     """
     batch, _, heads, width = query.shape
     groups = key.shape[2]
-    allowed, some = (None, None) if mask is None else _seen(mask)
+    allowed, some = (None, None) if mask is None else _seen(mask, query.dtype)
     if allowed is not None and allowed.shape[1] > 1:
         allowed = allowed.reshape(-1, groups, heads // groups, allowed.shape[3])
     output = functional.scaled_dot_product_attention(
@@ -252,17 +252,19 @@ class _Seen(NamedTuple):
 
     mask: ref[torch.Tensor]
     version: int
-    allowed: torch.Tensor
+    dtype: torch.dtype
+    added: torch.Tensor
     some: torch.Tensor | None
 
 
 _last: list[_Seen] = []
 
 
-def _seen(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _seen(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns a mask (B or 1, N or 1, 1, S) whose rows all see something, and those that do.
 
-    A row of nothing sees all in it, for the caller to set to zero. None says that all rows do see
+    It is of numbers that are added to scores, which SDPA would make of a bool mask in each block. A
+    row of nothing sees all in it, for the caller to set to zero. None says that all rows do see
     something; only on CPUs is that known at once.
     """
     stays = not (
@@ -272,8 +274,10 @@ def _seen(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         or internals_torch.in_transform()
     )
     version = internals_torch.version_of(mask) if stays else 0
-    if stays and _last and _last[0].mask() is mask and _last[0].version == version:
-        return _last[0].allowed, _last[0].some
+    if stays and _last and _last[0].mask() is mask:
+        last = _last[0]
+        if last.version == version and last.dtype is dtype:
+            return last.added, last.some
     allowed = mask.to(torch.bool)
     allowed = allowed[(None,) * (4 - allowed.ndim)]
     some: torch.Tensor | None = allowed.any(-1, keepdim=True)
@@ -281,9 +285,10 @@ def _seen(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         some = None
     else:
         allowed = allowed | ~some
+    added = torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
     if stays:
-        _last[:] = [_Seen(ref(mask), version, allowed, some)]
-    return allowed, some
+        _last[:] = [_Seen(ref(mask), version, dtype, added, some)]
+    return added, some
 
 
 def _fused(output: torch.Tensor, *arguments: object) -> torch.Tensor:

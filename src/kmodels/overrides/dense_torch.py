@@ -67,6 +67,8 @@ def dense_torch(
         return _Affine.apply(x, kernel, bias)
     if kernel.dtype is not x.dtype:
         kernel = kernel.to(x.dtype)
+    if bias is None:  # what `linear` does of it, without two transposed views
+        return torch.matmul(x, kernel)
     return functional.linear(x, kernel.T, bias)
 
 

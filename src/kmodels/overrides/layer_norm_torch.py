@@ -1,7 +1,6 @@
 """Layer normalisation for torch: one fused kernel in place of eight elementwise ones."""
 
 import torch
-from torch.nn import functional
 
 from kmodels.core.dispatch import override
 from kmodels.ops.layer_norm import layer_norm
@@ -17,8 +16,8 @@ def layer_norm_torch(
     bias = None if bias is None else as_tensor(bias)
     width = (x.shape[-1],)
     if scale.dtype is x.dtype and (bias is None or bias.dtype is x.dtype):
-        return functional.layer_norm(x, width, scale, bias, epsilon)
+        return torch.layer_norm(x, width, scale, bias, epsilon)
     # The kernel takes one dtype; a wider scale must not be rounded, so all go up.
     dtype = torch.promote_types(x.dtype, torch.float32)
     bias = None if bias is None else bias.to(dtype)
-    return functional.layer_norm(x.to(dtype), width, scale.to(dtype), bias, epsilon).to(x.dtype)
+    return torch.layer_norm(x.to(dtype), width, scale.to(dtype), bias, epsilon).to(x.dtype)

@@ -46,16 +46,17 @@ def mlp_torch(
 ) -> torch.Tensor:
     """Computes the same products, and GELU once more in the backward pass."""
     x = as_tensor(x)
-    biases = [None if bias is None else as_tensor(bias) for bias in (up_bias, down_bias)]
+    up_bias = None if up_bias is None else as_tensor(up_bias)
+    down_bias = None if down_bias is None else as_tensor(down_bias)
     if not torch.is_grad_enabled() and not (dropout and seed is not None):
         up, down = as_tensor(up), as_tensor(down)
         check_width(x, up)
         check_width(up, down)
         if up.dtype is not x.dtype:
             up, down = up.to(x.dtype), down.to(x.dtype)
-        hidden = affine(x, up, biases[0])
+        hidden = affine(x, up, up_bias)
         hidden = _active(hidden, _FORMS[approximate], None, 1.0)
-        return affine(hidden, down, biases[1])
+        return affine(hidden, down, down_bias)
     up, down = stored(up), stored(down)
     check_width(x, up)
     check_width(up, down)
@@ -63,7 +64,7 @@ def mlp_torch(
     if dropout and isinstance(seed, keras.random.SeedGenerator):
         kept, share = dropout_torch.keep(seed, x.numel() // up.shape[0] * up.shape[1], dropout)
         kept = kept.view(*x.shape[:-1], up.shape[1])
-    return _MLP.apply(x, up, down, *biases, _FORMS[approximate], kept, share)
+    return _MLP.apply(x, up, down, up_bias, down_bias, _FORMS[approximate], kept, share)
 
 
 def _again(ctx: Context) -> Any:

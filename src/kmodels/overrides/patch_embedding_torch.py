@@ -1,11 +1,18 @@
-"""Patch embedding for torch on CPU: a strided convolution reads patches where they lie."""
+"""Patch embedding for torch on CPU: a strided convolution reads patches where they lie.
+
+Small images are copied into rows of patches, for the convolution takes more calls than that.
+"""
 
 import torch
 from torch.nn import functional
 
 from kmodels.core.dispatch import OpCall, override
+from kmodels.ops.dense import dense
 from kmodels.ops.patch_embedding import check_patches, patch_embedding
 from kmodels.overrides._tensors_torch import as_tensor
+
+# Numbers of all images below which calls take longer than the copy.
+SMALL = 2**14
 
 
 def supports(call: OpCall) -> str | None:
@@ -21,9 +28,12 @@ def supports(call: OpCall) -> str | None:
 def patch_embedding_torch(
     images: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None, *, patch_size: int
 ) -> torch.Tensor:
-    """`torch.nn.functional.conv2d` on views in torch's axis order."""
+    """`torch.nn.functional.conv2d` on views in torch's axis order; a product for small images."""
     images, kernel = as_tensor(images), as_tensor(kernel)
-    _, _, channels = check_patches(images, kernel, patch_size)
+    height, width, channels = check_patches(images, kernel, patch_size)
+    if images.numel() < SMALL:
+        y = images.reshape(-1, height, patch_size, width, patch_size, channels).transpose(2, 3)
+        return dense(y.reshape(-1, height * width, kernel.shape[0]), kernel, bias)
     weight = kernel.reshape(patch_size, patch_size, channels, -1).permute(3, 2, 0, 1)
     bias = None if bias is None else as_tensor(bias)
     y = functional.conv2d(images.permute(0, 3, 1, 2), weight, bias, stride=patch_size)

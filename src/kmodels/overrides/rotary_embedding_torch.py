@@ -15,7 +15,7 @@ from kmodels.ops.rotary_embedding import (
     rotary_frequencies,
 )
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
-from kmodels.overrides._tensors_torch import as_tensor
+from kmodels.overrides._tensors_torch import PLAIN, as_tensor
 
 # Numbers up to which the calls of torch take longer than the copy that saves half of them.
 SMALL = 2**16
@@ -47,10 +47,11 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    wide = x.to(cosine.dtype)
+    half, same = x.shape[-1] // 2, x.dtype is cosine.dtype
+    wide = x if same else x.to(cosine.dtype)
     if x.numel() < SMALL:
-        return (wide * cosine).addcmul_(wide.roll(half, -1), sine).to(x.dtype)
+        y = (wide * cosine).addcmul_(wide.roll(half, -1), sine)
+        return y if same else y.to(x.dtype)
     first, second = wide[..., :half], wide[..., half:]
     cosine, sine = cosine[..., :half], sine[..., half:]
     y = torch.empty_like(wide)
@@ -95,8 +96,6 @@ class _Tables(NamedTuple):
         )
 
 
-# Others belong to a mode of torch, as that of shapes without numbers.
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # The last ones of each kind: queries, keys and all blocks turn by the same angles.
 _last: dict[tuple[Any, ...], _Tables] = {}
 
@@ -105,7 +104,7 @@ def _tables(
     x: torch.Tensor, positions: torch.Tensor | None, max_wavelength: float, scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
     kind, length = (x.shape[-1], max_wavelength, scaling, x.device, dtype), x.shape[1]
     stay = _stay(x, positions)
     if stay and (known := _last.get(kind)) is not None and known.are_of(positions, length):
@@ -125,8 +124,8 @@ def _stay(x: torch.Tensor, positions: torch.Tensor | None) -> bool:
     """Returns whether tables made now may serve another call: not those of a mode or a graph."""
     return not (
         torch.is_inference_mode_enabled()
-        or type(x) not in _PLAIN
-        or (positions is not None and type(positions) not in _PLAIN)
+        or type(x) not in PLAIN
+        or (positions is not None and type(positions) not in PLAIN)
         or (x.is_cuda and torch.cuda.is_current_stream_capturing())
         or internals_torch.in_transform()
     )

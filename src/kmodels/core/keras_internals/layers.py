@@ -145,6 +145,19 @@ def is_rematerialized(layer: keras.Layer) -> bool:
     return bool(layer._remat_mode)
 
 
+def keep_part(layer: keras.Layer, name: str, value: object) -> None:
+    """Lets a part of a layer be read at once, where torch would look for it last and in Python."""
+    if isinstance(value, keras.Layer) and "_modules" in vars(layer):
+        vars(layer)[name] = value
+
+
+def forget_part(layer: keras.Layer, name: str) -> None:
+    """Ends `keep_part`, for a part that is about to be replaced or deleted."""
+    held = vars(layer)
+    if name in held and name in held.get("_modules", ()):
+        del held[name]
+
+
 def forget_parameters(model: keras.Model) -> None:
     """Has a model list its parameters again on torch, so that it lets go of those it lost."""
     vars(model).get("_modules", {}).pop("_torch_params", None)

@@ -95,16 +95,15 @@ def value_of(variable: keras.Variable, cast: bool = True) -> Any:
         variable: the variable.
         cast: gives the value in the dtype of the layer's autocast; False for its own.
     """
-    if type(variable) is not keras.Variable or not (
+    if type(variable) is keras.Variable and (
         _reading.stored or _gives_stored(variable._dtype if cast else None)
     ):
-        if cast:
-            return variable.value
-        with no_autocast():
-            return variable.value
-    if variable._value is None:
+        held = variable._value
+        return variable.value if held is None else held
+    if cast:
         return variable.value
-    return variable._value
+    with no_autocast():
+        return variable.value
 
 
 def _gives_stored(dtype: str | None) -> bool:

@@ -19,6 +19,7 @@ from kmodels.core.types import (
 )
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers import block_compile as compiling
+from kmodels.layers.direct_calls import calls
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
@@ -134,15 +135,22 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
             x = x if norm is None else norm(x)
             return x if pre_logits is None else keras.ops.tanh(pre_logits(x))
 
+        heads = ["logits"] if num_classes else []
         if num_classes and pooling == "distilled":
-            x = head("logits")(drop(tokens[:, 0]))
-            x = (x + head("distillation_logits")(drop(tokens[:, 1]))) / 2
-        else:
-            x = drop(pooled(tokens))
-            x = head("logits")(x) if num_classes else x
-        # The loss needs float32 at least, whatever the head's own policy.
-        x = keras.ops.cast(x, wide(x))
-        outputs = keras.activations.get(activation)(x)
+            heads += ["distillation_logits"]
+        heads = [head(name) for name in heads]
+
+        def classify(tokens: Tensor) -> Any:
+            if len(heads) == 2:
+                x = heads[0](drop(tokens[:, 0]))
+                x = (x + heads[1](drop(tokens[:, 1]))) / 2
+            else:
+                x = drop(pooled(tokens))
+                x = heads[0](x) if heads else x
+            # The loss needs float32 at least, whatever the head's own policy.
+            return keras.activations.get(activation)(keras.ops.cast(x, wide(x)))
+
+        outputs = classify(tokens)
         super().__init__(
             backbone=backbone,
             preprocessor=preprocessor,
@@ -156,6 +164,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         self.num_classes = num_classes
         self.pooling = pooling
         self.pooled = pooled
+        self.classify = classify
         self.settings = {
             "num_classes": num_classes,
             "pooling": pooling,
@@ -168,6 +177,13 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         self.head_dtype = policy
         if compile:
             self.compile_by_default()
+
+    def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
+        """Images to logits, as the graph; where no part needs Keras, without a walk through it."""
+        if mask is not None or not calls.sealed:
+            return super().call(inputs, training=training, mask=mask)
+        kept = {"keep": KEPT[self.pooling]} if self.pooling in KEPT else {}
+        return self.classify(self.backbone(inputs, **kept))
 
     def clone_graph(self, inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]) -> Any:
         """Returns the graph with all tokens: the backbone may be cloned without `keep`."""
