@@ -155,6 +155,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(numbers_torch, "on_cuda", lambda: True)
     monkeypatch.setattr(numbers_torch, "on_host", pausing(lambda make, x, dtype: make(x, dtype)))
     monkeypatch.setattr(numbers_torch, "pinned", lambda host, device: host)
+    monkeypatch.setattr(numbers_torch, "put", pausing(numbers_torch.put))
     numbers_torch.send_without_waiting()
     return given
 

@@ -24,7 +24,8 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from kmodels.overrides import attention_torch, dropout_torch
+from kmodels.generation.loop_torch import Loop
+from kmodels.overrides import dropout_torch
 from pretended_cuda_torch import WaitsForDevice, pretend, stop_pretending, without_waiting
 
 X = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
@@ -149,6 +150,19 @@ def test_bits_of_compiled_dropout_are_independent_hashes() -> None:
     others = torch.corrcoef(torch.stack(drawn)) - torch.eye(3)
     assert others.abs().max() < 5 / count**0.5
     assert torch.equal(drawn[0], dropout_torch._hashed(states[0], count, lanes).double())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiled_dropout_has_one_graph_and_draws_other_bits_each_time(device: list) -> None:
+    seed, x = keras.random.SeedGenerator(1), torch.ones(64, 64, requires_grad=True)
+    compiled = torch.compile(
+        lambda x: ops.dropout(x, 0.3, seed), backend="aot_eager", fullgraph=True
+    )
+    first, second = compiled(x), compiled(x)
+    assert not torch.equal(first, second)
+    second.sum().backward()
+    assert torch.equal(x.grad, second)  # the gradient drops what the forward pass dropped
+    assert seed.state.value.tolist() == [1, 2]
 
 
 def _draws(seed: keras.random.SeedGenerator, count: int = 1) -> list:
@@ -299,3 +313,32 @@ def test_no_training_step_waits(device: list, label: str) -> None:
     values = [float(logs["loss"]) for logs in losses]
     assert np.isfinite(values).all() and len(set(values)) == 4
     assert bool(device) == label.endswith(("2", "3"))
+
+
+def test_what_is_computed_again_drops_what_it_dropped(device: list) -> None:
+    def losses(remat: bool) -> list[float]:
+        model, data = gemma(remat=remat)
+        batch = keras.tree.map_structure(torch.from_numpy, data)
+        model.make_train_function()
+        model.train()
+        return [float(model.train_function([batch])["loss"]) for _ in range(4)]
+
+    assert losses(remat=True) == losses(remat=False)
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "top_p"])
+def test_no_token_step_waits(device: list, sampler: str) -> None:
+    """`continue_prompts` reads the tokens of a step while the next one is under way."""
+    model, _ = gemma("gemma3_debug")
+    model.compile(sampler=sampler)
+    rng = np.random.default_rng(0)
+    prompts, lengths = rng.integers(1, 100, (2, 8)).astype("int32"), np.array([8, 5], "int32")
+    draws = rng.random((6, 2)).astype("float32")
+    loop = Loop(model.backbone, model.generator.sampler, 2, 8, 24, jit_compile=False)
+    tokens = loop.start(prompts, lengths, draws[0])
+    tokens = loop.step(0, tokens, draws[1])
+    with without_waiting():
+        for index in range(1, 5):
+            tokens = loop.step(index, tokens, draws[index + 1])
+    loop.finish()
+    assert tokens.shape == (2,)

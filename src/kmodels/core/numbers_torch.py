@@ -62,6 +62,12 @@ def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def put(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Returns an array of the host on a device, for a step that is under way meanwhile."""
+    host = torch.as_tensor(array)
+    return pinned(host, device) if device.type == "cuda" else host.to(device)
+
+
 def _is_short(x: Any) -> bool:
     """Returns whether it is a short row of numbers."""
     return type(x) in (list, tuple) and len(x) <= FEW and all(type(n) in _KINDS for n in x)
