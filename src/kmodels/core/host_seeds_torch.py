@@ -64,6 +64,8 @@ class Held(NamedTuple):
 
 def hold(variable: keras.Variable) -> Held:
     """Returns the state that a seed has now, for `give_back`."""
+    if torch.compiler.is_compiling():  # compiled code draws without the host
+        return Held(_state(variable).clone(), None)
     with _lock:
         state = _state(variable)
         return Held(state.clone(), _words(state))
@@ -71,6 +73,9 @@ def hold(variable: keras.Variable) -> Held:
 
 def give_back(variable: keras.Variable, held: Held) -> None:
     """Gives a seed a state that it had, and keeps in mind what its words are."""
+    if torch.compiler.is_compiling():
+        variable.assign(held.state)
+        return
     with _lock:
         variable.assign(held.state)
         if held.words is not None:
@@ -78,6 +83,8 @@ def give_back(variable: keras.Variable, held: Held) -> None:
 
 
 def _state(variable: Any) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return variable.value
     return keras_internals.value_of(variable, cast=False)
 
 

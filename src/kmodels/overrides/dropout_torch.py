@@ -84,6 +84,8 @@ class Draw:
             self.words = host_seeds_torch.take(seed)
         else:
             self.state = _next(seed)
+            if on_cuda(self.device):
+                self.state = _copied(self.state)
 
     def __call__(self, *shape: int, number: tuple[int, ...] = ()) -> torch.Tensor:
         """Returns what stays of a part, as bytes; `number` is the part's own."""
@@ -138,6 +140,20 @@ def _kept(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
 @_kept.register_fake
 def _(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
     return state.new_empty((count,), dtype=torch.uint8)
+
+
+@torch.library.custom_op("kmodels::copied", mutates_args=())
+def _copied(state: torch.Tensor) -> torch.Tensor:
+    """Returns the state of a draw as a node that a compiler keeps.
+
+    It would compute a backward pass's bits again from the variable, which has moved on by then.
+    """
+    return state.clone()
+
+
+@_copied.register_fake
+def _(state: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(state)
 
 
 class _Dropout(torch.autograd.Function):
