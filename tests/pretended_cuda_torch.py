@@ -15,22 +15,46 @@ from torch.nn.attention import flex_attention as flexible
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kmodels.core import keras_internals, numbers_torch
+from kmodels.core import keras_internals
+from kmodels.core.host import numbers_torch
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import attention_torch, dropout_torch, linear_cross_entropy_torch
 
 # What reads a number, or asks for a size that depends on numbers; `lift_fresh` begins a tensor that
 # is made of numbers or of an array of the host.
 KERNELS = frozenset(
-    ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "nonzero_numpy", "masked_select")
-    + ("equal", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount")
-    + ("lift_fresh",)
+    [
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "nonzero",
+        "nonzero_numpy",
+        "masked_select",
+        "equal",
+        "bincount",
+        "_unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "lift_fresh",
+    ]
 )
 INDEXED = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"))
 # Methods that reach the numbers of a CPU's tensor without a kernel.
 METHODS = frozenset(
-    ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
-    + ("__array__", "__contains__", "__complex__")
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+        "__contains__",
+        "__complex__",
+    ]
 )
 _paused = [0]
 

@@ -1,7 +1,7 @@
 """The loss of a language model's head, forward and backward by the hidden states.
 
-`kmodels_tile_N` is kmodels' with tiles of N words in place of the number that `tile_of` chooses, and
-`kmodels_compiled` is kmodels' under `torch.compile`: one run says which of them should be the default.
+`kmodels_tile_N` has tiles of N words in place of the number that `tile_of` chooses, and
+`kmodels_compiled` is under `torch.compile`: one run says which should be the default.
 """
 
 import importlib

@@ -55,8 +55,8 @@ def op_calls() -> dict[str, Callable[[], Any]]:
             for key, x in keywords.items()
         }
 
-        def call(op: Any = getattr(ops, name), given: Any = given, held: Any = held) -> None:
-            output = op(*given, **held)
+        def call(name: str = name, given: Any = given, held: Any = held) -> None:
+            output = getattr(ops, name)(*given, **held)
             output = output[0] if isinstance(output, tuple) else output
             torch.autograd.grad(output.float().sum(), given)
 

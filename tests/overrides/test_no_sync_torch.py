@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import op_cases
-from gradients import to_numpy, value_and_grad
+from gradients import value_and_grad
 from kmodels import generic_only, layers, ops, training
-from kmodels.core import host_seeds_torch, numbers_torch, rng_offset_torch
+from kmodels.core import rng_offset_torch
+from kmodels.core.host import numbers_torch, seeds_torch
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
 from tolerances import tolerance
 
@@ -166,7 +167,7 @@ def test_compiled_dropout_has_one_graph_and_draws_other_bits_each_time(device: l
 
 
 def _draws(seed: keras.random.SeedGenerator, count: int = 1) -> list:
-    return [host_seeds_torch.take(seed) for _ in range(count)]
+    return [seeds_torch.take(seed) for _ in range(count)]
 
 
 def test_words_are_those_that_keras_draws() -> None:
@@ -174,11 +175,11 @@ def test_words_are_those_that_keras_draws() -> None:
     for apart in (0, 3):
         rng_offset_torch.draw_as(apart)
         try:
-            found = [[w & host_seeds_torch.WORD for w in words] for words in _draws(ours, 3)]
+            found = [[w & seeds_torch.WORD for w in words] for words in _draws(ours, 3)]
             wanted = [theirs.next().tolist() for _ in range(3)]
         finally:
             rng_offset_torch.draw_as(0)
-        assert found == [[w & host_seeds_torch.WORD for w in words] for words in wanted]
+        assert found == [[w & seeds_torch.WORD for w in words] for words in wanted]
     assert ours.state.value.tolist() == theirs.state.value.tolist() == [7, 6]
 
 
@@ -210,7 +211,7 @@ def test_threads_share_a_seed() -> None:
 
     seed = keras.random.SeedGenerator(7)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: host_seeds_torch.take(seed), range(100)))
+        found = list(pool.map(lambda _: seeds_torch.take(seed), range(100)))
     assert sorted(found) == [(7, i) for i in range(100)]
     assert seed.state.value.tolist() == [7, 100]
 
@@ -272,9 +273,7 @@ def vit() -> tuple[Any, Any]:
 def gemma(preset: str = "gemma_debug", remat: bool = False) -> tuple[Any, Any]:
     keras.utils.set_random_seed(0)
     settings: dict[str, Any] = {"dropout": 0.1} if preset == "gemma_debug" else {}
-    model = GemmaCausalLM.from_preset(
-        preset, preprocessor=None, dtype="mixed_bfloat16", **settings
-    )
+    model = GemmaCausalLM.from_preset(preset, preprocessor=None, dtype="mixed_bfloat16", **settings)
     if remat:
         layers.rematerialize(model, "block")
     model.backbone.enable_lora(rank=4, dropout=0.1)

@@ -10,8 +10,8 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.ops._wide import matmul, wide
 
-# Bytes of float32 scores in a tile of an accelerator. Their exponentials, a copy in the dtype of the
-# operands and, with a soft cap, its slopes take up to three times as much beside: 0.9 GiB in all.
+# Bytes of float32 scores in a tile of an accelerator. Their exponentials, a copy in the dtype of
+# the operands and, with a soft cap, its slopes take three times as much beside: 0.9 GiB.
 BUDGET = 2**28
 # Classes of such a tile at least, and positions where their number is not known.
 NARROWEST, USUAL = 2048, 8192
@@ -174,8 +174,8 @@ def tile_of(vocabulary: int, positions: int | None = None, accelerator: bool = F
     A CPU looks at 2,048 to 4,096, which measured best there: what is made of a tile stays in its
     caches. An accelerator gains nothing by small tiles. Each one starts a dozen kernels, and the
     more numbers they have, the less their start counts; so its tile has as many scores as fit into
-    `BUDGET`, and all of the vocabulary where few positions are looked at. Where there are very many
-    it never has fewer classes than `NARROWEST`, below which a product reads its operands more
+    `BUDGET`, and all of the vocabulary where few positions are looked at. However many
+    there are, it has at least `NARROWEST` classes, below which a product reads its operands more
     often than it can multiply them. None of this was measured on a device.
 
     Args:

@@ -13,10 +13,10 @@ import keras
 import torch
 from torch.nn import functional
 
-from kmodels.core import host_seeds_torch
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
+from kmodels.core.host import seeds_torch
 from kmodels.ops._attention_parts import allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import _attention_cuda_torch as cuda
@@ -165,9 +165,9 @@ def attention_torch(
     if rate and seed is not None and not torch.compiler.is_compiling():
         # The kernel draws from torch's global generator: key it by the SeedGenerator's state, so
         # that a resumed run repeats. Compiled code cannot, and draws from the global state.
-        words = host_seeds_torch.take(seed)  # type: ignore[arg-type]
+        words = seeds_torch.take(seed)  # type: ignore[arg-type]
         with torch.random.fork_rng(devices=[query.device] if query.is_cuda else []):
-            torch.manual_seed(host_seeds_torch.mixed(*words))
+            torch.manual_seed(seeds_torch.mixed(*words))
             output = _kernel(query, key, value, allowed, rate, aligned, scale)
     else:
         output = _kernel(query, key, value, allowed, rate, aligned, scale)

@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import torch
 
-from kmodels.core import host_seeds_torch, rng_offset_torch
+from kmodels.core import rng_offset_torch
 from kmodels.core.dispatch import OpCall, override
+from kmodels.core.host import seeds_torch
 from kmodels.ops._attention_blockwise import mixed
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._backward_torch import Context, backward
@@ -81,7 +82,7 @@ class Draw:
         self.device = seed.state.value.device
         self.words: tuple[int, int] | None = None
         if on_cuda(self.device) and not torch.compiler.is_compiling():
-            self.words = host_seeds_torch.take(seed)
+            self.words = seeds_torch.take(seed)
         else:
             self.state = _next(seed)
             if on_cuda(self.device):
@@ -92,7 +93,7 @@ class Draw:
         count = math.prod(shape)
         if self.words is not None:
             generator = torch.Generator(self.device)
-            generator.manual_seed(host_seeds_torch.mixed(*self.words, *number))
+            generator.manual_seed(seeds_torch.mixed(*self.words, *number))
             drawn = torch.empty(count, dtype=torch.uint8, device=self.device)
             return drawn.bernoulli_(1 / self.share, generator=generator)
         if on_cuda(self.device):

@@ -322,8 +322,8 @@ def _walk_counted(
     Those positions get zeros, or what comes out of a block that they share with others.
     """
     rows, counted = hidden.shape[0], weights != 0
-    # Sorting would move positions between the devices of a data-parallel run. A GPU's host waits for
-    # each number that decides how often a loop runs, and which way a switch goes.
+    # Sorting would move positions between the devices of a data-parallel run. A GPU's host waits
+    # for each number that decides how often a loop runs, and which way a switch goes.
     if keras.distribution.distribution() is not None or on_accelerator():
         return _walk(hidden, table, labels, soft_cap, gradient)
     order = jnp.argsort(~counted)

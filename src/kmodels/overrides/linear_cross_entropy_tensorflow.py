@@ -51,9 +51,7 @@ def linear_cross_entropy_tensorflow(
         hidden = tf.where(counted[:, None], hidden, tf.zeros((), hidden.dtype))
         labels = tf.where(counted, labels, 0)
     else:
-        hidden, labels, weights = (
-            tf.boolean_mask(x, counted) for x in (hidden, labels, weights)
-        )
+        hidden, labels, weights = (tf.boolean_mask(x, counted) for x in (hidden, labels, weights))
     weights = tf.stop_gradient(tf.cast(weights, dtype))
     # Outside of a gradient tape, as in evaluate(), half of the products are left out.
     gradient = internals_tensorflow.may_record()

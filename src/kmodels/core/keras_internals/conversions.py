@@ -28,7 +28,7 @@ def change_conversion(change: Callable[..., Any] | None) -> None:
         return
     original = backend.convert_to_tensor
 
-    def changed(x: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def changed(x: object, dtype: object = None, *args: object, **kwargs: object) -> Any:
         made = change(original, x, dtype)
         return original(x, dtype, *args, **kwargs) if made is None else made
 
@@ -41,7 +41,7 @@ def device() -> Any:
     return backend.core.get_device()
 
 
-def _replace(old: Any, new: Any) -> None:
+def _replace(old: object, new: object) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("keras.src") and vars(module).get("convert_to_tensor") is old:
             module.convert_to_tensor = new  # type: ignore[attr-defined]

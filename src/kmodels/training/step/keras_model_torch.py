@@ -4,7 +4,8 @@ from typing import Any
 
 import keras
 
-from kmodels.core import keras_internals, numbers_torch
+from kmodels.core import keras_internals
+from kmodels.core.host import numbers_torch
 from kmodels.core.types import Tree
 from kmodels.layers import block_compile
 

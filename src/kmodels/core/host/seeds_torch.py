@@ -7,7 +7,7 @@ put in its place is another tensor. Then the seed is read again.
 """
 
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -82,7 +82,7 @@ def give_back(variable: keras.Variable, held: Held) -> None:
             _note(_state(variable), held.words)
 
 
-def _state(variable: Any) -> torch.Tensor:
+def _state(variable: keras.Variable) -> torch.Tensor:
     if torch.compiler.is_compiling():
         return variable.value
     return keras_internals.value_of(variable, cast=False)
@@ -101,7 +101,7 @@ def _note(state: torch.Tensor, words: tuple[int, int]) -> None:
         _known[state] = _Known(version, words)
 
 
-def _advance(variable: Any, state: torch.Tensor) -> None:
+def _advance(variable: keras.Variable, state: torch.Tensor) -> None:
     """Adds one to the second word on the device; a number that is sent there would wait for it."""
     if type(variable) is keras.Variable and not keras_internals.in_stateless_scope():
         with torch.no_grad():

@@ -32,7 +32,7 @@ def send_without_waiting() -> None:
         keras_internals.change_conversion(sent)
 
 
-def sent(make: Callable[..., Any], x: Any, dtype: Any = None) -> torch.Tensor | None:
+def sent(make: Callable[..., Any], x: Any, dtype: object = None) -> torch.Tensor | None:
     """Returns a tensor on the device; None where nothing is sent, or Keras may wait.
 
     Args:
@@ -51,7 +51,7 @@ def sent(make: Callable[..., Any], x: Any, dtype: Any = None) -> torch.Tensor | 
     return pinned(host, torch.device(device))
 
 
-def on_host(make: Callable[..., Any], x: Any, dtype: Any) -> torch.Tensor:
+def on_host(make: Callable[..., Any], x: object, dtype: object) -> torch.Tensor:
     """Returns what Keras makes where no device is in between."""
     with keras.device("cpu"):
         return make(x, dtype)
@@ -68,6 +68,6 @@ def put(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return pinned(host, device) if device.type == "cuda" else host.to(device)
 
 
-def _is_short(x: Any) -> bool:
+def _is_short(x: object) -> bool:
     """Returns whether it is a short row of numbers."""
     return type(x) in (list, tuple) and len(x) <= FEW and all(type(n) in _KINDS for n in x)
