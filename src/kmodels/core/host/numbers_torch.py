@@ -70,4 +70,6 @@ def put(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _is_short(x: object) -> bool:
     """Returns whether it is a short row of numbers."""
-    return type(x) in (list, tuple) and len(x) <= FEW and all(type(n) in _KINDS for n in x)
+    if type(x) is not list and type(x) is not tuple:
+        return False
+    return len(x) <= FEW and all(type(n) in _KINDS for n in x)
