@@ -3,6 +3,7 @@
 A process that sees no accelerator computes the reference: each op's own body and each family's
 smallest model, in float32 with the highest matmul precision. The device computes the op as it is
 called, override or not, and the same models, in float32 and in bfloat16. Both draw equal weights.
+torch is also asked whether an op or a step waits for the device, which none may.
 """
 
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from accelerator import clock
+from accelerator import clock, waits
 from accelerator.pieces import SMALL
 
 DTYPES = ("float32", "bfloat16")
@@ -148,6 +149,14 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         for row in rows
         if not row["difference"] <= row["allowed"]
     ]
+    if clock.backend() == "torch":
+        asked = waits.rows()
+        outside += [
+            f"{row['case']}: {row['finding']}"
+            for row in asked
+            if row["finding"] not in (waits.FREE, waits.NOT_ASKED)
+        ]
+        rows += asked
     decisions = {name: dict(counts) for name, counts in kmodels.decisions().items()}
     return {"rows": rows, "outside": outside, "decisions": decisions}
 

@@ -1,5 +1,10 @@
-"""The loss of a language model's head, forward and backward by the hidden states."""
+"""The loss of a language model's head, forward and backward by the hidden states.
 
+`kmodels_tile_N` has tiles of N words in place of the number that `tile_of` chooses, and
+`kmodels_compiled` is under `torch.compile`: one run says which should be the default.
+"""
+
+import importlib
 from typing import Any
 
 import numpy as np
@@ -25,7 +30,10 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         return op(x, table, labels, weights)[0] / positions
 
     losses = {"kmodels": ours}
+    for words_of_tile in settings["tiles"]:
+        losses[f"kmodels_tile_{words_of_tile}"] = with_tile(ours, words_of_tile, positions)
     if clock.backend() == "torch":
+        losses["kmodels_compiled"] = clock.compiled(ours)
         losses |= clock.optional("torch_peers", lambda: torch_peers(table, labels))
         systems = {name: torch_step(loss, hidden) for name, loss in losses.items()}
     else:
@@ -35,9 +43,26 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     for row in rows:
         if "median_ms" in row:
             row["loss"] = round(float(systems[row["system"]]()[0]), 4)
+    tile = importlib.import_module("kmodels.ops.linear_cross_entropy").tile_of
+    rows[0]["tile"] = tile(words, positions, clock.on_gpu())
     rows[0]["declines"] = op.declines(hidden, table, labels, weights)
     peers = {"liger": "liger_kernel", "cut_cross_entropy": "cut_cross_entropy"}
     return {"rows": rows, "absent": clock.absent(**peers) if clock.backend() == "torch" else []}
+
+
+def with_tile(loss: Any, tile: int, positions: int) -> Any:
+    """Returns the loss in tiles of so many words, on an accelerator."""
+    module = importlib.import_module("kmodels.ops.linear_cross_entropy")
+
+    def run(x: Any) -> Any:
+        chosen = module.BUDGET
+        module.BUDGET = 4 * positions * tile  # type: ignore[attr-defined]
+        try:
+            return loss(x)
+        finally:
+            module.BUDGET = chosen  # type: ignore[attr-defined]
+
+    return run
 
 
 def torch_step(loss: Any, hidden: Any) -> clock.Run:

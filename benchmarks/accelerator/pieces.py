@@ -60,7 +60,9 @@ def _of(backend: str) -> list[Piece]:
     of_attention = common | {"heads": shapes, "lengths": lengths, "window": 16 if SMALL else 1024}
     found.append(Piece("attention", backend, 3.0, "", of_attention))
     loss = (64, 16, 128) if SMALL else (8192, 2048, 262144)
-    found.append(Piece("cross_entropy", backend, 1.0, "", common | {"sizes": loss}))
+    tiles = (32,) if SMALL else (2048, 4096, 16384, 65536)
+    of_loss = common | {"sizes": loss, "tiles": tiles}
+    found.append(Piece("cross_entropy", backend, 1.5, "", of_loss))
     gemmas = ("gemma3_debug",) if SMALL else LARGE_GEMMAS
     for preset in gemmas:
         for length in (64,) if SMALL else (2048, 8192):

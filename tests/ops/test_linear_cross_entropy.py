@@ -1,5 +1,7 @@
 """Loss, hits and gradients against NumPy in float64, for the generic body and the override."""
 
+import importlib
+import sys
 from contextlib import nullcontext
 
 import keras
@@ -10,7 +12,10 @@ from differentiate import value_and_gradients
 from kmodels import decisions, generic_only, ops
 from kmodels.core.dispatch import reset_decisions
 from kmodels.core.errors import InputError
+from kmodels.ops.linear_cross_entropy import tile_of
 from tolerances import tolerance
+
+module = importlib.import_module("kmodels.ops.linear_cross_entropy")
 
 # More classes than a tile and a remainder.
 ROWS, WIDTH, VOCABULARY = 300, 8, 5000
@@ -194,3 +199,68 @@ def test_what_does_not_fit_is_refused(data):
     given = {"rows": table[:2], "row_ids": labels[:2], "trainable_table": True}
     with pytest.raises(InputError, match="rows beside a frozen table; leave out trainable_table"):
         ops.linear_cross_entropy(hidden, table, labels, weights, **given)
+
+
+# On an accelerator: 2**28 bytes of float32 scores, in words of a tile.
+TILES = [
+    # vocabulary, positions, accelerator, words
+    (262144, 8192, False, 4096),
+    (5000, 10, False, 4096),
+    (4000, 10, False, 4000),
+    (50257, 10, False, 4096),
+    (68096, 10, False, 3584),
+    (262144, 8192, True, 8192),
+    (262144, None, True, 8192),
+    (262144, 256, True, 262144),
+    (256000, 8192, True, 6400),
+    (262144, 2048, True, 32768),
+    (262144, 10**6, True, 2048),
+    (1000, 10**6, True, 1000),
+    (50257, 8192, True, 8192),
+    (262144, 0, True, 262144),
+]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("vocabulary", "positions", "accelerator", "words"), TILES)
+def test_tiles(vocabulary, positions, accelerator, words):
+    assert tile_of(vocabulary, positions, accelerator) == words
+
+
+@pytest.mark.once
+def test_tiles_of_an_accelerator_stay_within_the_budget():
+    for vocabulary in (32000, 50257, 152064, 256000, 262144):
+        for positions in (1, 64, 1000, 8192, 10**5):
+            tile = tile_of(vocabulary, positions, True)
+            assert 1 <= tile <= vocabulary
+            assert 4 * positions * tile <= module.BUDGET or tile == module.NARROWEST
+            # No tile is half of what would fit.
+            assert tile == vocabulary or 2 * tile > module.BUDGET // (4 * positions) - 256
+
+
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+def test_an_accelerators_way_is_right(data, monkeypatch, soft_cap):
+    """On a CPU that the override takes for one: no position is left out, and tiles are others."""
+    override = sys.modules[ops.linear_cross_entropy.override.__module__]
+    name = "on_cuda" if keras.backend.backend() == "torch" else "on_accelerator"
+    monkeypatch.setattr(override, name, lambda *_: True)
+    monkeypatch.setattr(module, "NARROWEST", 512)
+    monkeypatch.setattr(module, "BUDGET", 4 * ROWS * 768)
+    hidden, table, labels, weights = (x.copy() for x in data)
+    hidden[weights == 0], labels[weights == 0] = np.nan, 10**6
+    labels, weights = (keras.ops.convert_to_tensor(x) for x in (labels, weights))
+
+    def run(h, t):
+        return ops.linear_cross_entropy(
+            h, t, labels, weights, soft_cap=soft_cap, trainable_table=True
+        )
+
+    loss, hits, (dh, dt) = value_and_gradients(run, (hidden, table), False)
+    expected = reference(*data, soft_cap)
+    for found, wanted in zip((loss, hits, dh, dt), expected, strict=True):
+        close(np.asarray(found), wanted)
+
+    def frozen(h, t):
+        return ops.linear_cross_entropy(h, t, labels, weights, soft_cap=soft_cap)
+
+    close(value_and_gradients(frozen, (hidden, table), False)[2][0], expected[2])

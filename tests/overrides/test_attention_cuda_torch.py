@@ -1,7 +1,7 @@
 """Attention on CUDA as far as a CPU can prove it; collects nothing but on torch.
 
 The kernels that only CUDA has are replaced by a recorder and by a body for CPUs, which takes the
-same block mask. Nothing here ran on a GPU.
+same block mask. Nothing here ran on a GPU. That nothing waits for one: `test_no_sync_torch.py`.
 """
 
 from dataclasses import replace
@@ -20,12 +20,11 @@ if keras.backend.backend() != "torch":
     pytest.skip("needs torch", allow_module_level=True)
 
 import torch
-from torch.nn.attention import flex_attention as flexible
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import attention_torch
 from kmodels.overrides._attention_choice_torch import Facts, choose, repeats_keys
+from pretended_cuda_torch import attention_kernels
 
 RNG = np.random.default_rng(3)
 LENGTH = 150
@@ -76,39 +75,7 @@ def test_the_choice(label: str) -> None:
 @pytest.fixture
 def kernels(monkeypatch) -> list:
     """Stands for a GPU; what the kernels were given."""
-    given = []
-
-    def varlen(query, key, value, window, scale):
-        given.append(("varlen", tuple(query.shape), tuple(key.shape), window, scale))
-        place = torch.arange(query.shape[1])
-        behind = place[:, None] - place
-        return dense(query, key, value, (behind >= 0) & (behind < window), None, scale)
-
-    def flex(query, key, value, mask, soft_cap, scale):
-        given.append(("flex", tuple(query.shape), tuple(key.shape), mask, soft_cap, scale))
-        lengths = query.shape[1], key.shape[1]
-        allowed = None
-        if mask is not None:
-            allowed = flexible.create_mask(mask.mask_mod, len(query), 1, *lengths, device="cpu")
-        return dense(query, key, value, allowed, cuda._cap(soft_cap), scale)
-
-    monkeypatch.setattr(attention_torch, "on_cuda", lambda query: True)
-    monkeypatch.setattr(cuda, "varlen", varlen)
-    monkeypatch.setattr(cuda, "flex", flex)
-    monkeypatch.setattr(cuda, "_compiled", lambda function: function)
-    monkeypatch.setattr("kmodels.overrides._attention_choice_torch.PAIRS", 0)
-    cuda._last.clear()
-    return given
-
-
-def dense(query, key, value, allowed, capped, scale):
-    key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], 2) for x in (key, value))
-    scores = torch.einsum("btnh,bsnh->bnts", query.float(), key.float())
-    scores = scores * (query.shape[3] ** -0.5 if scale is None else scale)
-    scores = scores if capped is None else capped(scores)
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    return torch.einsum("bnts,bsnh->btnh", scores.softmax(-1).to(value.dtype), value)
+    return attention_kernels(monkeypatch)
 
 
 def arrays(length: int = LENGTH, keys: int = LENGTH, dtype: str = "float32") -> list[np.ndarray]:
@@ -188,29 +155,6 @@ def test_second_derivatives_are_those_of_the_op(kernels: list) -> None:
     wanted = second_derivative(lambda *x: ops.attention.generic(*x, **keywords), given)
     for ours, right in zip(found, wanted, strict=True):
         assert np.abs(ours - right).max() <= 10 * tolerance("attention") * np.abs(right).max()
-
-
-class NoNumbers(TorchDispatchMode):
-    """Refuses what would wait for the device."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "item", "equal"), name
-        return function(*args, **kwargs or {})
-
-
-@pytest.mark.parametrize("label", ["window", "segments", "soft cap alone"])
-def test_nothing_waits_for_the_device(kernels: list, monkeypatch, label: str) -> None:
-    """The block mask's own tables are made by torch; compiled, they are on the device too."""
-    _, dtype, keywords = CASES[label]
-    monkeypatch.setattr(cuda, "block_mask", lambda *given: None)
-    keywords = {k: torch.tensor(v) if k == "segment_ids" else v for k, v in keywords.items()}
-    given = [torch.tensor(x, dtype=getattr(torch, dtype), requires_grad=True) for x in arrays()]
-    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoNumbers():
-        given[0].sum().item()
-    with NoNumbers():
-        ops.attention(*given, **keywords).sum().backward()
-    assert kernels and given[0].grad is not None
 
 
 def test_keys_are_repeated_where_only_flash_would_share_them(kernels: list, monkeypatch) -> None:

@@ -29,3 +29,8 @@ def apart(state: torch.Tensor) -> torch.Tensor:
     if _offset:
         state[0] += _offset
     return state
+
+
+def words_apart(words: tuple[int, int]) -> tuple[int, int]:
+    """Returns the same of a state that was read: its two words."""
+    return words[0] + _offset, words[1]

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import torch
 
+from kmodels.core.host import numbers_torch
 from kmodels.core.types import Tensor
 from kmodels.generation import steps
 from kmodels.generation.sampler import Sampler
@@ -66,6 +67,7 @@ class Loop:
         self.prompt = prompt
         self.slots = slots
         self.device = backbone.token_embedding.embeddings.value.device
+        numbers_torch.send_without_waiting()
         if self.device.type == "cpu":
             lay_out_by_output(backbone)
         self.compiled = self.device.type != "cpu" if jit_compile == "auto" else bool(jit_compile)
@@ -116,7 +118,7 @@ class Loop:
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(array).to(self.device)
+        return numbers_torch.put(array, self.device)
 
     def finish(self) -> None:
         """Frees the cache."""

@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.framework_internals import internals_torch
+from kmodels.core.host import seeds_torch
 
 if TYPE_CHECKING:
     import keras
@@ -23,7 +24,7 @@ def call(
     # Transforms of torch.func have no hooks for it: inside them all is kept.
     if not torch.is_grad_enabled() or internals_torch.in_transform():
         return fn(*args, **kwargs)
-    begun = [seed.value.clone() for seed in seeds]
+    begun = [seeds_torch.hold(seed) for seed in seeds]
     first = True
 
     def run(*args: object, **kwargs: object) -> Any:
@@ -31,7 +32,7 @@ def call(
         if first:
             first = False
             return fn(*args, **kwargs)
-        now = [seed.value.clone() for seed in seeds]
+        now = [seeds_torch.hold(seed) for seed in seeds]
         _assign(seeds, begun)
         try:
             return fn(*args, **kwargs)
@@ -44,6 +45,6 @@ def call(
     return checkpoint(run, *args, **options, **kwargs)
 
 
-def _assign(seeds: list[Any], values: list[Any]) -> None:
-    for seed, value in zip(seeds, values, strict=True):
-        seed.assign(value)
+def _assign(seeds: list[Any], states: list[seeds_torch.Held]) -> None:
+    for seed, state in zip(seeds, states, strict=True):
+        seeds_torch.give_back(seed, state)

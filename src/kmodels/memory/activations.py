@@ -211,7 +211,8 @@ class _Step:
             return
         for name in ("normed", "product"):
             yield self.wide(f"head/{name}", sizes.width, "float32", HEAD)
-        tile = tile_of(sizes.vocabulary)
+        positions = self.setup.batch_size * self.tokens
+        tile = tile_of(sizes.vocabulary, positions, self.setup.accelerator)
         yield self.wide("head/scores", tile, "float32", HEAD)
         yield self.wide("head/tile", tile, self.dtype, HEAD)
         for copy in range(self.facts.table):

@@ -10,6 +10,12 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.ops._wide import matmul, wide
 
+# Bytes of float32 scores in a tile of an accelerator. Their exponentials, a copy in the dtype of
+# the operands and, with a soft cap, its slopes take three times as much beside: 0.9 GiB.
+BUDGET = 2**28
+# Classes of such a tile at least, and positions where their number is not known.
+NARROWEST, USUAL = 2048, 8192
+
 
 @op
 def linear_cross_entropy(
@@ -160,11 +166,28 @@ def gradient_of_rows(
     return ops.cast(found, ops.dtype(rows))
 
 
-def tile_of(vocabulary: int) -> int:
-    """Returns how many classes an override looks at together: 2,048 to 4,096 measured best.
+def tile_of(vocabulary: int, positions: int | None = None, accelerator: bool = False) -> int:
+    """Returns how many classes an override looks at together.
 
-    One that divides the vocabulary is taken if there is any: it leaves no remainder to mask.
+    One that divides the vocabulary is taken if there is any near: it leaves no remainder to mask.
+
+    A CPU looks at 2,048 to 4,096, which measured best there: what is made of a tile stays in its
+    caches. An accelerator gains nothing by small tiles. Each one starts a dozen kernels, and the
+    more numbers they have, the less their start counts; so its tile has as many scores as fit into
+    `BUDGET`, and all of the vocabulary where few positions are looked at. However many
+    there are, it has at least `NARROWEST` classes, below which a product reads its operands more
+    often than it can multiply them. None of this was measured on a device.
+
+    Args:
+        vocabulary: number of classes.
+        positions: number of positions that are looked at together; None where it is not known.
+        accelerator: whether the tile is for an accelerator.
     """
-    if vocabulary <= 4096:
+    widest = 4096
+    if accelerator:
+        rows = max(USUAL if positions is None else positions, 1)
+        widest = max(BUDGET // (4 * rows) // 256 * 256, NARROWEST)
+    if vocabulary <= widest:
         return vocabulary
-    return next((size for size in range(4096, 2047, -256) if vocabulary % size == 0), 4096)
+    sizes = range(widest, max(widest // 2, NARROWEST) - 1, -256)
+    return next((size for size in sizes if vocabulary % size == 0), widest)

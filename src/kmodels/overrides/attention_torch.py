@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import keras
-import numpy as np
 import torch
 from torch.nn import functional
 
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
 from kmodels.core.framework_internals import internals_torch
+from kmodels.core.host import seeds_torch
 from kmodels.ops._attention_parts import allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import _attention_cuda_torch as cuda
@@ -165,11 +165,9 @@ def attention_torch(
     if rate and seed is not None and not torch.compiler.is_compiling():
         # The kernel draws from torch's global generator: key it by the SeedGenerator's state, so
         # that a resumed run repeats. Compiled code cannot, and draws from the global state.
-        words = [word & 0xFFFFFFFF for word in seed.next().tolist()]  # type: ignore[attr-defined]
-        # torch reads 32 bits of a seed on a CPU, so both words have to reach each of them.
-        mixed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+        words = seeds_torch.take(seed)  # type: ignore[arg-type]
         with torch.random.fork_rng(devices=[query.device] if query.is_cuda else []):
-            torch.manual_seed(mixed)
+            torch.manual_seed(seeds_torch.mixed(*words))
             output = _kernel(query, key, value, allowed, rate, aligned, scale)
     else:
         output = _kernel(query, key, value, allowed, rate, aligned, scale)
@@ -281,7 +279,7 @@ def _seen(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     allowed = mask.to(torch.bool)
     allowed = allowed[(None,) * (4 - allowed.ndim)]
     some: torch.Tensor | None = allowed.any(-1, keepdim=True)
-    if stays and not mask.is_cuda and some is not None and bool(some.all()):
+    if stays and not on_cuda(mask) and some is not None and bool(some.all()):
         some = None
     else:
         allowed = allowed | ~some

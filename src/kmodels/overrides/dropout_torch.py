@@ -1,8 +1,10 @@
-"""Dropout for torch on CPU: random bits from NumPy's SFC64, 16 bits an element.
+"""Dropout for torch: random bits from NumPy's SFC64 on a CPU, from torch's generator elsewhere.
 
 `torch.bernoulli` on CPU draws one Mersenne Twister double per element on one thread, and with a
 generator first fills a float tensor with the rate; in a ViT's step in bfloat16 that was the largest
-single cost. torch's own kernel on a GPU draws in registers, so the generic path stays there.
+single cost. torch's own kernel on a GPU draws in registers, and its generator takes a number of the
+host: Keras reads the seed for it, which waits for the device in each draw, and here the host keeps
+the seed in mind. Compiled for a GPU, bits are hashes of their places, which no generator draws.
 """
 
 import math
@@ -13,6 +15,8 @@ import torch
 
 from kmodels.core import rng_offset_torch
 from kmodels.core.dispatch import OpCall, override
+from kmodels.core.host import seeds_torch
+from kmodels.ops._attention_blockwise import mixed
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._backward_torch import Context, backward
 
@@ -27,11 +31,11 @@ def _lanes(rate: float) -> int:
 def unsupported(
     x: torch.Tensor, rate: float, seed: keras.random.SeedGenerator | torch.Tensor
 ) -> str | None:
-    """Seeded dropout on CPU with a rate that 16 bits can tell from 0 and 1."""
+    """Seeded dropout with a rate that 16 bits can tell from 0 and 1."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
-    if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
-        return "the tensor is not on a CPU"
+    if not isinstance(x, torch.Tensor) or not (x.device.type == "cpu" or on_cuda(x.device)):
+        return "the tensor is neither on a CPU nor on CUDA"
     if not 0 < _lanes(rate) < LANE:
         return "the rate rounds to 0 or 1 in 16 bits"
     return None
@@ -73,22 +77,51 @@ class Draw:
     """
 
     def __init__(self, seed: keras.random.SeedGenerator, rate: float):
-        self.state, self.dropped = _next(seed), _lanes(rate)
+        self.dropped = _lanes(rate)
         self.share = LANE / (LANE - self.dropped)
+        self.device = seed.state.value.device
+        self.words: tuple[int, int] | None = None
+        if on_cuda(self.device) and not torch.compiler.is_compiling():
+            self.words = seeds_torch.take(seed)
+        else:
+            self.state = _next(seed)
+            if on_cuda(self.device):
+                self.state = _copied(self.state)
 
     def __call__(self, *shape: int, number: tuple[int, ...] = ()) -> torch.Tensor:
         """Returns what stays of a part, as bytes; `number` is the part's own."""
         count = math.prod(shape)
+        if self.words is not None:
+            generator = torch.Generator(self.device)
+            generator.manual_seed(seeds_torch.mixed(*self.words, *number))
+            drawn = torch.empty(count, dtype=torch.uint8, device=self.device)
+            return drawn.bernoulli_(1 / self.share, generator=generator)
+        if on_cuda(self.device):
+            return _hashed(self.state, count, self.dropped)
         if torch.compiler.is_compiling():
             return _kept(self.state, count, self.dropped)
         return _draw(self.state, count, self.dropped, *number)
 
 
+def on_cuda(device: torch.device) -> bool:
+    """Returns whether torch's generator draws for a device, whose memory the host must not read."""
+    return device.type == "cuda"
+
+
 def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
     """`seed.next()`, which torch.compile cannot trace because it goes through NumPy."""
     state = seed.state.value.clone()
-    seed.state.assign(state + torch.tensor([0, 1], dtype=state.dtype))
+    following = state.clone()
+    following[1:].add_(1)
+    seed.state.assign(following)
     return rng_offset_torch.apart(state)
+
+
+def _hashed(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
+    """Returns the draw as arithmetic that a compiler fuses with what it is used for."""
+    place = torch.arange(count, dtype=torch.int32, device=state.device)
+    words = mixed(mixed(mixed(place) ^ state[0]) + state[1])
+    return ((words & (LANE - 1)) >= dropped).to(torch.uint8)
 
 
 def _draw(state: torch.Tensor, count: int, dropped: int, *number: int) -> torch.Tensor:
@@ -108,6 +141,20 @@ def _kept(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
 @_kept.register_fake
 def _(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
     return state.new_empty((count,), dtype=torch.uint8)
+
+
+@torch.library.custom_op("kmodels::copied", mutates_args=())
+def _copied(state: torch.Tensor) -> torch.Tensor:
+    """Returns the state of a draw as a node that a compiler keeps.
+
+    It would compute a backward pass's bits again from the variable, which has moved on by then.
+    """
+    return state.clone()
+
+
+@_copied.register_fake
+def _(state: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(state)
 
 
 class _Dropout(torch.autograd.Function):

@@ -24,6 +24,11 @@ from kmodels.overrides import meshes
 BLOCK, SIZES, SMALLEST = 1024, 8, 64
 
 
+def on_accelerator() -> bool:
+    """Returns whether programs are made for an accelerator."""
+    return jax.default_backend() != "cpu"
+
+
 def _supports(call: OpCall) -> str | None:
     if meshes.layers_are_cut():
         return "under ModelParallel the vocabulary may lie in parts on several devices"
@@ -175,7 +180,7 @@ def _trainable_backward(
         return for_hidden, lax.dynamic_update_slice(for_table, rows, (start, 0))
 
     state = (jnp.zeros(hidden.shape, dtype), jnp.zeros_like(table))
-    for_hidden, for_table = _each_tile(table, hidden.dtype, step, state)
+    for_hidden, for_table = _each_tile(hidden, table, step, state)
     return for_hidden.astype(hidden.dtype), for_table, None, None
 
 
@@ -187,11 +192,9 @@ def _sums(weights: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, 
     return jnp.sum(weights * (total - right)), jnp.sum(weights * (right >= top))
 
 
-def _each_tile(
-    table: jax.Array, dtype: jax.typing.DTypeLike, step: Callable[..., Any], state: Any
-) -> Any:
+def _each_tile(hidden: jax.Array, table: jax.Array, step: Callable[..., Any], state: Any) -> Any:
     """Repeats state = step(tile, its first row, state) over the whole table."""
-    size = tile_of(table.shape[0])
+    dtype, size = hidden.dtype, tile_of(table.shape[0], hidden.shape[0], on_accelerator())
     whole = table.shape[0] // size
 
     def read(start: jax.Array | int, rows: int) -> jax.Array:
@@ -207,7 +210,7 @@ def _part(
     table: jax.Array, index: jax.Array | int, pick: Callable[[jax.Array, Any], jax.Array]
 ) -> jax.Array:
     """Returns some rows of the table, and nothing of its size beside it."""
-    if table.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
+    if table.dtype != jnp.bfloat16 or on_accelerator():
         return pick(table, index)
     return _part_of_bfloat16(pick, table, index)
 
@@ -294,7 +297,7 @@ def _walk(
             new["mean"] = old["mean"] * decay[:, None] + part
         return new
 
-    state = _each_tile(table, hidden.dtype, step, state)
+    state = _each_tile(hidden, table, step, state)
     total = jnp.log(state["total"]) + state["top"]
     if not gradient:
         return total, state["right"], state["top"]
@@ -314,13 +317,14 @@ def _walk_counted(
     soft_cap: float | None,
     gradient: bool,
 ) -> tuple[jax.Array, ...]:
-    """`_walk` without the positions of weight 0, whose number is known when it runs.
+    """`_walk`, on a CPU without the positions of weight 0, whose number is known when it runs.
 
     Those positions get zeros, or what comes out of a block that they share with others.
     """
     rows, counted = hidden.shape[0], weights != 0
-    # Sorting would move positions between the devices of a data-parallel run.
-    if keras.distribution.distribution() is not None:
+    # Sorting would move positions between the devices of a data-parallel run. A GPU's host waits
+    # for each number that decides how often a loop runs, and which way a switch goes.
+    if keras.distribution.distribution() is not None or on_accelerator():
         return _walk(hidden, table, labels, soft_cap, gradient)
     order = jnp.argsort(~counted)
     hidden, labels = hidden[order], labels[order]

@@ -18,6 +18,11 @@ from kmodels.ops.linear_cross_entropy import (
 from kmodels.overrides._tensors_tensorflow import static_shape
 
 
+def on_accelerator() -> bool:
+    """Returns whether TensorFlow puts tensors on an accelerator."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 @override(linear_cross_entropy)
 def linear_cross_entropy_tensorflow(
     hidden: tf.Tensor,
@@ -30,7 +35,7 @@ def linear_cross_entropy_tensorflow(
     rows: tf.Tensor | None = None,
     row_ids: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out.
+    """See `kmodels.ops.linear_cross_entropy`; on a CPU, positions of weight 0 are left out.
 
     Compile the step without XLA: it takes longer and more memory over the loop (measured).
     """
@@ -41,9 +46,13 @@ def linear_cross_entropy_tensorflow(
     )
     dtype = tf.float64 if hidden.dtype == tf.float64 else tf.float32
     counted = tf.not_equal(weights, 0)
-    hidden = tf.boolean_mask(hidden, counted)
-    labels = tf.boolean_mask(tf.cast(labels, tf.int32), counted)
-    weights = tf.stop_gradient(tf.cast(tf.boolean_mask(weights, counted), dtype))
+    labels = tf.cast(labels, tf.int32)
+    if on_accelerator():  # whose host would wait for the number of those that stay
+        hidden = tf.where(counted[:, None], hidden, tf.zeros((), hidden.dtype))
+        labels = tf.where(counted, labels, 0)
+    else:
+        hidden, labels, weights = (tf.boolean_mask(x, counted) for x in (hidden, labels, weights))
+    weights = tf.stop_gradient(tf.cast(weights, dtype))
     # Outside of a gradient tape, as in evaluate(), half of the products are left out.
     gradient = internals_tensorflow.may_record()
 
@@ -94,10 +103,10 @@ def linear_cross_entropy_tensorflow(
     return with_rows(hidden, rows)  # type: ignore[arg-type]
 
 
-def _each_tile(table: tf.Tensor, dtype: tf.DType, step: Callable[..., Any], state: Any) -> Any:
+def _each_tile(hidden: tf.Tensor, table: tf.Tensor, step: Callable[..., Any], state: Any) -> Any:
     """Repeats state = step(tile, its first row, its number of rows, state) over the whole table."""
     count = static_shape(table)[0]
-    size = tile_of(count)
+    dtype, size = hidden.dtype, tile_of(count, hidden.shape[0], on_accelerator())
     whole = count // size
 
     def body(i: tf.Tensor, old: Any) -> Any:
@@ -161,7 +170,7 @@ def _walk(
             new["mean"] = old["mean"] * decay[:, None] + part
         return new
 
-    state = _each_tile(table, hidden.dtype, step, state)
+    state = _each_tile(hidden, table, step, state)
     total = tf.math.log(state["total"]) + state["top"]
     if not gradient:
         return total, state["right"], state["top"]
@@ -194,5 +203,5 @@ def _gradients(
         }
 
     state = {"hidden": tf.zeros(tf.shape(hidden), dtype), "table": tf.zeros_like(table)}
-    found = _each_tile(table, hidden.dtype, step, state)
+    found = _each_tile(hidden, table, step, state)
     return tf.cast(found["hidden"], hidden.dtype), found["table"]

@@ -17,6 +17,11 @@ from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.dense_torch import matmul
 
 
+def on_cuda(hidden: torch.Tensor) -> bool:
+    """Returns whether an accelerator computes, for which the host must not wait."""
+    return hidden.is_cuda
+
+
 @override(linear_cross_entropy, outside_graph)
 def linear_cross_entropy_torch(
     hidden: torch.Tensor,
@@ -29,15 +34,15 @@ def linear_cross_entropy_torch(
     rows: torch.Tensor | None = None,
     row_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `kmodels.ops.linear_cross_entropy`; positions of weight 0 are left out."""
+    """See `kmodels.ops.linear_cross_entropy`; on a CPU, positions of weight 0 are left out."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
     check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (as_tensor(x) for x in (hidden, table, labels, weights))
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     labels, weights = labels.long(), weights.to(dtype)
     counted = weights != 0
-    if torch.compiler.is_compiling():
-        # Shapes that hang on values would break the graph.
+    if on_cuda(hidden) or torch.compiler.is_compiling():
+        # Shapes that hang on values would break the graph, and the host would wait for them.
         hidden = torch.where(counted[:, None], hidden, 0)
         labels = torch.where(counted, labels, 0)
     elif not counted.all():
@@ -127,15 +132,17 @@ class _Room:
 
     def __init__(self, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype):
         self.rows, self.same = rows, like.dtype == dtype
-        self.shares = like.new_empty(rows * columns, dtype=dtype)
+        self.shares, self.wide = like.new_empty(rows * columns, dtype=dtype), None
         if not self.same:
-            self.wide, self.narrow = torch.empty_like(self.shares), like.new_empty(rows * columns)
+            self.narrow = like.new_empty(rows * columns)
+            if not like.is_cuda:  # whose products come out wide
+                self.wide = torch.empty_like(self.shares)
 
     def scores(
         self, hidden: torch.Tensor, tile: torch.Tensor, soft_cap: float | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns logits of one tile, and their derivative by the uncapped ones."""
-        if self.same or hidden.is_cuda:
+        if self.wide is None:
             score = _product(hidden, tile.T, self.shares.dtype)
         else:
             score = self._view(self.wide, tile.shape[0])
@@ -156,6 +163,12 @@ class _Room:
 
     def _view(self, memory: torch.Tensor, columns: int) -> torch.Tensor:
         return memory[: self.rows * columns].view(self.rows, columns)
+
+
+def _tile(hidden: torch.Tensor, table: torch.Tensor) -> int:
+    # A number of positions that the compiler leaves open would be fixed by a look at it.
+    positions = None if torch.compiler.is_compiling() else hidden.shape[0]
+    return tile_of(table.shape[0], positions, on_cuda(hidden))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -184,7 +197,7 @@ def _walk(
         with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
     """
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    rows, step = hidden.shape[0], tile_of(table.shape[0])
+    rows, step = hidden.shape[0], _tile(hidden, table)
     room = _Room(rows, step, hidden, dtype)
     top = torch.full((rows,), -torch.inf, dtype=dtype, device=hidden.device)
     total, right = top.clone(), torch.zeros_like(top)
@@ -227,7 +240,7 @@ def _gradients(
     dtype = weights.dtype
     for_hidden = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     for_table = torch.empty_like(table)
-    step = tile_of(table.shape[0])
+    step = _tile(hidden, table)
     room = _Room(hidden.shape[0], step, hidden, dtype)
     for start in range(0, table.shape[0], step):
         tile = table[start : start + step].to(hidden.dtype)

@@ -5,6 +5,7 @@
 
 from kmodels.core.keras_internals.averages import average_by_update
 from kmodels.core.keras_internals.callbacks import fit_of_hook, preserve_monitor
+from kmodels.core.keras_internals.conversions import change_conversion, device
 from kmodels.core.keras_internals.data import (
     DataAdapter,
     PyDatasetBatches,
@@ -139,6 +140,7 @@ __all__ = [
     "built_for",
     "call_context",
     "change_class",
+    "change_conversion",
     "change_draws",
     "changing",
     "children",
@@ -146,6 +148,7 @@ __all__ = [
     "current_call_context",
     "data_adapter",
     "detach",
+    "device",
     "draw_values",
     "draws_later",
     "entering",

@@ -35,7 +35,7 @@ class _Groups(keras_internals.ParallelSteps):
         # This does what Keras does, but with one message to the other ranks instead of one for each
         # variable.
         norm, most = _norm(grads), self.global_clipnorm
-        scale = most * torch.minimum(1.0 / norm, 1.0 / norm.new_tensor(most)) + (norm - norm)
+        scale = most * torch.minimum(1.0 / norm, 1.0 / torch.full_like(norm, most)) + (norm - norm)
         return [gradient * scale for gradient in grads]
 
     @torch.no_grad()

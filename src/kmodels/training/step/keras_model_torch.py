@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.core.host import numbers_torch
 from kmodels.core.types import Tree
 from kmodels.layers import block_compile
 
@@ -27,9 +28,15 @@ class Parallel(keras_internals.NoKerasDDP):
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step; what was compiled is looked at before the first one."""
+        numbers_torch.send_without_waiting()
         if self.parallel is not None and (force or getattr(self, "train_function", None) is None):
             self.parallel.begin(self)
         return super().make_train_function(force)  # type: ignore[misc]
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Keras' step."""
+        numbers_torch.send_without_waiting()
+        return super().make_test_function(force)  # type: ignore[misc]
 
     def get_metrics_result(self) -> Any:
         """Returns the results over the rows of all processes."""

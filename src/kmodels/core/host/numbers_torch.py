@@ -1,0 +1,75 @@
+"""Numbers of the host in Keras' steps on CUDA, sent there without a wait.
+
+Keras makes a tensor of each number that meets one: a rate, a count of rows, the 1 that a counter
+moves by. torch copies such a number from memory that the driver cannot read at once, and waits
+until the device has done all before it. A kernel that fills a tensor has the number among its
+arguments, and a copy from pinned memory has its place in the stream.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from kmodels.core import keras_internals
+from kmodels.core.framework_internals import internals_torch
+
+# Elements up to which a list or an array goes through pinned memory, as shapes and states do.
+FEW = 1024
+_KINDS = frozenset({bool, int, float})
+
+
+def on_cuda() -> bool:
+    """Returns whether Keras puts tensors on CUDA in this thread."""
+    return torch.device(keras_internals.device()).type == "cuda"
+
+
+def send_without_waiting() -> None:
+    """Has Keras send numbers so in this process from now on, if its device is CUDA."""
+    if on_cuda():
+        keras_internals.change_conversion(sent)
+
+
+def sent(make: Callable[..., Any], x: Any, dtype: object = None) -> torch.Tensor | None:
+    """Returns a tensor on the device; None where nothing is sent, or Keras may wait.
+
+    Args:
+        make: what Keras makes a tensor with.
+        x: what it was given.
+        dtype: the dtype that it was given.
+    """
+    kind = type(x)
+    few = kind in _KINDS or (kind is np.ndarray and x.size <= FEW) or _is_short(x)
+    if not few or not on_cuda() or torch.compiler.is_compiling() or internals_torch.in_trace():
+        return None
+    host = on_host(make, x, dtype)
+    device = keras_internals.device()
+    if kind in _KINDS:
+        return torch.full((), x, dtype=host.dtype, device=device)
+    return pinned(host, torch.device(device))
+
+
+def on_host(make: Callable[..., Any], x: object, dtype: object) -> torch.Tensor:
+    """Returns what Keras makes where no device is in between."""
+    with keras.device("cpu"):
+        return make(x, dtype)
+
+
+def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a copy on a device, made when its stream comes to it."""
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def put(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Returns an array of the host on a device, for a step that is under way meanwhile."""
+    host = torch.as_tensor(array)
+    return pinned(host, device) if device.type == "cuda" else host.to(device)
+
+
+def _is_short(x: object) -> bool:
+    """Returns whether it is a short row of numbers."""
+    if type(x) is not list and type(x) is not tuple:
+        return False
+    return len(x) <= FEW and all(type(n) in _KINDS for n in x)
