@@ -241,11 +241,12 @@ class Child:
         }
 
 
-def compare(backend: str, arguments: list, rounds: int, compiled: bool) -> dict:
-    """Steps of all systems of a backend in turn; what came of each."""
+def compare(backend: str, arguments: list, rounds: int, compiled: bool, chosen: list[str]) -> dict:
+    """Steps of all systems of a backend in turn, or of those chosen; what came of each."""
     systems = ["kmodels", *(["kmodels_before"] if BEFORE else []), "keras_hub"]
     if backend == "torch":
         systems += ["transformers", *(["transformers_compiled"] if compiled else [])]
+    systems = [system for system in systems if not chosen or system in chosen]
     children = {system: Child(backend, [system, *arguments]) for system in systems}
     for child in children.values():  # compile one after the other, then take turns
         for _ in range(WARM):
@@ -279,6 +280,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--loss-on", default="all", choices=("all", "responses"))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--systems", nargs="*", default=[], help="kmodels and some others")
     parser.add_argument("--compiled", action="store_true", help="transformers compiled, too")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -293,7 +295,7 @@ def main() -> None:
         others: dict = {}
         for backend in options.backends.split(","):
             arguments = [str(options.weights), dtype, options.length, options.loss_on]
-            found = compare(backend, arguments, options.rounds, options.compiled)
+            found = compare(backend, arguments, options.rounds, options.compiled, options.systems)
             losses = {system: row["first_loss"] for system, row in found.items()}
             rows.append({"dtype": dtype, "backend": backend, "length": options.length})
             rows[-1] |= {"loss_spread": round(max(losses.values()) - min(losses.values()), 5)}
@@ -318,6 +320,7 @@ def main() -> None:
         RESULTS.mkdir(exist_ok=True)
         label = "_".join(
             [options.shapes, str(options.length), options.dtypes.replace(",", "-")]
+            + (["revisions"] if options.systems == ["kmodels", "kmodels_before"] else [])
             + (["responses"] if options.loss_on == "responses" else [])
             + ([options.backends.replace(",", "-")] if options.backends.count(",") < 2 else [])
         )

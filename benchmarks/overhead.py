@@ -7,7 +7,8 @@ Python and the framework's calls take, which is what a fast accelerator waits fo
 a ViT's forward pass and a step of `fit`, a Gemma's forward pass of 8 tokens and a generated token,
 beside transformers (whose step is a plain loop with AdamW), keras-hub, the Keras tutorial's ViT
 and, as kmodels_through_keras, kmodels with Keras' `__call__` around every layer. On JAX and
-TensorFlow: a step of `fit` beside a bare loop around the same model and a compiled step.
+TensorFlow: a step of `fit` beside a bare loop around the same model and a compiled step, and with
+`--depths 6,12,24` what the first step takes, which traces and compiles, by the number of blocks.
 
 All systems run in one process, interleaved, after one round that counts for nothing. Times are
 CPU time of the process, medians over the rounds. `first_s` is that first round, which traces and
@@ -59,8 +60,8 @@ TOKENS = rng.integers(3, WORDS, (1, PROMPT)).astype("int32")
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def vit() -> Any:
-    sizes = {"num_layers": DEPTH, "num_heads": HEADS, "hidden_dim": WIDTH, "mlp_dim": MLP}
+def vit(depth: int = DEPTH) -> Any:
+    sizes = {"num_layers": depth, "num_heads": HEADS, "hidden_dim": WIDTH, "mlp_dim": MLP}
     shape = (IMAGE, IMAGE, 3)
     return ViTImageClassifier(ViTBackbone(image_shape=shape, patch_size=PATCH, **sizes), CLASSES)
 
@@ -229,12 +230,12 @@ def on_torch() -> dict[str, dict[str, Run]]:
     }
 
 
-def on_jax() -> dict[str, dict[str, Run]]:
+def on_jax(depth: int = DEPTH) -> dict[str, dict[str, Run]]:
     """Returns `fit` and a bare loop."""
     import jax
     import optax
 
-    model = vit()
+    model = vit(depth)
     update = optax.adamw(RATE)
 
     def loss_of(weights: Any, state: Any, images: Any, labels: Any) -> Any:
@@ -262,14 +263,15 @@ def on_jax() -> dict[str, dict[str, Run]]:
             *held[:], loss = step(*held, IMAGES[part], LABELS[part])
         float(loss)
 
-    return {"vit_fit_step": {"kmodels": fitted(vit(), training.AdamW(RATE)), "bare_loop": bare}}
+    fit = fitted(vit(depth), training.AdamW(RATE))
+    return {"vit_fit_step": {"kmodels": fit, "bare_loop": bare}}
 
 
-def on_tensorflow() -> dict[str, dict[str, Run]]:
+def on_tensorflow(depth: int = DEPTH) -> dict[str, dict[str, Run]]:
     """Returns `fit` and a bare loop."""
     import tensorflow as tf
 
-    model, optimizer = vit(), keras.optimizers.AdamW(RATE)
+    model, optimizer = vit(depth), keras.optimizers.AdamW(RATE)
     optimizer.build(model.trainable_variables)
 
     @tf.function
@@ -286,7 +288,8 @@ def on_tensorflow() -> dict[str, dict[str, Run]]:
             loss = step(tf.constant(IMAGES[part]), tf.constant(LABELS[part]))
         float(loss)
 
-    return {"vit_fit_step": {"kmodels": fitted(vit(), training.AdamW(RATE)), "bare_loop": bare}}
+    fit = fitted(vit(depth), training.AdamW(RATE))
+    return {"vit_fit_step": {"kmodels": fit, "bare_loop": bare}}
 
 
 SYSTEMS = {"torch": on_torch, "jax": on_jax, "tensorflow": on_tensorflow}
@@ -301,7 +304,9 @@ def measure(systems: dict[str, Run], count: int, rounds: int) -> dict[str, dict[
             begun = time.process_time()
             run()
             times[name].append(time.process_time() - begun)
-    middle = {name: 1e3 * statistics.median(all_[1:]) / count for name, all_ in times.items()}
+    middle = {
+        name: 1e3 * statistics.median(all_[1:] or all_) / count for name, all_ in times.items()
+    }
     return {
         name: {
             "ms": round(middle[name], 3),
@@ -312,12 +317,26 @@ def measure(systems: dict[str, Run], count: int, rounds: int) -> dict[str, dict[
     }
 
 
+def first_steps(depths: list[int]) -> dict[str, dict[str, Any]]:
+    """Returns seconds of the first steps of models of so many blocks, each model a new one."""
+    rows = {}
+    for depth in depths:
+        systems = SYSTEMS[BACKEND](depth)["vit_fit_step"]
+        row = measure(systems, STEPS, 0)
+        rows[str(depth)] = {name: values["first_s"] for name, values in row.items()}
+        print(f"first step, {depth} blocks: {rows[str(depth)]}", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=list(COUNTS), choices=list(COUNTS))
+    parser.add_argument("--depths", help="numbers of blocks, for first steps; not on torch")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
+    if options.depths and BACKEND == "torch":
+        parser.error("--depths is about tracing; torch runs its first step as all others")
     keras.utils.set_random_seed(0)
     rows = {}
     for question, systems in SYSTEMS[BACKEND]().items():
@@ -325,6 +344,8 @@ def main() -> None:
             rows[question] = measure(systems, COUNTS[question], options.rounds)
             for name, row in rows[question].items():
                 print(f"{question:<14} {name:<22} {row}", flush=True)
+    depths = [int(depth) for depth in (options.depths or "").split(",") if depth]
+    by_depth = {"first_step_s": first_steps(depths)} if depths else {}
     packages = ["keras", "numpy", BACKEND]
     packages += ["transformers", "keras-hub"] if BACKEND == "torch" else []
     content = {
@@ -340,6 +361,7 @@ def main() -> None:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
         "rows": rows,
+        **by_depth,
     }
     if options.write:
         target = ROOT / f"benchmarks/results/overhead_{BACKEND}_cpu_{content['date']}.json"
