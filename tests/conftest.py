@@ -181,8 +181,13 @@ def backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def references() -> Path:
-    """Folder with the tiny models and outputs that tests/write_references.py writes."""
+def references(exchange_folder: Path) -> Path:
+    """Folder with the tiny models and outputs that tests/write_references.py writes.
+
+    Suites begin while tests/run.py still has it written, and wait for that where they first read.
+    """
+    while (exchange_folder / "references.running").exists():
+        time.sleep(1)
     default = Path(__file__).parent / ".references"
     folder = Path(os.environ.get("KMODELS_REFERENCES", default))
     if not folder.is_dir() or not any(folder.iterdir()):
