@@ -8,7 +8,7 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.python.util import tf_stack
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).resolve().parent
 # Folders whose subject is what a compiled step computes: their graphs go through all rewrites, as a
 # user's do. So do those of child processes: recipes, notebooks and the blocks of the documentation.
 REWRITTEN = ("everyday", "layers", "memory", "ops", "overrides", "training", "transforms")
@@ -26,6 +26,6 @@ def keep_no_stacks() -> None:
 
 def rewrite_graphs_of(path: Path) -> None:
     """Turns the rewrites of graphs on or off for a file of tests, by its folder."""
-    folder = path.relative_to(TESTS).parts[0]
+    folder = path.resolve().relative_to(TESTS).parts[0]
     chosen = {"disable_meta_optimizer": folder not in REWRITTEN}
     tf.config.optimizer.set_experimental_options(chosen)
