@@ -9,9 +9,13 @@ import tensorflow as tf
 from tensorflow.python.util import tf_stack
 
 TESTS = Path(__file__).resolve().parent
-# Folders whose subject is what a compiled step computes: their graphs go through all rewrites, as a
-# user's do. So do those of child processes: recipes, notebooks and the blocks of the documentation.
-REWRITTEN = ("everyday", "layers", "memory", "ops", "overrides", "training", "transforms")
+# Folders whose subject is what a compiled step computes, or that begin a run in a child process and
+# end it in that of the tests: their graphs go through all rewrites, which change last bits. So do
+# those of users and of child processes.
+REWRITTEN = (
+    *("distribution", "everyday", "faults", "layers", "memory", "ops", "overrides", "recipes"),
+    *("runs", "training", "transforms"),
+)
 
 
 def keep_no_stacks() -> None:
