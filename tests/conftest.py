@@ -74,6 +74,9 @@ if BACKEND == "tensorflow":
     _cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
+    from quick_graphs_tensorflow import keep_no_stacks
+
+    keep_no_stacks()
 
 if BACKEND == "jax":
     from jax._src.interpreters import mlir
@@ -178,8 +181,13 @@ def backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def references() -> Path:
-    """Folder with the tiny models and outputs that tests/write_references.py writes."""
+def references(exchange_folder: Path) -> Path:
+    """Folder with the tiny models and outputs that tests/write_references.py writes.
+
+    Suites begin while tests/run.py still has it written, and wait for that where they first read.
+    """
+    while (exchange_folder / "references.running").exists():
+        time.sleep(1)
     default = Path(__file__).parent / ".references"
     folder = Path(os.environ.get("KMODELS_REFERENCES", default))
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -221,6 +229,15 @@ def _clean_session():
         sys.modules["compiled_once_jax"].let_programs_go()
     # What is left, compiled programs above all, stays until the process ends.
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs(request: pytest.FixtureRequest):
+    """Have TensorFlow rewrite graphs where that is part of what a file tests."""
+    if BACKEND == "tensorflow":
+        from quick_graphs_tensorflow import rewrite_graphs_of
+
+        rewrite_graphs_of(request.path)
 
 
 @pytest.fixture(autouse=True)

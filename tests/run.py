@@ -37,6 +37,7 @@ from environments import (
     say,
 )
 
+# Two suites of backends share the core that begins first, while the references are still written.
 LONGEST_FIRST = ("jax", "tensorflow", "torch")
 # Across frameworks it is another; the first begins while the last of the suites is at work, and has
 # most to do before it waits for that one.
@@ -176,9 +177,9 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     return outcome
 
 
-def running(environment: str) -> Path:
-    """A file that is there until the suite of an environment has ended: others wait for it."""
-    return EXCHANGE / f"{environment}.running"
+def running(name: str) -> Path:
+    """A file that is there until a suite or the references are done: tests wait for it."""
+    return EXCHANGE / f"{name}.running"
 
 
 def failed_setup(name: str) -> Outcome:
@@ -189,9 +190,10 @@ def failed_setup(name: str) -> Outcome:
 def run_all(backends: list[str], arguments: list[str], versions: str = "") -> list[Outcome]:
     """Environments and references, then each backend's suite and what needs several; two at a time.
 
-    Tests that need several frameworks are run with the versions of constraints.txt alone: packages
-    beside Keras want its release. They wait for the files that the backends leave for them, whose
-    suites were started before.
+    A suite begins when its environment is there. Its tests that read references wait for them, and
+    those that need several frameworks wait for the files that the backends leave for them; what
+    each waits for was begun before it. Several frameworks are tried with the versions of
+    constraints.txt alone: packages beside Keras want its release.
 
     Args:
         backends: to test.
@@ -201,27 +203,35 @@ def run_all(backends: list[str], arguments: list[str], versions: str = "") -> li
     whole = len(backends) == len(BACKENDS) and not versions
     environments = {f"{versions}-{name}" if versions else name: name for name in backends}
     shutil.rmtree(EXCHANGE, ignore_errors=True)
+    EXCHANGE.mkdir(parents=True)
+    for name in ("references", *environments):
+        running(name).touch()
 
     def prepare_references() -> bool:
-        return (not whole or make_environment("full")) and write_references()
+        try:
+            return (not whole or make_environment("full")) and write_references()
+        finally:
+            running("references").unlink(missing_ok=True)
+
+    def run_when_ready(environment: str, backend: str) -> Outcome | None:
+        needed = "references" if environment == "full" else environment
+        if jobs[needed].result():
+            return run_suite(environment, backend, arguments)
+        running(environment).unlink(missing_ok=True)
+        return None
 
     # The full environment takes longest and the references hang on it, so it comes first.
     preparing = {"references": prepare_references}
     preparing |= {name: partial(make_environment, name) for name in reversed(environments)}
+    runs = sorted(environments.items(), key=lambda run: LONGEST_FIRST.index(run[1]))
+    if whole:
+        runs += [("full", name) for name in LONGEST_ACROSS_FIRST]
     with ThreadPoolExecutor(2) as pool:
         jobs = {name: pool.submit(job) for name, job in preparing.items()}
-        ready = {name for name, job in jobs.items() if job.result()}
-        outcomes = [failed_setup(name) for name in preparing if name not in ready]
-        # The two longest begin, and what waits for the backends' suites comes when they have ended.
-        runs = [run for run in environments.items() if run[0] in ready]
-        runs.sort(key=lambda run: LONGEST_FIRST.index(run[1]))
-        EXCHANGE.mkdir(parents=True)
-        for environment, _ in runs:
-            running(environment).touch()
-        if whole and "references" in ready:
-            runs += [("full", name) for name in LONGEST_ACROSS_FIRST]
-        outcomes += pool.map(lambda run: run_suite(*run, arguments), runs)
-    return outcomes
+        outcomes = [
+            outcome for outcome in pool.map(lambda run: run_when_ready(*run), runs) if outcome
+        ]
+    return [failed_setup(name) for name, job in jobs.items() if not job.result()] + outcomes
 
 
 def report(outcomes: list[Outcome]) -> int:

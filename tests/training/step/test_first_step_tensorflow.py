@@ -1,5 +1,7 @@
 """What TensorFlow traces before the first step; collects nothing on the other backends."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,18 @@ from kmodels.core import malloc
 from kmodels.models import ViTImageClassifier
 
 if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    import quick_graphs_tensorflow as quick
+
+    def test_graphs_of_these_tests_are_rewritten_as_those_of_users():
+        assert not tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer")
+        assert all((quick.TESTS / folder).is_dir() for folder in quick.REWRITTEN)
+        quick.rewrite_graphs_of(quick.TESTS / "checkpoint" / "test_resume.py")
+        try:
+            assert tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
+        finally:
+            quick.rewrite_graphs_of(Path(__file__))
 
     @pytest.mark.parametrize("method", ["fit", "evaluate"])
     @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""Graphs of small models are traced and begun in less time than TensorFlow takes for large ones.
+
+A test traces a graph for a few steps, so what TensorFlow does once per graph is most of its time.
+"""
+
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.python.util import tf_stack
+
+TESTS = Path(__file__).resolve().parent
+# Folders whose subject is what a compiled step computes, or that begin a run in a child process and
+# end it in that of the tests: their graphs go through all rewrites, which change last bits. So do
+# those of users and of child processes.
+REWRITTEN = (
+    *("distribution", "everyday", "faults", "layers", "memory", "ops", "overrides", "recipes"),
+    *("runs", "training", "transforms"),
+)
+
+
+def keep_no_stacks() -> None:
+    """Has all operations name one stack as their origin; a test shows its own where it fails.
+
+    The stack of a step in a test is deep, and TensorFlow walks along it for each operation.
+    """
+    if hasattr(tf_stack, "extract_stack"):
+        one = tf_stack.extract_stack()
+        tf_stack.extract_stack = lambda stacklevel=1: one
+
+
+def rewrite_graphs_of(path: Path) -> None:
+    """Turns the rewrites of graphs on or off for a file of tests, by its folder."""
+    folder = path.resolve().relative_to(TESTS).parts[0]
+    chosen = {"disable_meta_optimizer": folder not in REWRITTEN}
+    tf.config.optimizer.set_experimental_options(chosen)
