@@ -169,7 +169,7 @@ def _check_vocabularies(model: Any, assistant: Any, rows: int) -> None:
     """Raises where a token of one model is not the same token of the other."""
     mine, other = (getattr(task.preprocessor, "tokenizer", None) for task in (model, assistant))
     if mine is not None and other is not None:
-        if mine is not other and _vocabulary(mine) != _vocabulary(other):
+        if not same_tokens(mine, other):
             raise InputError(
                 "assistant has a tokenizer with other tokens than the model's; give a model that "
                 "has the same vocabulary"
@@ -179,6 +179,11 @@ def _check_vocabularies(model: Any, assistant: Any, rows: int) -> None:
             f"assistant has a vocabulary of {found} tokens and the model one of {rows}; give a "
             "model that has the same vocabulary"
         )
+
+
+def same_tokens(tokenizer: Any, other: Any) -> bool:
+    """Returns whether two tokenizers have the same tokens at the same ids."""
+    return tokenizer is other or _vocabulary(tokenizer) == _vocabulary(other)
 
 
 def _vocabulary(tokenizer: Any) -> int:
