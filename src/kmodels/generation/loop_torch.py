@@ -135,8 +135,10 @@ class Loop:
 
     def extend(self, tokens: Any, starts: np.ndarray, draws: np.ndarray) -> Any:
         """Takes in some tokens of each row; returns the one behind each."""
+        # Compiled code is made for strides, and parts of arrays have others.
+        given = [self._put(array).contiguous() for array in (tokens, starts, draws)]
         with torch.no_grad():
-            return self.several(self.rings, *map(self._put, (tokens, starts, draws)))
+            return self.several(self.rings, *given)
 
     def reorder(self, order: np.ndarray) -> None:
         """Has row i continue from what row `order[i]` holds."""
