@@ -249,7 +249,7 @@ def test_equal_tokenizers_allow_tables_of_other_sizes(model):
         continued(model, batch((3,)), assistant=small)
 
 
-def test_what_is_refused(model, other):
+def test_what_is_refused(model, other, monkeypatch):
     for settings, words in (
         ({"assistant": other, "prompt_lookup_num_tokens": 3}, "give one of them"),
         ({"assistant": other, "num_assistant_tokens": 0}, "num_assistant_tokens is 0"),
@@ -262,9 +262,12 @@ def test_what_is_refused(model, other):
     for sampler in (BeamSampler(2), ContrastiveSampler()):
         model.compile(sampler=sampler)
         for drafts in ({"assistant": other}, {"prompt_lookup_num_tokens": 3}):
-            with pytest.raises(InputError, match=f"{type(sampler).__name__}.*leave assistant"):
+            with pytest.raises(InputError, match=f"{type(sampler).__name__} does not support drafts"):
                 continued(model, batch((3,)), **drafts)
     model.compile(sampler="greedy")
+    monkeypatch.setattr(model, "call_with_cache", lambda *_: None)
+    with pytest.raises(InputError, match="own call_with_cache does not support drafts"):
+        continued(model, batch((3,)), assistant=other)
 
 
 @pytest.mark.across
@@ -277,9 +280,7 @@ def test_the_tokens_are_those_of_assisted_generation_in_transformers(references)
     peer, its_assistant = (
         transformers.AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders
     )
-    model, assistant = (
-        GemmaCausalLM.from_preset(folder, preprocessor=None) for folder in folders
-    )
+    model, assistant = (GemmaCausalLM.from_preset(folder, preprocessor=None) for folder in folders)
     prompt = np.random.default_rng(1).integers(3, 160, (1, 11))
     inputs = torch.from_numpy(prompt)
     settings = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

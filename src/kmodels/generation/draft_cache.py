@@ -1,7 +1,7 @@
 """The cache where several tokens come in at once and rows accept different numbers of them.
 
-Each row has places of its own: the token at position p stands in slot `p % size`. What a row refuses
-is behind its last token, so that nothing sees it, and the next tokens are written over it.
+Each row has places of its own: the token at position p stands in slot `p % size`. What a row
+refuses is behind its last token, so that nothing sees it, and the next tokens are written over it.
 """
 
 from typing import Any

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-import keras
 import numpy as np
 from keras import ops
 

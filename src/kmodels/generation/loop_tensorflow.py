@@ -62,9 +62,7 @@ class Loop:
             input_signature=[tf.TensorSpec((batch, prompt), "int32"), ints, floats], autograph=False
         )
         def first(ids: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor) -> Any:
-            return steps.first_token(
-                backbone, sampler, store, ids, lengths, slots, draws, ahead
-            )
+            return steps.first_token(backbone, sampler, store, ids, lengths, slots, draws, ahead)
 
         @tf.function(
             input_signature=[ints, tf.TensorSpec((), "int32"), ints, floats], autograph=False
@@ -78,9 +76,7 @@ class Loop:
 
         @tf.function(autograph=False)
         def several(tokens: tf.Tensor, starts: tf.Tensor, draws: tf.Tensor) -> Any:
-            return steps.next_tokens(
-                backbone, sampler, store, tokens, starts, slots, draws, ahead
-            )
+            return steps.next_tokens(backbone, sampler, store, tokens, starts, slots, draws, ahead)
 
         self.first = first
         self.following = following

@@ -246,13 +246,14 @@ class Generates(Chats):
             "jit_compile": self.generator.jit_compile,
             "loops": self.generator.loops,
         }
-        if isinstance(sampler, BeamSampler | ContrastiveSampler) and on_token is not None:
+        whole = isinstance(sampler, BeamSampler | ContrastiveSampler)
+        if whole and on_token is not None:
             raise InputError(f"{type(sampler).__name__} has no token before it has all; no stream")
-        if drafter is not None and (own_cache or isinstance(sampler, BeamSampler | ContrastiveSampler)):
+        if drafter is not None and (whole or own_cache):
+            reason = type(sampler).__name__ if whole else "this model's own call_with_cache"
             raise InputError(
-                f"drafts need steps that choose one token a row, and {type(sampler).__name__} or this "
-                "model's own call_with_cache does not; compile another sampler, or leave assistant "
-                "and prompt_lookup_num_tokens out"
+                f"{reason} does not support drafts; leave assistant and prompt_lookup_num_tokens "
+                "out, or compile another sampler"
             )
         if own_cache and (on_token is not None or isinstance(sampler, BeamSampler)):
             raise InputError(
