@@ -261,8 +261,9 @@ def test_what_is_refused(model, other, monkeypatch):
             continued(model, batch((3,)), **settings)
     for sampler in (BeamSampler(2), ContrastiveSampler()):
         model.compile(sampler=sampler)
+        words = f"{type(sampler).__name__} does not support drafts"
         for drafts in ({"assistant": other}, {"prompt_lookup_num_tokens": 3}):
-            with pytest.raises(InputError, match=f"{type(sampler).__name__} does not support drafts"):
+            with pytest.raises(InputError, match=words):
                 continued(model, batch((3,)), **drafts)
     model.compile(sampler="greedy")
     monkeypatch.setattr(model, "call_with_cache", lambda *_: None)
