@@ -13,6 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from kmodels.core.types import Tensor
 from kmodels.generation.drafters import Drafter
 from kmodels.generation.generate import check_prompts, opened
 from kmodels.generation.sampler import Sampler
@@ -143,5 +144,5 @@ def continue_with_drafts(
     return rows.texts, counts
 
 
-def _numpy(x: Any) -> np.ndarray:
+def _numpy(x: Tensor) -> np.ndarray:
     return np.asarray(ops.convert_to_numpy(x))

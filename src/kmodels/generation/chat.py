@@ -17,7 +17,9 @@ NEW_TOKENS = 256
 class Chats:
     """Adds `chat` to a task that generates."""
 
+    backbone: Any
     preprocessor: Any
+    generator: Any
     _continue: Callable[..., Any]
 
     def chat(
@@ -30,7 +32,7 @@ class Chats:
         stop_token_ids: Collection[int] | str | None = "auto",
         stream: Callable[[int, str], None] | None = None,
         num_return_sequences: int = 1,
-        assistant: Any = None,
+        assistant: object = None,
         num_assistant_tokens: int = ASSISTANT_TOKENS,
         prompt_lookup_num_tokens: int | None = None,
         **values: Any,

@@ -1,7 +1,7 @@
 """What proposes the next tokens of a text, for a larger model to check in one pass."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -10,6 +10,7 @@ from keras import ops
 from kmodels.core.errors import InputError, check_whole
 from kmodels.generation.generate import opened
 from kmodels.generation.sampler import Sampler
+from kmodels.text import Tokenizer
 from kmodels.weights import gather
 
 # Tokens of an assistant between two passes of the model.
@@ -17,6 +18,15 @@ ASSISTANT_TOKENS = 5
 # The longest n-gram that is looked up; then shorter ones are.
 LONGEST = 3
 _vocabularies: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+@runtime_checkable
+class Generating(Protocol):
+    """A task that generates, see `kmodels.generation.task.Generates`."""
+
+    backbone: Any
+    preprocessor: Any
+    generator: Any
 
 
 class Drafter(Protocol):
@@ -55,7 +65,7 @@ class AssistantDrafter:
         vocabulary: rows of the embedding table of the model that checks.
     """
 
-    def __init__(self, assistant: Any, count: int, vocabulary: int):
+    def __init__(self, assistant: Generating, count: int, vocabulary: int):
         self.assistant = assistant
         self.count = count
         self.vocabulary = vocabulary
@@ -135,7 +145,10 @@ class LookupDrafter:
 
 
 def drafter_of(
-    model: Any, assistant: Any, num_assistant_tokens: int, prompt_lookup_num_tokens: int | None
+    model: Generating,
+    assistant: object,
+    num_assistant_tokens: int,
+    prompt_lookup_num_tokens: int | None,
 ) -> Drafter | None:
     """Returns what drafts for a model, or None; the arguments are those of `generate`.
 
@@ -153,7 +166,7 @@ def drafter_of(
         return LookupDrafter(prompt_lookup_num_tokens)
     if assistant is None:
         return None
-    if not hasattr(assistant, "generator"):
+    if not isinstance(assistant, Generating):
         raise InputError(
             f"assistant is of type {type(assistant).__name__}; give a task that generates, such as "
             "a GemmaCausalLM"
@@ -164,7 +177,7 @@ def drafter_of(
     return AssistantDrafter(assistant, num_assistant_tokens, rows)
 
 
-def _check_vocabularies(model: Any, assistant: Any, rows: int) -> None:
+def _check_vocabularies(model: Generating, assistant: Generating, rows: int) -> None:
     """Raises where a token of one model is not the same token of the other."""
     mine, other = (getattr(task.preprocessor, "tokenizer", None) for task in (model, assistant))
     if mine is not None and other is not None:
@@ -180,12 +193,12 @@ def _check_vocabularies(model: Any, assistant: Any, rows: int) -> None:
         )
 
 
-def same_tokens(tokenizer: Any, other: Any) -> bool:
+def same_tokens(tokenizer: Tokenizer, other: Tokenizer) -> bool:
     """Returns whether two tokenizers have the same tokens at the same ids."""
     return tokenizer is other or _vocabulary(tokenizer) == _vocabulary(other)
 
 
-def _vocabulary(tokenizer: Any) -> int:
+def _vocabulary(tokenizer: Tokenizer) -> int:
     """Returns a hash of the tokens and their ids, except for those that were added later."""
     if tokenizer not in _vocabularies:
         vocabulary = tokenizer.core.get_vocab(with_added_tokens=False)

@@ -30,7 +30,7 @@ class Loop(Protocol):
         """Takes in token `index` of each row; returns the next ones."""
         ...
 
-    def extend(self, tokens: Any, starts: np.ndarray, draws: np.ndarray) -> Tokens:
+    def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Tokens:
         """Takes in (B, T) tokens from position `starts` (B,) on; returns the one behind each.
 
         They are written over what stood there. A row may start up to `ahead` tokens before the

@@ -29,7 +29,7 @@ class Store:
         self.rings[ring] = jax.lax.dynamic_update_slice_in_dim(held, new, slot, 1)
         return self.rings[ring]
 
-    def scatter(self, ring: int, slots: Any, new: Any) -> Any:
+    def scatter(self, ring: int, slots: Tensor, new: Any) -> Any:
         """See `kmodels.generation.cache.Store`."""
         rows = jnp.arange(slots.shape[0])[:, None]
         self.rings[ring] = self.rings[ring].at[rows, slots].set(new, unique_indices=True)
@@ -113,7 +113,7 @@ class Loop:
         )
         return tokens
 
-    def extend(self, tokens: Any, starts: np.ndarray, draws: np.ndarray) -> Any:
+    def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Any:
         """Takes in some tokens of each row; returns the one behind each."""
         tokens, self.rings = self.several(self.weights, self.rings, tokens, starts, draws)
         return tokens

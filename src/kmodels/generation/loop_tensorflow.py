@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kmodels.core.types import Tensor
 from kmodels.generation import steps
 from kmodels.generation.cache import ring_shapes
 from kmodels.generation.sampler import Sampler
@@ -27,7 +28,7 @@ class Store:
         held[:, slot : slot + 1].assign(new)
         return held.value()
 
-    def scatter(self, ring: int, slots: Any, new: Any) -> Any:
+    def scatter(self, ring: int, slots: Tensor, new: Any) -> Any:
         """See `kmodels.generation.cache.Store`."""
         held = self.rings[ring]
         rows = tf.broadcast_to(tf.range(slots.shape[0])[:, None], slots.shape)

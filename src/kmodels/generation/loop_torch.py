@@ -133,7 +133,7 @@ class Loop:
             step = self.count[index]
             return self.following(self.rings, tokens, step, self.lengths, self._put(draws))
 
-    def extend(self, tokens: Any, starts: np.ndarray, draws: np.ndarray) -> Any:
+    def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Any:
         """Takes in some tokens of each row; returns the one behind each."""
         # Compiled code is made for strides, and parts of arrays have others.
         given = [self._put(array).contiguous() for array in (tokens, starts, draws)]
@@ -146,7 +146,7 @@ class Loop:
         with torch.no_grad():
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}
 
-    def _put(self, array: Any) -> torch.Tensor:
+    def _put(self, array: Tensor) -> torch.Tensor:
         return torch.as_tensor(array).to(self.device)
 
     def finish(self) -> None:

@@ -74,7 +74,7 @@ class Generates(Chats):
         max_new_tokens: int | None = None,
         num_return_sequences: int = 1,
         *,
-        assistant: Any = None,
+        assistant: object = None,
         num_assistant_tokens: int = ASSISTANT_TOKENS,
         prompt_lookup_num_tokens: int | None = None,
     ) -> Any:
