@@ -18,9 +18,9 @@ if keras.backend.backend() == "torch":
         ids = np.random.default_rng(seed).integers(3, 320, mask.shape)
         return {"token_ids": ids * mask, "padding_mask": mask}
 
-    def _generate(model, lengths, seed):
+    def _generate(model, lengths, seed, **drafts):
         inputs = _inputs(lengths, seed)
-        return model.generate(inputs, max_length=30, stop_token_ids=None)["token_ids"]
+        return model.generate(inputs, max_length=30, stop_token_ids=None, **drafts)["token_ids"]
 
     def test_one_graph_serves_all_prompts_and_gives_the_eager_tokens(monkeypatch) -> None:
         keras.utils.set_random_seed(3)
@@ -38,6 +38,21 @@ if keras.backend.backend() == "torch":
             np.testing.assert_array_equal(_generate(model, *call), wanted)
         assert not torch._dynamo.utils.counters["graph_break"]
         assert counter.frame_count == 1
+
+    def test_drafts_take_a_graph_for_each_number_of_tokens(monkeypatch) -> None:
+        keras.utils.set_random_seed(3)
+        model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))
+        calls = [((13, 4), 1), ((9, 16), 2)]
+        wanted = [_generate(model, *call) for call in calls]
+        counter = CompileCounter()
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model.compile(jit_compile=True)
+        for call, tokens in zip(calls, wanted, strict=True):
+            np.testing.assert_array_equal(_generate(model, *call, assistant=model), tokens)
+        assert not torch._dynamo.utils.counters["graph_break"]
+        assert counter.frame_count == 3  # six tokens to check, two and one to draft
 
     def test_auto_is_eager_on_a_cpu() -> None:
         model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))

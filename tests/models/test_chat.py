@@ -65,7 +65,11 @@ def test_a_reply_is_what_follows_the_ids_of_the_template(gemma):
 
     settings = {"max_new_tokens": 6, "stop_token_ids": None}
     assert gemma.chat([CHAT, LONGER], stream=stream, **settings) == wanted == pieces
-    assert gemma.chat(LONGER, **settings) == wanted[1]
+    pieces[:] = "", ""
+    found = gemma.chat([CHAT, LONGER], stream=stream, assistant=gemma, **settings)
+    assert found == wanted == pieces
+    assert gemma.draft_counts.passes == 2  # the prompts, and six tokens at once
+    assert gemma.chat(LONGER, prompt_lookup_num_tokens=2, **settings) == wanted[1]
     assert gemma.chat(CHAT, num_return_sequences=2, **settings) == [wanted[0]] * 2
     assert gemma.generate(CHAT, strip_prompt=True, **settings) == wanted[0]
     assert gemma.generate([CHAT], **settings) == [

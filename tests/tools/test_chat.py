@@ -73,6 +73,20 @@ def test_each_line_of_a_pipe_is_a_question(tiny, monkeypatch, capsys):
     assert capsys.readouterr().out.rstrip("\n") == replies(model, "Hello", system="Be brief.")[0]
 
 
+def test_an_assistant_changes_no_reply(tiny, monkeypatch, capsys):
+    model, folder = tiny
+    wanted = replies(model, "Hello")[0]
+    for flags in (
+        ("--assistant", folder, "--num-assistant-tokens", "2"),
+        ("--prompt-lookup-num-tokens", "2"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+        assert run(folder, *SHORT, *flags) == 0
+        shown = capsys.readouterr()
+        assert shown.out == f"{wanted}\n"
+        assert shown.err.count(f"reading weights from {folder}\n") == 1 + ("--assistant" in flags)
+
+
 @pytest.mark.once
 def test_as_a_process_of_its_own(tiny):
     model, folder = tiny
@@ -238,6 +252,9 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
     strict.chat_template = GEMMA2
     text = GemmaCausalLMPreprocessor(strict)
     GemmaCausalLM(model.backbone, text).save_to_preset(tmp_path / "strict")
+    text = GemmaCausalLMPreprocessor(train_tokenizer(demo.texts(), 490))
+    GemmaCausalLM(model.backbone, text).save_to_preset(tmp_path / "other")
+    both = ["--assistant", folder, "--prompt-lookup-num-tokens", "3"]
     for arguments, words in (
         (["nowhere/model"], "there is no file or directory nowhere/model"),
         (["gemma3_1b"], "gemma3_1b is an architecture without weights; give a directory"),
@@ -249,6 +266,11 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
         ([folder, "--temperature", "-1"], "temperature is -1.0; give 0 (greedy) or more"),
         ([folder, "--top-p", "2"], "top_p is 2.0; give a share"),
         ([folder, "--adapter", "nowhere"], "nowhere"),
+        ([folder, "--assistant", "nowhere/model"], "there is no file or directory nowhere/model"),
+        ([folder, "--assistant", tmp_path / "other"], "a tokenizer with other tokens than"),
+        ([folder, *both], "--assistant and --prompt-lookup-num-tokens: give one of them"),
+        ([folder, "--num-assistant-tokens", "0"], "--num-assistant-tokens is 0; give at least 1"),
+        ([folder, "--prompt-lookup-num-tokens", "0"], "--prompt-lookup-num-tokens is 0; give at"),
         ([folder, "--precision", "float7"], "float7"),
         ([folder, "--temprature", "1"], "unknown flag --temprature; did you mean --temperature?"),
     ):

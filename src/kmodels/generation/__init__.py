@@ -1,5 +1,6 @@
 """Continuing texts token by token, for any model with `extend` and an embedding table."""
 
+from kmodels.generation.assisted import DraftCounts
 from kmodels.generation.generate import continue_prompts
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import (
@@ -17,6 +18,7 @@ from kmodels.generation.samplers import (
 __all__ = [
     "BeamSampler",
     "ContrastiveSampler",
+    "DraftCounts",
     "GreedySampler",
     "RandomSampler",
     "Sampler",

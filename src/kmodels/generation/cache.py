@@ -4,7 +4,8 @@ A ring has as many slots as the texts may take; in a layer with a window, no mor
 Prompts of unequal length end at one place: of a row with n tokens in a batch padded to P, the token
 at position p stands at place P - n + p, in slot `place % slots`. All rows therefore write a new
 token to the same slot, which held the one that leaves the window, and the position of what a slot
-holds follows from the lengths alone.
+holds follows from the lengths alone. Where drafts come in, rows write to places of their own: see
+`kmodels.generation.draft_cache`.
 """
 
 from typing import Any, Protocol
@@ -29,16 +30,25 @@ class Store(Protocol):
         """Writes (B, 1, ...) to a slot, a scalar tensor; returns the whole."""
         ...
 
+    def scatter(self, ring: int, slots: Tensor, new: Tensor) -> Any:
+        """Writes (B, T, ...) to the slots (B, T) int32 of each row; returns the whole."""
+        ...
 
-def ring_size(slots: int, window: int | None) -> int:
-    """Slots of a layer with this window, of texts that take so many."""
-    return slots if window is None else min(slots, window)
+
+def ring_size(slots: int, window: int | None, ahead: int = 0) -> int:
+    """Slots of a layer with this window, of texts that take so many.
+
+    Up to `ahead` drafts may be written and refused, and are to push out nothing that is still seen.
+    """
+    return slots if window is None else min(slots, window + ahead)
 
 
-def ring_shapes(backbone: keras.Model, batch: int, slots: int) -> list[tuple[int, ...]]:
+def ring_shapes(
+    backbone: keras.Model, batch: int, slots: int, ahead: int = 0
+) -> list[tuple[int, ...]]:
     """Returns shapes of all keys and values, in the order of `Store`."""
     return [
-        (batch, ring_size(slots, window), *shape)
+        (batch, ring_size(slots, window, ahead), *shape)
         for window, shape in zip(backbone.cache_windows, backbone.cache_shapes, strict=True)
         for _ in range(2)
     ]
@@ -50,16 +60,19 @@ class PromptView:
     Args:
         lengths: (B,) int32, tokens of each prompt.
         slots: that the texts may take.
+        ahead: largest number of drafts; with any, each row ends at a place of its own.
     """
 
-    def __init__(self, lengths: Tensor, slots: int):
+    def __init__(self, lengths: Tensor, slots: int, ahead: int = 0):
         self.lengths = lengths
         self.slots = slots
+        self.ahead = ahead
 
     def keep(self, x: Tensor, size: int) -> Any:
         """Returns the ring (B, size, ...) of values (B, P, ...); empty slots hold any value."""
         batch, prompt = x.shape[:2]
-        behind = ops.mod(prompt - 1 - ops.arange(size, dtype="int32"), size)
+        end = self.lengths[:, None] if self.ahead else prompt
+        behind = ops.mod(end - 1 - ops.arange(size, dtype="int32"), size)
         position = ops.maximum(self.lengths[:, None] - 1 - behind, 0)
         rows = ops.arange(batch, dtype="int32")[:, None] * prompt
         # One index per token: a gather along the axis would need one per number.
@@ -69,7 +82,7 @@ class PromptView:
         self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
     ) -> tuple[Any, Any, dict]:
         """See `LayerCache.extend`."""
-        size = ring_size(self.slots, window)
+        size = ring_size(self.slots, window, self.ahead)
         store.fill(2 * layer, self.keep(key, size))
         store.fill(2 * layer + 1, self.keep(value, size))
         if window is not None and key.shape[1] <= window:
@@ -115,10 +128,20 @@ class StepView:
         return key, value, {"mask": self._masks[size]}  # (B, 1, 1, size)
 
 
+class View(Protocol):
+    """How one pass sees the cache."""
+
+    def extend(
+        self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
+    ) -> tuple[Any, Any, dict]:
+        """See `LayerCache.extend`."""
+        ...
+
+
 class LayerCache:
     """The cache that one block is given, see `kmodels.models.common.layers.DecoderBlock`."""
 
-    def __init__(self, store: Store, layer: int, view: PromptView | StepView):
+    def __init__(self, store: Store, layer: int, view: View):
         self.store = store
         self.layer = layer
         self.view = view

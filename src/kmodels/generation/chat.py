@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.generation.drafters import ASSISTANT_TOKENS, drafter_of
 from kmodels.text.chat_template import Tool, as_chats, is_chat
 from kmodels.weights import gather
 
@@ -16,7 +17,9 @@ NEW_TOKENS = 256
 class Chats:
     """Adds `chat` to a task that generates."""
 
+    backbone: Any
     preprocessor: Any
+    generator: Any
     _continue: Callable[..., Any]
 
     def chat(
@@ -29,6 +32,9 @@ class Chats:
         stop_token_ids: Collection[int] | str | None = "auto",
         stream: Callable[[int, str], None] | None = None,
         num_return_sequences: int = 1,
+        assistant: object = None,
+        num_assistant_tokens: int = ASSISTANT_TOKENS,
+        prompt_lookup_num_tokens: int | None = None,
         **values: Any,
     ) -> Any:
         """Answers a chat, as the checkpoint's own template has it written.
@@ -49,6 +55,9 @@ class Chats:
             stop_token_ids: end a reply; "auto" for the tokenizer's and the end of a turn.
             stream: called as tokens come, with the chat's number and its new piece of text.
             num_return_sequences: replies to each chat, one behind the other.
+            assistant: drafts tokens that this model checks, see `generate`.
+            num_assistant_tokens: number of tokens of each of its drafts.
+            prompt_lookup_num_tokens: as of `generate`.
             **values: further variables of the template, such as enable_thinking or documents.
 
         Returns:
@@ -56,8 +65,8 @@ class Chats:
             go on, append {"role": "assistant", "content": reply} and the next message.
 
         Raises:
-            InputError: for what is no chat, a tokenizer without a template, or a chat that its
-                template refuses.
+            InputError: for what is no chat, a tokenizer without a template, a chat that its
+                template refuses, or an assistant that `generate` refuses.
         """
         if not is_chat(messages):
             raise InputError(
@@ -71,9 +80,9 @@ class Chats:
         prompts = chat_prompts(self.preprocessor, messages, **values)
         if isinstance(stop_token_ids, str) and stop_token_ids == "auto":
             stop_token_ids = self.preprocessor.chat_stop_token_ids
-        return self._continue(
-            prompts, None, stop_token_ids, True, stream, max_new_tokens, num_return_sequences
-        )
+        drafter = drafter_of(self, assistant, num_assistant_tokens, prompt_lookup_num_tokens)
+        options = stop_token_ids, True, stream, max_new_tokens, num_return_sequences, drafter
+        return self._continue(prompts, None, *options)
 
 
 def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:

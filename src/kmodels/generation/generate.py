@@ -30,6 +30,14 @@ class Loop(Protocol):
         """Takes in token `index` of each row; returns the next ones."""
         ...
 
+    def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Tokens:
+        """Takes in (B, T) tokens from position `starts` (B,) on; returns the one behind each.
+
+        They are written over what stood there. A row may start up to `ahead` tokens before the
+        farthest one that came in.
+        """
+        ...
+
     def reorder(self, order: np.ndarray) -> None:
         """Lets row i continue from what row `order[i]` holds."""
         ...
@@ -50,8 +58,13 @@ class LoopBackend(Protocol):
         prompt: int,
         slots: int,
         jit_compile: bool | str = "auto",
+        ahead: int = 0,
     ) -> Loop:
-        """Makes the steps for `batch` prompts padded to `prompt` and texts of up to `slots`."""
+        """Makes the steps for `batch` prompts padded to `prompt` and texts of up to `slots`.
+
+        With `ahead`, the largest number of drafts that `extend` may take back, the steps are
+        `start` and `extend`; without, `start` and `step`.
+        """
         ...
 
 
@@ -137,6 +150,7 @@ def opened(
     sampler: Sampler,
     jit_compile: bool | str,
     loops: MutableMapping[Any, Any] | None,
+    ahead: int = 0,
 ) -> tuple[Loop, np.ndarray, np.ndarray]:
     """Returns the loop for these prompts, and the token ids and lengths for its `start`."""
     lengths = np.array([len(row) for row in rows], "int32")
@@ -144,8 +158,8 @@ def opened(
     token_ids = np.zeros((len(rows), prompt), "int32")
     for held, row in zip(token_ids, rows, strict=True):
         held[: len(row)] = row
-    slots = prompt + bucket(steps)
-    loop = _loop(backbone, (sampler, len(rows), prompt, slots, jit_compile), loops)
+    slots = prompt + bucket(steps + ahead)
+    loop = _loop(backbone, (sampler, len(rows), prompt, slots, jit_compile, ahead), loops)
     return loop, token_ids, lengths
 
 

@@ -1,4 +1,4 @@
-"""Generation on JAX: two jitted functions, the cache donated from step to step."""
+"""Generation on JAX: jitted functions, the cache donated from step to step."""
 
 from functools import partial
 from typing import Any
@@ -29,6 +29,12 @@ class Store:
         self.rings[ring] = jax.lax.dynamic_update_slice_in_dim(held, new, slot, 1)
         return self.rings[ring]
 
+    def scatter(self, ring: int, slots: Tensor, new: Any) -> Any:
+        """See `kmodels.generation.cache.Store`."""
+        rows = jnp.arange(slots.shape[0])[:, None]
+        self.rings[ring] = self.rings[ring].at[rows, slots].set(new, unique_indices=True)
+        return self.rings[ring]
+
 
 class Loop:
     """The compiled steps of one batch shape."""
@@ -41,6 +47,7 @@ class Loop:
         prompt: int,
         slots: int,
         jit_compile: bool | str = "auto",
+        ahead: int = 0,
     ):
         self.variables = backbone.variables
 
@@ -53,7 +60,9 @@ class Loop:
         ) -> Any:
             store = Store({})
             with scope(weights):
-                tokens = steps.first_token(backbone, sampler, store, ids, lengths, slots, draws)
+                tokens = steps.first_token(
+                    backbone, sampler, store, ids, lengths, slots, draws, ahead
+                )
             return tokens, store.rings
 
         def following(
@@ -71,7 +80,22 @@ class Loop:
                 )
             return tokens, store.rings
 
+        def several(
+            weights: list[jax.Array],
+            rings: dict[int, jax.Array],
+            tokens: jax.Array,
+            starts: jax.Array,
+            draws: jax.Array,
+        ) -> Any:
+            store = Store(rings)
+            with scope(weights):
+                tokens = steps.next_tokens(
+                    backbone, sampler, store, tokens, starts, slots, draws, ahead
+                )
+            return tokens, store.rings
+
         self.first = jax.jit(first)
+        self.several = jax.jit(several, donate_argnums=1)
         self.following = jax.jit(following, donate_argnums=1)
         self.rings: Any = None
 
@@ -87,6 +111,11 @@ class Loop:
         tokens, self.rings = self.following(
             self.weights, self.rings, tokens, np.int32(index), self.lengths, draws
         )
+        return tokens
+
+    def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Any:
+        """Takes in some tokens of each row; returns the one behind each."""
+        tokens, self.rings = self.several(self.weights, self.rings, tokens, starts, draws)
         return tokens
 
     def reorder(self, order: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Generation on TensorFlow: two graphs over variables that hold the cache."""
+"""Generation on TensorFlow: graphs over variables that hold the cache."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kmodels.core.types import Tensor
 from kmodels.generation import steps
 from kmodels.generation.cache import ring_shapes
 from kmodels.generation.sampler import Sampler
@@ -27,6 +28,15 @@ class Store:
         held[:, slot : slot + 1].assign(new)
         return held.value()
 
+    def scatter(self, ring: int, slots: Tensor, new: Any) -> Any:
+        """See `kmodels.generation.cache.Store`."""
+        held = self.rings[ring]
+        rows = tf.broadcast_to(tf.range(slots.shape[0])[:, None], slots.shape)
+        # One copy a pass; `scatter_nd_update` would have each later reading copy the variable.
+        whole = tf.tensor_scatter_nd_update(held, tf.stack([rows, slots], axis=-1), new)
+        held.assign(whole)
+        return whole
+
 
 class Loop:
     """The graphs of one batch shape; XLA off, since it copies the cache in every step."""
@@ -39,9 +49,10 @@ class Loop:
         prompt: int,
         slots: int,
         jit_compile: bool | str = "auto",
+        ahead: int = 0,
     ):
         dtype = backbone.dtype_policy.compute_dtype
-        contents = [tf.zeros(shape, dtype) for shape in ring_shapes(backbone, batch, slots)]
+        contents = [tf.zeros(shape, dtype) for shape in ring_shapes(backbone, batch, slots, ahead)]
         if sampler.looks_back:
             contents.append(tf.zeros((batch, slots), "int32"))
         self.rings = [tf.Variable(content, trainable=False) for content in contents]
@@ -52,7 +63,7 @@ class Loop:
             input_signature=[tf.TensorSpec((batch, prompt), "int32"), ints, floats], autograph=False
         )
         def first(ids: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor) -> Any:
-            return steps.first_token(backbone, sampler, store, ids, lengths, slots, draws)
+            return steps.first_token(backbone, sampler, store, ids, lengths, slots, draws, ahead)
 
         @tf.function(
             input_signature=[ints, tf.TensorSpec((), "int32"), ints, floats], autograph=False
@@ -64,8 +75,13 @@ class Loop:
                 backbone, sampler, store, tokens, step, lengths, prompt, slots, draws
             )
 
+        @tf.function(autograph=False)
+        def several(tokens: tf.Tensor, starts: tf.Tensor, draws: tf.Tensor) -> Any:
+            return steps.next_tokens(backbone, sampler, store, tokens, starts, slots, draws, ahead)
+
         self.first = first
         self.following = following
+        self.several = several
 
     def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Any:
         """Takes the prompts in; returns the first tokens."""
@@ -75,6 +91,10 @@ class Loop:
     def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:
         """Takes in token `index` of each row; returns the next ones."""
         return self.following(tokens, tf.constant(index), self.lengths, tf.constant(draws))
+
+    def extend(self, tokens: Any, starts: np.ndarray, draws: np.ndarray) -> Any:
+        """Takes in some tokens of each row; returns the one behind each."""
+        return self.several(tf.constant(tokens), tf.constant(starts), tf.constant(draws))
 
     def reorder(self, order: np.ndarray) -> None:
         """Has row i continue from what row `order[i]` holds."""

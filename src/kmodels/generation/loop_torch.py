@@ -30,6 +30,13 @@ class Store:
             self._slot, self._index = slot, slot.reshape(1).long()
         return self.rings[ring].index_copy_(1, self._index, new)
 
+    def scatter(self, ring: int, slots: Any, new: Any) -> Any:
+        """See `kmodels.generation.cache.Store`."""
+        if slots is not self._slot:
+            rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            self._slot, self._index = slots, (rows, slots.long())
+        return self.rings[ring].index_put_(self._index, new)
+
 
 def lay_out_by_output(backbone: keras.Model) -> None:
     """Turns the memory of half precision kernels (in, out) so that an output's numbers are one run.
@@ -61,19 +68,22 @@ class Loop:
         prompt: int,
         slots: int,
         jit_compile: bool | str = "auto",
+        ahead: int = 0,
     ):
         self.backbone = backbone
         self.sampler = sampler
         self.prompt = prompt
         self.slots = slots
+        self.ahead = ahead
         self.device = backbone.token_embedding.embeddings.value.device
         numbers_torch.send_without_waiting()
         if self.device.type == "cpu":
             lay_out_by_output(backbone)
         self.compiled = self.device.type != "cpu" if jit_compile == "auto" else bool(jit_compile)
-        self.following = self._following
+        self.following, self.several = self._following, self._several
         if self.compiled:
             self.following = torch.compile(self._following, dynamic=False)
+            self.several = torch.compile(self._several, dynamic=False)
         self.rings: dict[int, torch.Tensor] = {}
 
     def _following(self, *arguments: Any) -> torch.Tensor:
@@ -90,6 +100,19 @@ class Loop:
             draws,
         )
 
+    def _several(self, *arguments: Any) -> torch.Tensor:
+        rings, tokens, starts, draws = arguments
+        return steps.next_tokens(
+            self.backbone,
+            self.sampler,
+            Store(rings),
+            tokens,
+            starts,
+            self.slots,
+            draws,
+            self.ahead,
+        )
+
     def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Any:
         """Takes the prompts in; returns the first tokens."""
         with torch.no_grad():
@@ -103,6 +126,7 @@ class Loop:
                 self.lengths,
                 self.slots,
                 self._put(draws),
+                self.ahead,
             )
 
     def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:
@@ -111,13 +135,20 @@ class Loop:
             step = self.count[index]
             return self.following(self.rings, tokens, step, self.lengths, self._put(draws))
 
+    def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Any:
+        """Takes in some tokens of each row; returns the one behind each."""
+        # Compiled code is made for strides, and parts of arrays have others.
+        given = [self._put(array).contiguous() for array in (tokens, starts, draws)]
+        with torch.no_grad():
+            return self.several(self.rings, *given)
+
     def reorder(self, order: np.ndarray) -> None:
         """Has row i continue from what row `order[i]` holds."""
         rows = self._put(order).long()
         with torch.no_grad():
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}
 
-    def _put(self, array: np.ndarray) -> torch.Tensor:
+    def _put(self, array: Tensor) -> torch.Tensor:
         return numbers_torch.put(array, self.device)
 
     def finish(self) -> None:

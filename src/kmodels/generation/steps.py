@@ -1,4 +1,4 @@
-"""The two passes of generation, as functions of tensors that each backend compiles."""
+"""The passes of generation, as functions of tensors that each backend compiles."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import keras
 from keras import ops
 
 from kmodels.core.types import Tensor
-from kmodels.generation.cache import LayerCache, PromptView, StepView, Store
+from kmodels.generation.cache import LayerCache, PromptView, StepView, Store, View
+from kmodels.generation.draft_cache import DraftView
 from kmodels.generation.sampler import Sampler
 
 
@@ -18,6 +19,7 @@ def first_token(
     lengths: Tensor,
     slots: int,
     draws: Tensor,
+    ahead: int = 0,
 ) -> Any:
     """Runs the prompts through the model in one pass and chooses the token behind each.
 
@@ -29,11 +31,12 @@ def first_token(
         lengths: (B,) int32.
         slots: that prompt and continuation may take.
         draws: (B,) float32 in [0, 1).
+        ahead: largest number of drafts that come in at once later.
 
     Returns:
         (B,) int32.
     """
-    view = PromptView(lengths, slots)
+    view = PromptView(lengths, slots, ahead)
     hidden = backbone.extend(token_ids, None, _caches(backbone, store, view))
     last = ops.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
     history = None
@@ -83,5 +86,44 @@ def next_token(
     return sampler.choose(backbone.token_embedding.logits(hidden[:, 0]), history, draws)
 
 
-def _caches(backbone: keras.Model, store: Store, view: PromptView | StepView) -> list[LayerCache]:
+def next_tokens(
+    backbone: keras.Model,
+    sampler: Sampler,
+    store: Store,
+    tokens: Tensor,
+    starts: Tensor,
+    slots: int,
+    draws: Tensor,
+    ahead: int,
+) -> Any:
+    """Runs some new tokens per row through the model and chooses the one behind each.
+
+    Args:
+        backbone: as in `first_token`.
+        sampler: chooses.
+        store: the cache, which is extended, and may hold refused tokens from `starts` on.
+        tokens: (B, T) int32, the last one of the row and drafts.
+        starts: (B,) int32, position of the first of them.
+        slots: that prompt and continuation may take.
+        draws: (B, T) float32 in [0, 1).
+        ahead: as in `first_token`.
+
+    Returns:
+        (B, T) int32.
+    """
+    batch, count = tokens.shape
+    view = DraftView(starts, count, slots, ahead)
+    hidden = backbone.extend(tokens, view.positions, _caches(backbone, store, view))
+    history = None
+    if sampler.looks_back:
+        places, seen, _ = view.ring(None)
+        history = store.scatter(2 * len(backbone.blocks), places, tokens)
+        history = ops.where(seen, history[:, None], tokens[:, :, None])
+        history = ops.reshape(history, (batch * count, slots))
+    logits = backbone.token_embedding.logits(ops.reshape(hidden, (batch * count, -1)))
+    chosen = sampler.choose(logits, history, ops.reshape(draws, (-1,)))
+    return ops.reshape(chosen, (batch, count))
+
+
+def _caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
     return [LayerCache(store, layer, view) for layer in range(len(backbone.blocks))]

@@ -8,8 +8,10 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, Tensor
+from kmodels.generation.assisted import DraftCounts, continue_with_drafts
 from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.chat import Chats, chat_prompts, pad_rows
+from kmodels.generation.drafters import ASSISTANT_TOKENS, Drafter, drafter_of
 from kmodels.generation.generate import check_prompts, continue_prompts
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.sampler import Sampler
@@ -71,6 +73,10 @@ class Generates(Chats):
         stream: Callable[[int, Any], None] | None = None,
         max_new_tokens: int | None = None,
         num_return_sequences: int = 1,
+        *,
+        assistant: object = None,
+        num_assistant_tokens: int = ASSISTANT_TOKENS,
+        prompt_lookup_num_tokens: int | None = None,
     ) -> Any:
         """Continues prompts; names and results as in keras-hub.
 
@@ -91,6 +97,11 @@ class Generates(Chats):
             max_new_tokens: largest number of new tokens of each continuation, in place of
                 `max_length`.
             num_return_sequences: texts for each prompt, one behind the other.
+            assistant: smaller model with the same vocabulary, which drafts tokens that this one
+                checks in one pass; the tokens are those without it. `draft_counts` has the passes.
+            num_assistant_tokens: number of tokens of each of its drafts.
+            prompt_lookup_num_tokens: number of tokens of drafts that repeat what stood behind the
+                last tokens before, in place of an assistant.
 
         Returns:
             Texts, or for token ids {"token_ids", "padding_mask"} as NumPy arrays (B, max_length);
@@ -99,7 +110,8 @@ class Generates(Chats):
         Raises:
             InputError: for "auto" without a preprocessor, a prompt without tokens, a length below
                 1, two lengths, more texts than beams, a chat that its template refuses or that
-                leaves no room for a reply, or on torch a model whose weights lie in parts.
+                leaves no room for a reply, an assistant of another vocabulary or beside beams or
+                contrastive search, or on torch a model whose weights lie in parts.
         """
         for name, number in (("max_length", max_length), ("max_new_tokens", max_new_tokens)):
             if number is not None:
@@ -108,9 +120,15 @@ class Generates(Chats):
             raise InputError("generate got max_length and max_new_tokens; give one of them")
         check_whole("num_return_sequences", num_return_sequences)
         gather.check_callable(self, "generate")
+        drafts = {
+            "assistant": assistant,
+            "num_assistant_tokens": num_assistant_tokens,
+            "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
+        }
         if _is_data(inputs):
             options = stop_token_ids, strip_prompt, stream, max_new_tokens, num_return_sequences
-            return _joined([self.generate(x, max_length, *options) for x in _batches(inputs)])
+            parts = [self.generate(x, max_length, *options, **drafts) for x in _batches(inputs)]
+            return _joined(parts)
         is_raw = _is_raw(inputs)
         if is_raw:
             taken = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
@@ -136,6 +154,7 @@ class Generates(Chats):
             stream,
             max_new_tokens,
             num_return_sequences,
+            drafter_of(self, **drafts),
             is_raw=is_raw,
         )
 
@@ -148,6 +167,7 @@ class Generates(Chats):
         stream: Callable[[int, Any], None] | None,
         max_new_tokens: int | None,
         num_return_sequences: int,
+        drafter: Drafter | None = None,
         is_raw: bool = False,
     ) -> Any:
         """Returns what `generate` does, for token ids and their mask; see there."""
@@ -168,6 +188,7 @@ class Generates(Chats):
             self._stop_tokens(stop_token_ids),
             self._streamer(stream, len(prompts) * num_return_sequences, is_raw),
             num_return_sequences,
+            **({} if drafter is None else {"drafter": drafter}),
         )
         if strip_prompt:
             starts = [len(prompt) for prompt in prompts for _ in range(num_return_sequences)]
@@ -182,6 +203,11 @@ class Generates(Chats):
         """The function that `generate` calls, kept from its first call to the next `compile`."""
         return self.generator.function
 
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """Passes and drafts of the last call of `generate` or `chat` that had drafts, or None."""
+        return self.generator.counts
+
     def make_generate_function(self) -> Callable[..., Any]:
         """Makes `generate_function` where there is none, and returns it."""
         if self.generator.function is None:
@@ -195,6 +221,7 @@ class Generates(Chats):
         stop: Collection[int] = (),
         on_token: Callable[[int, int], None] | None = None,
         count: int = 1,
+        drafter: Drafter | None = None,
     ) -> list[list[int]]:
         """Continues rows of token ids of any lengths.
 
@@ -204,6 +231,7 @@ class Generates(Chats):
             stop: ids that end a row.
             on_token: called with (row, token id) as tokens come.
             count: rows for each prompt.
+            drafter: proposes tokens, or None.
 
         Returns:
             The prompts with their continuations.
@@ -218,8 +246,15 @@ class Generates(Chats):
             "jit_compile": self.generator.jit_compile,
             "loops": self.generator.loops,
         }
-        if isinstance(sampler, BeamSampler | ContrastiveSampler) and on_token is not None:
+        whole = isinstance(sampler, BeamSampler | ContrastiveSampler)
+        if whole and on_token is not None:
             raise InputError(f"{type(sampler).__name__} has no token before it has all; no stream")
+        if drafter is not None and (whole or own_cache):
+            reason = type(sampler).__name__ if whole else "this model's own call_with_cache"
+            raise InputError(
+                f"{reason} does not support drafts; leave assistant and prompt_lookup_num_tokens "
+                "out, or compile another sampler"
+            )
         if own_cache and (on_token is not None or isinstance(sampler, BeamSampler)):
             raise InputError(
                 "generate goes by this model's own call_with_cache, which supports neither streams "
@@ -240,6 +275,12 @@ class Generates(Chats):
         if own_cache or isinstance(sampler, ContrastiveSampler):
             check_prompts(prompts)
             return continue_by_protocol(self, prompts, limits, sampler, stop)
+        if drafter is not None:
+            settings |= {"limits": limits, "sampler": sampler, "on_token": on_token}
+            rows, self.generator.counts = continue_with_drafts(
+                self.backbone, prompts, drafter=drafter, **settings
+            )
+            return rows
         return continue_prompts(
             self.backbone,
             prompts,
@@ -304,12 +345,17 @@ class Generates(Chats):
 
 
 class _Generator:
-    """Keeps sampler and compiled steps out of Keras' tracking of attributes."""
+    """Keeps sampler and compiled steps out of Keras' tracking of attributes.
+
+    A model may assist itself, so its steps as an assistant are kept apart.
+    """
 
     def __init__(self, sampler: Sampler, jit_compile: bool | str):
         self.sampler = sampler
         self.jit_compile = jit_compile
         self.loops: dict[Any, Any] = {}
+        self.draft_loops: dict[Any, Any] = {}
+        self.counts: DraftCounts | None = None
         self.function: Callable[..., Any] | None = None
 
 

@@ -19,6 +19,14 @@ def chat(
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
     adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
+    assistant: Annotated[
+        str | None,
+        typer.Option(help="Directory, file or name of a smaller model, which drafts tokens."),
+    ] = None,
+    num_assistant_tokens: Annotated[int, typer.Option(help="Tokens of each of its drafts.")] = 5,
+    prompt_lookup_num_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of drafts that repeat earlier text.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     thinking: Annotated[
         bool | None,
@@ -42,6 +50,9 @@ def chat(
             "seed": seed,
         },
         adapter=adapter,
+        assistant=assistant,
+        num_assistant_tokens=num_assistant_tokens,
+        prompt_lookup_num_tokens=prompt_lookup_num_tokens,
         precision=precision,
         values={} if thinking is None else {"enable_thinking": thinking},
     )

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmodels import presets
-from kmodels.core.errors import check_whole
+from kmodels.core.errors import InputError, check_whole
+from kmodels.generation.drafters import ASSISTANT_TOKENS, same_tokens
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.models.common.causal_lm import CausalLM
@@ -24,6 +25,7 @@ class Conversation:
         system: text of a system message, or None.
         max_new_tokens: largest number of tokens of a reply.
         values: variables of the chat template.
+        drafts: what drafts tokens, by the arguments of `generate`.
 
     Attributes:
         messages: what was said so far.
@@ -33,6 +35,7 @@ class Conversation:
     system: str | None = None
     max_new_tokens: int = 256
     values: Mapping[str, Any] = field(default_factory=dict)
+    drafts: Mapping[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,9 +67,8 @@ class Conversation:
 
         said = [*self.messages, {"role": "user", "content": text}]
         try:
-            reply = self.model.chat(
-                said, max_new_tokens=self.max_new_tokens, stream=stream, **self.values
-            )
+            settings = {"max_new_tokens": self.max_new_tokens, "stream": stream, **self.drafts}
+            reply = self.model.chat(said, **settings, **self.values)
         except KeyboardInterrupt:
             if pieces:
                 self.messages = [*said, _reply("".join(pieces))]
@@ -96,6 +98,9 @@ def open_conversation(
     max_new_tokens: int = 256,
     sampling: Mapping[str, Any] | None = None,
     adapter: str | None = None,
+    assistant: str | None = None,
+    num_assistant_tokens: int = ASSISTANT_TOKENS,
+    prompt_lookup_num_tokens: int | None = None,
     precision: str = "float32",
     values: Mapping[str, Any] | None = None,
 ) -> Conversation:
@@ -108,20 +113,41 @@ def open_conversation(
         max_new_tokens: largest number of tokens of a reply.
         sampling: arguments of `Sampler` to change; those that are None are the checkpoint's.
         adapter: directory with a LoRA adapter of kmodels or PEFT, or None.
+        assistant: directory, file or address of a smaller model that drafts tokens, or None.
+        num_assistant_tokens: number of tokens of each of its drafts.
+        prompt_lookup_num_tokens: number of tokens of drafts that repeat earlier text, or None.
         precision: policy of the model.
         values: variables of the chat template.
 
     Raises:
         InputError: for a path without a language model, tokenizer or chat template, a system
-            message that the template refuses, or wrong settings.
+            message that the template refuses, an assistant with other tokens, or wrong settings.
     """
     check_whole("--max-new-tokens", max_new_tokens)
+    check_whole("--num-assistant-tokens", num_assistant_tokens)
+    if prompt_lookup_num_tokens is not None:
+        check_whole("--prompt-lookup-num-tokens", prompt_lookup_num_tokens)
+        if assistant is not None:
+            raise InputError("--assistant and --prompt-lookup-num-tokens: give one of them")
     given = {name: value for name, value in (sampling or {}).items() if value is not None}
     Sampler(**given)  # which names a wrong value
     cls: Any = presets.causal_lm_of(path)
     text = cls.preprocessor_class.from_preset(path)
     question = {"role": "user", "content": "Hello"}
     text.chat_token_ids([[*opening(system), question]], **(values or {}))
+    drafts: dict[str, Any] = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens}
+    if assistant is not None:
+        helper: Any = presets.causal_lm_of(assistant)
+        its_text = helper.preprocessor_class.from_preset(assistant)
+        if not same_tokens(text.tokenizer, its_text.tokenizer):
+            raise InputError(
+                f"--assistant {assistant} has a tokenizer with other tokens than {path}; give a "
+                "model that has the same vocabulary"
+            )
+        say(f"reading weights from {assistant}")
+        with _quietly(say):
+            loaded = helper.from_preset(assistant, dtype=precision, preprocessor=its_text)
+        drafts = {"assistant": loaded, "num_assistant_tokens": num_assistant_tokens}
     say(f"reading weights from {path}")
     began = time.perf_counter()
     with _quietly(say):
@@ -131,7 +157,7 @@ def open_conversation(
         model.load_adapter(adapter)
     model.use_sampler(choose_sampler(model.generation_config, given))
     say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
-    return Conversation(model, system, max_new_tokens, values or {})
+    return Conversation(model, system, max_new_tokens, values or {}, drafts)
 
 
 def choose_sampler(config: Mapping[str, Any], given: Mapping[str, Any]) -> Sampler:

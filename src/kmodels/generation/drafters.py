@@ -1,0 +1,206 @@
+"""What proposes the next tokens of a text, for a larger model to check in one pass."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from keras import ops
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.generation.generate import opened
+from kmodels.generation.sampler import Sampler
+from kmodels.text import Tokenizer
+from kmodels.weights import gather
+
+# Tokens of an assistant between two passes of the model.
+ASSISTANT_TOKENS = 5
+# The longest n-gram that is looked up; then shorter ones are.
+LONGEST = 3
+_vocabularies: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+@runtime_checkable
+class Generating(Protocol):
+    """A task that generates, see `kmodels.generation.task.Generates`."""
+
+    backbone: Any
+    preprocessor: Any
+    generator: Any
+
+
+class Drafter(Protocol):
+    """Proposes tokens.
+
+    Attributes:
+        count: largest number of tokens that it proposes.
+    """
+
+    count: int
+
+    def start(self, rows: Sequence[list[int]], steps: int, sampler: Sampler) -> None:
+        """Takes in prompts, which get up to `steps` tokens that the sampler chooses."""
+        ...
+
+    def draft(self, rows: Sequence[list[int]], draws: np.ndarray) -> Any:
+        """Returns tokens behind the rows, (B, n) int32; n is `count`, or 0 for none.
+
+        Args:
+            rows: the prompts, with at least one token more where a row is not at its end.
+            draws: (B, count + 1) float32, the numbers that the model chooses these tokens by.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Frees what it holds of the rows."""
+        ...
+
+
+class AssistantDrafter:
+    """Drafts of a smaller model, which chooses by the same sampler and the same draws.
+
+    Args:
+        assistant: a task that generates.
+        count: number of tokens of each draft.
+        vocabulary: rows of the embedding table of the model that checks.
+    """
+
+    def __init__(self, assistant: Generating, count: int, vocabulary: int):
+        self.assistant = assistant
+        self.count = count
+        self.vocabulary = vocabulary
+        self.loop: Any = None
+
+    def start(self, rows: Sequence[list[int]], steps: int, sampler: Sampler) -> None:
+        """See `Drafter`."""
+        backbone, generator = self.assistant.backbone, self.assistant.generator
+        self.last = backbone.config.vocabulary_size - 1
+        settings = sampler, generator.jit_compile, generator.draft_loops, self.count
+        self.loop, token_ids, lengths = opened(backbone, rows, steps, *settings)
+        self.loop.start(np.minimum(token_ids, self.last), lengths, np.zeros(len(rows), "float32"))
+
+    def draft(self, rows: Sequence[list[int]], draws: np.ndarray) -> Any:
+        """See `Drafter`."""
+        # The last draft that was accepted has not come in yet, so two tokens do; the first of them
+        # comes in again where it has.
+        starts = np.array([max(len(row) - 2, 0) for row in rows], "int32")
+        tokens = np.array([[row[at], row[-1]] for row, at in zip(rows, starts, strict=True)])
+        tokens = np.minimum(tokens, self.last).astype("int32")
+        found = [self.loop.extend(tokens, starts, draws[:, [0, 0]])[:, 1:]]
+        for number in range(1, self.count):
+            starts_at = starts + np.int32(number + 1)
+            found.append(self.loop.extend(found[-1], starts_at, draws[:, number : number + 1]))
+        # A table may have rows beyond the tokens of its tokenizer, and the other one fewer.
+        return ops.minimum(ops.concatenate(found, axis=1), self.vocabulary - 1)
+
+    def finish(self) -> None:
+        """See `Drafter`."""
+        if self.loop is not None:
+            self.loop.finish()
+
+
+class LookupDrafter:
+    """Drafts that repeat what stood behind the same tokens before, in the row itself.
+
+    Args:
+        count: number of tokens of each draft.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+        self.places: list[dict[tuple[int, ...], int]] = []
+        self.seen: list[int] = []
+
+    def start(self, rows: Sequence[list[int]], steps: int, sampler: Sampler) -> None:
+        """See `Drafter`."""
+        self.places, self.seen = [{} for _ in rows], [1] * len(rows)
+
+    def draft(self, rows: Sequence[list[int]], draws: np.ndarray) -> Any:
+        """See `Drafter`."""
+        found = [self._place(number, row) for number, row in enumerate(rows)]
+        if not any(found):
+            return np.zeros((len(rows), 0), "int32")
+        drafts = np.zeros((len(rows), self.count), "int32")
+        for draft, row, place in zip(drafts, rows, found, strict=True):
+            if place:
+                text = row[place:]
+                while len(text) < self.count:  # A text that repeats itself goes on doing so.
+                    text += text[: self.count - len(text)]
+                draft[:] = text[: self.count]
+        return drafts
+
+    def _place(self, number: int, row: list[int]) -> int:
+        """Returns the place behind the latest occurrence of how a row ends, or 0."""
+        places = self.places[number]
+        for end in range(self.seen[number], len(row)):
+            for size in range(1, min(LONGEST, end) + 1):
+                places[tuple(row[end - size : end])] = end
+        self.seen[number] = len(row)
+        sizes = range(min(LONGEST, len(row)), 0, -1)
+        return next((at for size in sizes if (at := places.get(tuple(row[-size:]), 0))), 0)
+
+    def finish(self) -> None:
+        """See `Drafter`."""
+        self.places, self.seen = [], []
+
+
+def drafter_of(
+    model: Generating,
+    assistant: object,
+    num_assistant_tokens: int,
+    prompt_lookup_num_tokens: int | None,
+) -> Drafter | None:
+    """Returns what drafts for a model, or None; the arguments are those of `generate`.
+
+    Raises:
+        InputError: for both kinds of drafts, a number below 1, or an assistant that is not a model
+            of the same vocabulary.
+    """
+    check_whole("num_assistant_tokens", num_assistant_tokens)
+    if prompt_lookup_num_tokens is not None:
+        check_whole("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
+        if assistant is not None:
+            raise InputError(
+                "generate got assistant and prompt_lookup_num_tokens; give one of them"
+            )
+        return LookupDrafter(prompt_lookup_num_tokens)
+    if assistant is None:
+        return None
+    if not isinstance(assistant, Generating):
+        raise InputError(
+            f"assistant is of type {type(assistant).__name__}; give a task that generates, such as "
+            "a GemmaCausalLM"
+        )
+    gather.check_callable(assistant, "generate")
+    rows = model.backbone.config.vocabulary_size
+    _check_vocabularies(model, assistant, rows)
+    return AssistantDrafter(assistant, num_assistant_tokens, rows)
+
+
+def _check_vocabularies(model: Generating, assistant: Generating, rows: int) -> None:
+    """Raises where a token of one model is not the same token of the other."""
+    mine, other = (getattr(task.preprocessor, "tokenizer", None) for task in (model, assistant))
+    if mine is not None and other is not None:
+        if not same_tokens(mine, other):
+            raise InputError(
+                "assistant has a tokenizer with other tokens than the model's; give a model that "
+                "has the same vocabulary"
+            )
+    elif (found := assistant.backbone.config.vocabulary_size) != rows:
+        raise InputError(
+            f"assistant has a vocabulary of {found} tokens and the model one of {rows}; give a "
+            "model that has the same vocabulary"
+        )
+
+
+def same_tokens(tokenizer: Tokenizer, other: Tokenizer) -> bool:
+    """Returns whether two tokenizers have the same tokens at the same ids."""
+    return tokenizer is other or _vocabulary(tokenizer) == _vocabulary(other)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> int:
+    """Returns a hash of the tokens and their ids, except for those that were added later."""
+    if tokenizer not in _vocabularies:
+        vocabulary = tokenizer.core.get_vocab(with_added_tokens=False)
+        _vocabularies[tokenizer] = hash(frozenset(vocabulary.items()))
+    return _vocabularies[tokenizer]
