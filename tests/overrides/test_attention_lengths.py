@@ -71,7 +71,8 @@ def test_values_and_gradients(label: str) -> None:
     weight = np.random.default_rng(7).normal(size=(1, length, heads, width)).astype("float32")
     expected, wanted = attention_and_gradients(*given, weight, **keywords)
     bodies = [ops.attention.generic]
-    if ops.attention.declines(*map(keras.ops.convert_to_tensor, given), **keywords) is None:
+    tensors = [keras.ops.convert_to_tensor(x) for x in given]
+    if ops.attention.declines(*tensors, **keywords) is None:
         bodies.append(ops.attention)
     for body in bodies:
         run = partial(body, **keywords)

@@ -73,7 +73,8 @@ def gradients(
     totals: list[tf.Tensor],
 ) -> tuple[tf.Tensor, ...]:
     """Returns the gradients of the loop's queries, and totals with those of its keys and values."""
-    count, keys = len(loop.places), tensors[1].shape[1]
+    count = len(loop.places)
+    keys: Any = tensors[1].shape[1]
 
     def body(number: tf.Tensor, held: tf.TensorArray, *totals: tf.Tensor) -> tuple[Any, ...]:
         start, low = placed(loop, number)
