@@ -1,49 +1,94 @@
-"""Attention and its gradients in NumPy's float64, whole arrays at once."""
+"""Attention and its gradients in NumPy's float64, some queries after the other."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+# Queries at a time: 8,192 of them would hold half a gigabyte in each array.
+ROWS = 512
+
 
 def attention_and_gradients(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, weight: np.ndarray, **keywords: Any
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The output, and the gradients of its sum weighted by `weight` by query, key and value.
+
+    The keywords are those of `kmodels.ops.attention`, without dropout.
+    """
+    query, key, value, weight = (x.astype("float64") for x in (query, key, value, weight))
+    outputs, for_query = [], []
+    for_key, for_value = np.zeros_like(key), np.zeros_like(value)
+    for start in range(0, query.shape[1], ROWS):
+        rows = np.arange(start, min(start + ROWS, query.shape[1]))
+        seen = allowed(rows, query.shape[1], key.shape[1], keywords)
+        (some,) = np.nonzero(seen.any((0, 1, 2)))
+        near = slice(some[0], some[-1] + 1)  # what no query sees is not computed
+        output, found = _some(
+            *(query[:, rows], key[:, near], value[:, near], weight[:, rows]),
+            *(seen[..., near], keywords),
+        )
+        outputs.append(output)
+        for_query.append(found[0])
+        for_key[:, near] += found[1]
+        for_value[:, near] += found[2]
+    return np.concatenate(outputs, 1), [np.concatenate(for_query, 1), for_key, for_value]
+
+
+def allowed(rows: np.ndarray, length: int, keys: int, keywords: Mapping[str, Any]) -> np.ndarray:
+    """Which keys some queries see, (B or 1, N or 1, t, S)."""
+    positions, window = rows + keys - length, keywords.get("window")
+    behind = positions[:, None] - np.arange(keys)
+    found = np.ones((1, 1, len(rows), keys), bool)
+    if keywords.get("causal"):
+        found &= behind >= 0
+        blocks = keywords.get("block_ids")
+        if blocks is not None:
+            own = blocks[:, positions, None]
+            found = found | ((own == blocks[:, None]) & (own >= 0))[:, None]
+    if window is not None:
+        found &= (behind if keywords.get("causal") else np.abs(behind)) < window
+    segments = keywords.get("segment_ids")
+    if segments is not None:
+        found = found & (segments[:, positions, None] == segments[:, None])[:, None]
+    mask = keywords.get("mask")
+    if mask is not None:
+        found = found & (mask if mask.shape[2] == 1 else mask[:, :, rows])
+    return found
+
+
+def _some(
     query: np.ndarray,
     key: np.ndarray,
     value: np.ndarray,
     weight: np.ndarray,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    segment_ids: np.ndarray | None = None,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The output, and the gradients of its sum weighted by `weight` by query, key and value."""
-    query, key, value, weight = (x.astype("float64") for x in (query, key, value, weight))
+    seen: np.ndarray,
+    keywords: Mapping[str, Any],
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The output of some queries, and what they add to the gradients."""
     batch, length, heads, width = query.shape
     keys, groups = key.shape[1:3]
-    shared, scale = heads // groups, width**-0.5 if scale is None else scale
+    shared, scale, soft_cap = heads // groups, keywords.get("scale"), keywords.get("soft_cap")
+    scale = width**-0.5 if scale is None else scale
     split = query.reshape(batch, length, groups, shared, width)
     slopes = weight.reshape(batch, length, groups, shared, width)
-    scores = np.einsum("btkgh,bskh->bkgts", split, key) * scale
-    of_cap = np.ones_like(scores)
+    scores = np.einsum("btkgh,bskh->bkgts", split, key, optimize=True) * scale
+    of_cap: Any = 1.0
     if soft_cap is not None:
         turned = np.tanh(scores / soft_cap)
         scores, of_cap = turned * soft_cap, 1 - turned**2
-    behind = np.arange(length)[:, None] + keys - length - np.arange(keys)
-    allowed = np.ones((batch, 1, 1, length, keys), bool)
-    if causal:
-        allowed &= behind >= 0
-    if window is not None:
-        allowed &= (behind if causal else np.abs(behind)) < window
-    if segment_ids is not None:
-        own = segment_ids[:, keys - length :]
-        allowed &= (own[:, :, None] == segment_ids[:, None])[:, None, None]
-    scores = np.where(allowed, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    output = np.einsum("bkgts,bskh->btkgh", weights, value)
-    for_value = np.einsum("bkgts,btkgh->bskh", weights, slopes)
-    slope = np.einsum("btkgh,bskh->bkgts", slopes, value)
+    seen = np.broadcast_to(seen, (seen.shape[0], heads, length, keys))
+    seen = seen.reshape(-1, groups, shared, length, keys)
+    scores = np.where(seen, scores, -np.inf)
+    # A number that is finite where a query sees nothing, which gets zeros.
+    largest = scores.max(-1, keepdims=True, initial=np.finfo("float64").min)
+    weights = np.exp(scores - largest)
+    total = weights.sum(-1, keepdims=True)
+    weights /= np.where(total > 0, total, 1.0)
+    output = np.einsum("bkgts,bskh->btkgh", weights, value, optimize=True)
+    for_value = np.einsum("bkgts,btkgh->bskh", weights, slopes, optimize=True)
+    slope = np.einsum("btkgh,bskh->bkgts", slopes, value, optimize=True)
     slope = weights * (slope - (slope * weights).sum(-1, keepdims=True)) * of_cap * scale
-    for_query = np.einsum("bkgts,bskh->btkgh", slope, key)
-    for_key = np.einsum("bkgts,btkgh->bskh", slope, split)
-    shape = query.shape
-    return output.reshape(shape), [for_query.reshape(shape), for_key, for_value]
+    for_query = np.einsum("bkgts,bskh->btkgh", slope, key, optimize=True)
+    for_key = np.einsum("bkgts,btkgh->bskh", slope, split, optimize=True)
+    return output.reshape(query.shape), (for_query.reshape(query.shape), for_key, for_value)

@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import pytest
 
+from arrays_made import squares
 from gradients import second_derivative, to_numpy, value_and_grad
-from kmodels import ops
+from kmodels import generic_only, ops
 from kmodels.distribution import distribute
 from numpy_attention import attention_and_gradients
 from tolerances import tolerance
@@ -241,6 +242,43 @@ def test_lowered_for_cuda(monkeypatch, window: int | None) -> None:
     each = jax.jit(jax.vmap(lambda *x: run(*(one[None] for one in x))))
     text = each.trace(*shapes(2, 256, 4, 2, 64)).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmaxBackward(" in text
+    attention_jax._refused.cache_clear()
+
+
+LOWERED = {
+    "causal, cuDNN": ("bfloat16", {}),
+    "causal": ("float32", {}),
+    "window": ("float32", {"window": 1024}),
+    "segments, soft cap": ("bfloat16", {"segment_ids": True, "soft_cap": 30.0}),
+}
+
+
+@pytest.mark.parametrize("label", LOWERED)
+@pytest.mark.parametrize("generic", [False, True], ids=["override", "generic"])
+def test_what_is_lowered_for_cuda_has_no_array_of_all_pairs(
+    monkeypatch, label: str, generic: bool
+) -> None:
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    length = 4096
+    dtype, keywords = LOWERED[label]
+    if "segment_ids" in keywords:
+        keywords = keywords | {"segment_ids": np.arange(length, dtype="int32")[None] // 1000}
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91300)
+    monkeypatch.setattr(attention_jax, "device", lambda: HOPPER)
+    attention_jax._refused.cache_clear()
+    run, shapes = gradient(dtype, causal=True, **keywords)
+    if generic:
+        with generic_only("attention"):
+            traced = jax.jit(run).trace(*shapes(1, length, 8, 4, 64))
+    else:
+        traced = jax.jit(run).trace(*shapes(1, length, 8, 4, 64))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert ("__cudnn$fmha" in text) == (label == "causal, cuDNN" and not generic)
+    shapes_of = re.findall(r"tensor<((?:\d+x)+)[a-z]", text)
+    found = {tuple(map(int, x.split("x")[:-1])) for x in shapes_of}
+    assert (1, length, 8, 64) in found
+    assert not squares(found, length)
     attention_jax._refused.cache_clear()
 
 

@@ -6,7 +6,7 @@ that nothing of the size of query times key stands anywhere.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -14,6 +14,7 @@ from keras import ops
 
 from kmodels.core.dispatch import backend_module
 from kmodels.core.types import Tensor
+from kmodels.ops._attention_cuts import Block, cuts
 from kmodels.ops._attention_parts import Hidden, pairs, products
 
 # Pairs of query and key from which blocks pay: one of a batch has 2 MB of scores for each head.
@@ -21,15 +22,6 @@ PAIRS = 2**19
 # Queries of a block: at most the first, at least the second, and as many as have so many scores.
 MOST, LEAST, SCORES = 256, 64, 2**20
 WORD = 2**32
-
-
-class Block(NamedTuple):
-    """Some queries, and the keys that they may see."""
-
-    start: int  # first query
-    low: int  # first key
-    size: int  # queries
-    width: int  # keys
 
 
 class RecomputeBackend(Protocol):
@@ -134,31 +126,6 @@ def attention(
     size = max(LEAST, min(MOST, SCORES // keys))
     found = cuts(length, keys, ahead, causal, window, size)
     return _native.blockwise(block, found, (query, key, value), (*given, words))
-
-
-def cuts(
-    length: int, keys: int, ahead: bool, causal: bool, window: int | None, size: int
-) -> list[Block]:
-    """Returns blocks of queries, without the keys that no query of a block may see.
-
-    Args:
-        length: queries T.
-        keys: keys S.
-        ahead: whether a query may see keys behind which it stands, S - T places on.
-        causal: as in `kmodels.ops.attention`.
-        window: as in `kmodels.ops.attention`.
-        size: queries of a block.
-    """
-    found = []
-    for start in range(0, length, size):
-        stop = min(start + size, length)
-        first, last = start + keys - length, stop - 1 + keys - length
-        low = 0 if window is None else max(first - window + 1, 0)
-        high = keys if ahead else last + 1
-        if window is not None and not causal:
-            high = min(last + window, keys)
-        found.append(Block(start, low, stop - start, high - low))
-    return found
 
 
 def cut(x: Tensor, start: Tensor | int, size: int, axis: int) -> Any:

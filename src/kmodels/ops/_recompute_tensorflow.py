@@ -1,52 +1,126 @@
-"""Work in blocks on TensorFlow, one after the other, forward and backward.
+"""Work in blocks on TensorFlow: loops over blocks of equal size, forward and backward.
 
-TensorFlow's executor starts what has its inputs: nothing but dependencies keeps it from computing
-all blocks at once.
+TensorFlow's executor starts what has its inputs, and what a graph can compute from Python's numbers
+it folds into constants that stay, such as the masks of unrolled blocks. A loop with one iteration
+at a time does neither, and its graph does not grow with the length.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from kmodels.ops._attention_blockwise import Block
+from kmodels.ops._attention_cuts import Block, Loop, loops
 
 
 def blockwise(
     function: Callable[..., Any],
-    blocks: Sequence["Block"],
+    blocks: Sequence[Block],
     tensors: tuple[Any, Any, Any],
     others: Any,
 ) -> Any:
     """See `RecomputeBackend.blockwise`; gradients are added up block by block."""
+    cut = loops(blocks)
 
     @tf.custom_gradient
     def run(*tensors: tf.Tensor) -> Any:
         outputs: list[tf.Tensor] = []
-        for block in blocks:
+        for loop in cut:
             with tf.control_dependencies(outputs[-1:]):
-                outputs.append(function(*placed(block), *tensors, others))
+                outputs.append(forward(function, loop, tensors, others))
 
-        def backward(gradient: tf.Tensor) -> list[tf.Tensor]:
-            totals: list[tf.Tensor] = []
-            for block in blocks:
-                with tf.control_dependencies(totals or [gradient]):
-                    own = [tf.identity(x) for x in tensors]
-                    part = gradient[:, block.start : block.start + block.size]
-                    found = slopes(partial(function, *placed(block)), own, others, part)
-                    pairs = zip(totals, found, strict=True)
-                    totals = [a + b for a, b in pairs] if totals else found
-            return totals
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            with tf.control_dependencies([gradient]):
+                totals = [tf.zeros_like(x) for x in tensors[1:]]
+            for_query = []
+            for loop in cut:
+                found, *totals = gradients(function, loop, tensors, others, gradient, totals)
+                for_query.append(found)
+            for_key, for_value = totals
+            return tf.concat(for_query, axis=1), for_key, for_value
 
         return tf.concat(outputs, axis=1), backward
 
     return run(*tensors)
 
 
+def forward(
+    function: Callable[..., Any], loop: Loop, tensors: Sequence[tf.Tensor], others: Any
+) -> tf.Tensor:
+    """Returns the results of the blocks of a loop, joined."""
+    count = len(loop.places)
+
+    def body(number: tf.Tensor, held: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        start, low = placed(loop, number)
+        own = parts(tensors, start, low, loop)
+        output = function(start, low, loop.size, loop.width, *own, others)
+        return number + 1, held.write(number, output)
+
+    held = tf.TensorArray(tensors[2].dtype, count)
+    found = tf.while_loop(
+        lambda number, _: number < count, body, (tf.constant(0), held), parallel_iterations=1
+    )
+    return joined(found[1])
+
+
+def gradients(
+    function: Callable[..., Any],
+    loop: Loop,
+    tensors: Sequence[tf.Tensor],
+    others: Any,
+    gradient: tf.Tensor,
+    totals: list[tf.Tensor],
+) -> tuple[tf.Tensor, ...]:
+    """Returns the gradients of the loop's queries, and totals with those of its keys and values."""
+    count = len(loop.places)
+    keys: Any = tensors[1].shape[1]
+
+    def body(number: tf.Tensor, held: tf.TensorArray, *totals: tf.Tensor) -> tuple[Any, ...]:
+        start, low = placed(loop, number)
+        own = parts(tensors, start, low, loop)
+        run = partial(function, start, low, loop.size, loop.width)
+        of_query, *found = slopes(run, own, others, sliced(gradient, start, loop.size))
+        rest = [[0, 0], [low, keys - low - loop.width], [0, 0], [0, 0]]
+        sums = [total + tf.pad(x, rest) for total, x in zip(totals, found, strict=True)]
+        for total, one in zip(totals, sums, strict=True):
+            one.set_shape(total.shape)
+        return number + 1, held.write(number, of_query), *sums
+
+    held = tf.TensorArray(tensors[0].dtype, count)
+    with tf.control_dependencies(totals):
+        first = tf.constant(0)
+    _, held, *totals = tf.while_loop(
+        lambda number, *_: number < count, body, (first, held, *totals), parallel_iterations=1
+    )
+    return joined(held), *totals
+
+
+def joined(held: tf.TensorArray) -> tf.Tensor:
+    """Returns arrays (B, size, N, H) in one along the second axis."""
+    found = held.stack()
+    count, batch, size, heads, width = tf.unstack(tf.shape(found))
+    return tf.reshape(tf.transpose(found, (1, 0, 2, 3, 4)), (batch, count * size, heads, width))
+
+
+def parts(
+    tensors: Sequence[tf.Tensor], start: tf.Tensor, low: tf.Tensor, loop: Loop
+) -> list[tf.Tensor]:
+    """Returns the queries, keys and values of a block."""
+    query, *others = tensors
+    return [sliced(query, start, loop.size), *(sliced(x, low, loop.width) for x in others)]
+
+
+def sliced(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns so many places of the second axis."""
+    batch, _, heads, width = tf.unstack(tf.shape(x))
+    found = tf.slice(x, (0, start, 0, 0), (batch, size, heads, width))
+    found.set_shape((x.shape[0], size, *x.shape[2:]))
+    return found
+
+
 def slopes(
-    function: Callable[..., Any], tensors: list[tf.Tensor], others: Any, gradient: tf.Tensor
+    function: Callable[..., Any], tensors: Sequence[tf.Tensor], others: Any, gradient: tf.Tensor
 ) -> list[Any]:
     """Returns the gradients of `function(*tensors, others)`."""
     with tf.GradientTape() as tape:
@@ -63,13 +137,6 @@ def slopes(
     return tf.function(of_graph)(gradient, *tensors)
 
 
-def placed(block: "Block") -> tuple[tf.Tensor, tf.Tensor, int, int]:
-    """Returns a block whose places the graph does not know.
-
-    Otherwise TensorFlow would fold the masks of all blocks into constants, which it keeps.
-    """
-    start, low = (
-        tf.raw_ops.PlaceholderWithDefault(input=tf.constant(x, tf.int32), shape=())
-        for x in (block.start, block.low)
-    )
-    return start, low, block.size, block.width
+def placed(loop: Loop, number: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the first query and the first key of the block with this number."""
+    return tf.unstack(tf.gather(tf.constant(loop.places, tf.int32), number))

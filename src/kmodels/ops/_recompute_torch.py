@@ -1,20 +1,18 @@
 """Work in blocks on torch, by its own checkpoints."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.dispatch_torch import transformed
-
-if TYPE_CHECKING:
-    from kmodels.ops._attention_blockwise import Block
+from kmodels.ops._attention_cuts import Block
 
 
 def blockwise(
     function: Callable[..., Any],
-    blocks: Sequence["Block"],
+    blocks: Sequence[Block],
     tensors: tuple[Any, Any, Any],
     others: Any,
 ) -> Any:

@@ -11,9 +11,8 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import Block
+from kmodels.ops._attention_cuts import Block, loops
 from kmodels.ops._attention_parts import MASKED, Hidden
-from kmodels.ops._recompute_jax import groups
 from kmodels.overrides import dropout_jax
 
 
@@ -44,8 +43,8 @@ def _products(
     The mask has the axes (B, K, T, G, S), each of which may be 1; `words` key the dropout.
     """
     outputs = []
-    for group in groups(plan.blocks):
-        size, places = _places(group)
+    for loop in loops(plan.blocks):
+        size, places = Block(0, 0, loop.size, loop.width), jnp.asarray(loop.places, "int32")
 
         @jax.checkpoint
         def body(place: jax.Array, size: Block = size) -> jax.Array:
@@ -66,8 +65,8 @@ def _backward(plan: Plan, inputs: tuple, gradient: jax.Array) -> tuple[jax.Array
     query, key, value, hidden, words = inputs
     dtype, for_query = query.dtype, []
     totals = tuple(jnp.zeros(x.shape, wide(x)) for x in (key, value))
-    for group in groups(plan.blocks):
-        size, places = _places(group)
+    for loop in loops(plan.blocks):
+        size, places = Block(0, 0, loop.size, loop.width), jnp.asarray(loop.places, "int32")
 
         @jax.checkpoint
         def body(totals: Any, place: jax.Array, size: Block = size) -> Any:
@@ -98,14 +97,6 @@ def _backward(plan: Plan, inputs: tuple, gradient: jax.Array) -> tuple[jax.Array
 
 products = jax.custom_vjp(_products, nondiff_argnums=(5,))
 products.defvjp(_forward, _backward)
-
-
-def _places(group: list[Block]) -> tuple[Block, jax.Array]:
-    """Returns the sizes of the blocks, and for each its first query and its first key."""
-    width = max(block.width for block in group)
-    # The last key stays; more in front, which are hidden, make widths equal.
-    places = [(x.start, max(x.low + x.width - width, 0)) for x in group]
-    return Block(0, 0, group[0].size, width), jnp.asarray(places, "int32")
 
 
 def _cut(
