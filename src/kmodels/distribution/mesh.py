@@ -1,7 +1,8 @@
 """A mesh written as text, such as "data=2,fsdp=4": devices in a grid whose sides have names.
 
 `data` splits batches; `fsdp` splits batches, and weights, gradients and slots too (Rajbhandari et
-al. 2020); `model` splits heads, MLPs and the vocabulary (Shoeybi et al. 2019).
+al. 2020); `sequence` splits rows by their tokens (Liu et al. 2023); `model` splits heads, MLPs and
+the vocabulary (Shoeybi et al. 2019).
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from kmodels.core.errors import InputError
 
 # The axes go from the outermost to the innermost: neighbours on `model` talk most, so they lie
 # closest.
-AXES = ("data", "fsdp", "model")
+AXES = ("data", "fsdp", "sequence", "model")
 REST = -1
 
 
@@ -23,11 +24,13 @@ class Mesh:
     Args:
         data: copies of the model, or of its groups of `fsdp` devices.
         fsdp: devices over which each weight lies in parts.
+        sequence: devices over which the tokens of each row lie in parts.
         model: devices that compute one row of a batch together.
     """
 
     data: int = 1
     fsdp: int = 1
+    sequence: int = 1
     model: int = 1
 
     @property

@@ -7,10 +7,11 @@ import keras
 
 
 class Places(NamedTuple):
-    """Along which mesh axes an array of activations lies; `None` for heads that stay whole."""
+    """Along which mesh axes an array of activations lies; `None` for what stays whole."""
 
     rows: tuple[str, ...]
     heads: str | None
+    tokens: str | None = None
 
 
 def layers_are_cut() -> bool:
@@ -38,9 +39,16 @@ def places() -> Places | None:
     if isinstance(distribution, keras.distribution.DataParallel):
         return Places(tuple(axes[:1]), None)
     if hasattr(distribution, "cuts_layers"):  # a mesh of kmodels
-        rows = tuple(axis for axis in axes if axis != "model")
-        return Places(rows, "model" if distribution.cuts_layers else None)
+        rows = tuple(axis for axis in axes if axis not in ("sequence", "model"))
+        tokens = "sequence" if parts(("sequence",)) > 1 else None
+        return Places(rows, "model" if distribution.cuts_layers else None, tokens)
     return None
+
+
+def tokens() -> str | None:
+    """Returns the mesh axis along which the tokens of a row lie, or None where rows are whole."""
+    found = places()
+    return None if found is None else found.tokens
 
 
 def parts(axes: tuple[str, ...]) -> int:
