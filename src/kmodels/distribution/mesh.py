@@ -24,14 +24,14 @@ class Mesh:
     Args:
         data: copies of the model, or of its groups of `fsdp` devices.
         fsdp: devices over which each weight lies in parts.
-        sequence: devices over which the tokens of each row lie in parts.
         model: devices that compute one row of a batch together.
+        sequence: devices over which the tokens of each row lie in parts.
     """
 
     data: int = 1
     fsdp: int = 1
-    sequence: int = 1
     model: int = 1
+    sequence: int = 1
 
     @property
     def lengths(self) -> dict[str, int]:

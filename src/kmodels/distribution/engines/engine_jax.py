@@ -14,9 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.distribution import layout
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.engines.fsdp_variable_jax import Gathered
-from kmodels.distribution import layout
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import AXES, Mesh
 
