@@ -54,7 +54,6 @@ def run(mesh, given, weight, options):
         output, pull = jax.vjp(body, *given)
         return output, *pull(weight)
 
-    ops.attention.decisions.clear() if hasattr(ops.attention, "decisions") else None
     program = jax.jit(both).lower(*given).compile()
     found = [to_numpy(x) for x in program(*given)]
     distribute(None)
