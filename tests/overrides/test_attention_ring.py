@@ -128,17 +128,20 @@ def test_no_device_holds_a_row():
         held[parts] = program.memory_analysis().temp_size_in_bytes
     assert held[8] < 0.6 * held[4] and held[4] < 0.6 * held[2], held
     _, program = run("sequence=4", given, weight, {"causal": True, "window": 33})
-    # Keys and values forward and again backward, and the gradients of both.
-    assert permuted(program) == [BATCH * 2 * 32 * width] * 6
+    # Keys, values and the gradients of both; XLA may keep keys and values for the way back.
+    sent = permuted(program)
+    assert {*sent} == {BATCH * 2 * 32 * width} and 4 <= len(sent) <= 6, sent
 
 
 def test_second_derivatives():
-    *given, weight = arrays(16)
-    options = {"causal": True, "soft_cap": 2.0}
-    second = [second_derivative(lambda *x: ops.attention(*x, **options), given, weight)]
+    given = arrays(16)[:3]
+
+    def body(*given):
+        return ops.attention(*given, causal=True, soft_cap=2.0)
+
+    alone = second_derivative(body, given)
     distribute("sequence=4")
-    second.append(second_derivative(lambda *x: ops.attention(*x, **options), given, weight))
-    for got, wanted in zip(second[1], second[0], strict=True):
+    for got, wanted in zip(second_derivative(body, given), alone, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("logits"))
 
 

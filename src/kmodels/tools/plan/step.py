@@ -96,7 +96,7 @@ class Plan:
         if self.mesh.sequence > 1:
             raise InputError(
                 f"the mesh {self.mesh} cuts rows by their tokens, which a plan does not count; leave "
-                "sequence out, and see docs/scaling.md for what it holds and sends"
+                "sequence out"
             )
         check_batch(self.mesh, setup.batch_size)
         self.origin, self.setup = str(origin), setup
