@@ -39,6 +39,15 @@ class Mesh:
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
+    def grid(self) -> dict[str, int]:
+        """The axes of a grid of devices: those of rows, and of the others those that cut.
+
+        Along an axis of one device, XLA would still sum what is not said to lie along it.
+        """
+        rows = ("data", "fsdp")
+        return {axis: n for axis, n in self.lengths.items() if axis in rows or n > 1}
+
+    @property
     def size(self) -> int:
         """Devices in all."""
         return math.prod(self.lengths.values())

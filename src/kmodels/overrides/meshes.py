@@ -42,7 +42,7 @@ def places() -> Places | None:
         return Places(tuple(axes[:1]), None)
     if hasattr(distribution, "cuts_layers"):  # a mesh of kmodels
         rows = tuple(axis for axis in axes if axis not in ("sequence", "model"))
-        tokens = "sequence" if parts(("sequence",)) > 1 else None
+        tokens = "sequence" if "sequence" in axes else None
         return Places(rows, "model" if distribution.cuts_layers else None, tokens)
     return None
 

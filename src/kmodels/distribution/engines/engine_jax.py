@@ -18,7 +18,7 @@ from kmodels.distribution import layout
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.engines.fsdp_variable_jax import Gathered
 from kmodels.distribution.layout import axes_of
-from kmodels.distribution.mesh import AXES, Mesh
+from kmodels.distribution.mesh import Mesh
 
 MORE = "on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={}"
 NO_SEQUENCE = None
@@ -159,8 +159,8 @@ class JaxEngine:
             grid = keras.distribution.DeviceMesh((mesh.size,), ("data",), every[: mesh.size])
             self._distribution: Any = Replicated(grid, auto_shard_dataset=False)
         else:
-            lengths = tuple(mesh.lengths.values())
-            grid = keras.distribution.DeviceMesh(lengths, AXES, every[: mesh.size])
+            names, lengths = zip(*mesh.grid.items(), strict=True)
+            grid = keras.distribution.DeviceMesh(lengths, names, every[: mesh.size])
             self._distribution = ShardedLayouts(mesh, grid)
         self.shards = min(mesh.replicas, jax.process_count())
         self.shard = self._distribution.data_shard_id if self.shards > 1 else 0

@@ -95,8 +95,8 @@ class Plan:
             )
         if self.mesh.sequence > 1:
             raise InputError(
-                f"the mesh {self.mesh} cuts rows by their tokens, which a plan does not count; leave "
-                "sequence out"
+                f"the mesh {self.mesh} cuts rows by their tokens, which a plan does not count; "
+                "leave sequence out"
             )
         check_batch(self.mesh, setup.batch_size)
         self.origin, self.setup = str(origin), setup
