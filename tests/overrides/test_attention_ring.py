@@ -51,7 +51,7 @@ def run(mesh, given, weight, options):
         more = {"seed": keras.random.SeedGenerator(7)} if drops else {}
         return ops.attention(*given, **options, **more)
 
-    def both(*given):
+    def both(weight, *given):
         output, pull = jax.vjp(body, *given)
         return output, *pull(weight)
 
@@ -60,8 +60,8 @@ def run(mesh, given, weight, options):
         mesh, rows = along.device_mesh.backend_mesh, ("data", "fsdp")
         given = jax.device_put(given, NamedSharding(mesh, PartitionSpec(rows, "sequence")))
         weight = jax.device_put(weight, NamedSharding(mesh, PartitionSpec(rows, "sequence")))
-    program = jax.jit(both).lower(*given).compile()
-    found = [to_numpy(x) for x in program(*given)]
+    program = jax.jit(both).lower(weight, *given).compile()
+    found = [to_numpy(x) for x in program(weight, *given)]
     distribute(None)
     return found, program
 

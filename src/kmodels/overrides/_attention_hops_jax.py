@@ -50,6 +50,20 @@ class Held(NamedTuple):
     images: jax.Array | None
 
 
+class Hidden(NamedTuple):
+    """What hides keys: the mask (b, K, t, G, S), each of which may be 1, and ids (b or 1, t)."""
+
+    mask: jax.Array | None
+    segments: jax.Array | None
+    images: jax.Array | None
+
+
+# Forward: maximum and sum (b, K, t * G), and the sum of weighted values (b, K, t * G, H). Backward:
+# gradients of queries, keys and values.
+State = tuple[jax.Array, jax.Array, jax.Array]
+Turn = Callable[[State, Held, jax.Array | int], State]
+
+
 def near(plan: Plan, length: int, ahead: bool) -> list[Hop] | None:
     """Returns which keys a device with so many tokens needs, or None for those of all devices.
 
@@ -108,7 +122,7 @@ def sent(tree: Any, plan: Plan, places: int, wraps: bool = True) -> Any:
     return jax.tree.map(lambda x: lax.ppermute(x, plan.axis, pairs), tree)
 
 
-def ring(plan: Plan, own: Held, state: Any, turn: Callable[[Any, Held, Any], Any]) -> Any:
+def ring(plan: Plan, own: Held, state: State, turn: Turn) -> Any:
     """Repeats state = turn(state, keys of another device, number) for all other devices.
 
     Keys are sent on before their turn is computed, so that both can go on at once.

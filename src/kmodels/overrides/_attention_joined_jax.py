@@ -11,10 +11,10 @@ from jax import lax
 from jax import numpy as jnp
 
 from kmodels.ops._attention_blockwise import Block
-from kmodels.ops._attention_parts import MASKED, Hidden
+from kmodels.ops._attention_parts import MASKED
 from kmodels.ops._recompute_jax import groups
 from kmodels.overrides import dropout_jax
-from kmodels.overrides._attention_hops_jax import Held, Plan
+from kmodels.overrides._attention_hops_jax import Held, Hidden, Plan, State
 from kmodels.overrides._attention_loops_jax import dot, wide
 
 
@@ -35,11 +35,11 @@ class Device(NamedTuple):
     first: jax.Array
 
 
-# Maximum and sum (b, K, t * G), and the sum of weighted values (b, K, t * G, H).
-State = tuple[jax.Array, jax.Array, jax.Array]
+# Takes what queries have seen, keys, the first query and the first key of a block, and its sizes.
+Step = Callable[[State, Seen, jax.Array, Block], State]
 
 
-def each(step: Callable[..., Any], state: Any, seen: Seen, blocks: list[Block]) -> Any:
+def each(step: Step, state: State, seen: Seen, blocks: list[Block]) -> Any:
     """Repeats state = step(state, seen, first query and first key, sizes) over blocks."""
     for group in groups(blocks):
         width = max(block.width for block in group)
@@ -48,7 +48,7 @@ def each(step: Callable[..., Any], state: Any, seen: Seen, blocks: list[Block]) 
         places = [(x.start, max(x.low + x.width - width, 0)) for x in group]
 
         @jax.checkpoint
-        def body(state: Any, place: jax.Array, size: Block = size) -> Any:
+        def body(state: State, place: jax.Array, size: Block = size) -> Any:
             return step(state, seen, place, size), None
 
         state, _ = lax.scan(body, state, jnp.asarray(places, "int32"))
@@ -82,7 +82,7 @@ def add_slopes(
     gradient: jax.Array,
     inner: jax.Array,
     logs: jax.Array,
-    state: Any,
+    state: State,
     seen: Seen,
     place: jax.Array,
     size: Block,
@@ -160,14 +160,14 @@ def _allowed(
         behind = behind[None, None, :, None]
         if plan.causal:
             allowed = behind >= 0
-            if hidden.block_ids is not None and held.images is not None:
-                inside, numbers = same(hidden.block_ids, held.images)
+            if hidden.images is not None and held.images is not None:
+                inside, numbers = same(hidden.images, held.images)
                 allowed = allowed | (inside & (numbers >= 0))
         if plan.window is not None:
             close = (behind if plan.causal else jnp.abs(behind)) < plan.window
             allowed = close if allowed is None else allowed & close
-    if hidden.segment_ids is not None and held.segments is not None:
-        inside, _ = same(hidden.segment_ids, held.segments)
+    if hidden.segments is not None and held.segments is not None:
+        inside, _ = same(hidden.segments, held.segments)
         allowed = inside if allowed is None else allowed & inside
     if hidden.mask is not None:
         mask = hidden.mask

@@ -5,7 +5,6 @@ keys that come by (Liu et al. 2023, arXiv:2310.01889). The way back computes wei
 log of their sums, and gradients of keys and values go round with them.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,11 +13,13 @@ from jax import lax
 from jax import numpy as jnp
 
 from kmodels.ops._attention_blockwise import Block
-from kmodels.ops._attention_parts import MASKED, Hidden
+from kmodels.ops._attention_parts import MASKED
 from kmodels.overrides._attention_hops_jax import (
     Held,
+    Hidden,
     Hop,
     Plan,
+    State,
     hop_blocks,
     near,
     own_blocks,
@@ -29,7 +30,7 @@ from kmodels.overrides._attention_hops_jax import (
 from kmodels.overrides._attention_joined_jax import (
     Device,
     Seen,
-    State,
+    Step,
     add_block,
     add_slopes,
     each,
@@ -61,12 +62,12 @@ def _forward(
     words: jax.Array | None,
     plan: Plan,
 ) -> tuple[jax.Array, Any]:
-    own = Held(key, value, hidden.segment_ids, hidden.block_ids)
+    own = Held(key, value, hidden.segments, hidden.images)
     device, length = _device(query, own, hidden, words, plan), key.shape[2]
     top = jnp.full(query.shape[:3], MASKED, wide(query))
     state: State = (top, jnp.zeros_like(top), jnp.zeros((*top.shape, value.shape[3]), top.dtype))
     step = partial(add_block, device, plan)
-    hops = near(plan, length, hidden.block_ids is not None)
+    hops = near(plan, length, hidden.images is not None)
     if hops is None:
 
         def turn(state: State, held: Held, number: jax.Array | int) -> State:
@@ -76,7 +77,7 @@ def _forward(
             step,
             state,
             _own(device, own, plan),
-            own_blocks(plan, hidden.block_ids is not None, length),
+            own_blocks(plan, hidden.images is not None, length),
         )
         state = ring(plan, own, state, turn)
     else:
@@ -97,41 +98,45 @@ def _forward(
 
 def _backward(plan: Plan, kept: tuple, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     query, key, value, hidden, words, output, logs = kept
-    own = Held(key, value, hidden.segment_ids, hidden.block_ids)
+    own = Held(key, value, hidden.segments, hidden.images)
     device, length = _device(query, own, hidden, words, plan), key.shape[2]
     inner = jnp.sum(gradient.astype(logs.dtype) * output.astype(logs.dtype), axis=-1)
     step = partial(add_slopes, device, plan, gradient, inner, logs)
-    for_query = jnp.zeros(query.shape, wide(query))
-    totals = tuple(jnp.zeros(x.shape, wide(x)) for x in (key, value))
-    hops = near(plan, length, hidden.block_ids is not None)
+    state: State = (
+        jnp.zeros(query.shape, wide(query)),
+        jnp.zeros(key.shape, wide(key)),
+        jnp.zeros(value.shape, wide(value)),
+    )
+    hops = near(plan, length, hidden.images is not None)
     if hops is None:
-        blocks = own_blocks(plan, hidden.block_ids is not None, length)
-        for_query, *totals = each(step, (for_query, *totals), _own(device, own, plan), blocks)
+        blocks = own_blocks(plan, hidden.images is not None, length)
+        state = each(step, state, _own(device, own, plan), blocks)
 
-        def turn(state: Any, held: Held, number: jax.Array | int) -> Any:
-            for_query, *totals = state
-            state = (for_query, *sent(tuple(totals), plan, 1))
+        def turn(state: State, held: Held, number: jax.Array | int) -> State:
+            for_query, for_key, for_value = state
+            state = (for_query, *sent((for_key, for_value), plan, 1))
             return _when_seen(plan, device, own, held, number, step, state)
 
-        for_query, *totals = ring(plan, own, (for_query, *totals), turn)
-        totals = sent(tuple(totals), plan, 1)
+        for_query, for_key, for_value = ring(plan, own, state, turn)
+        for_key, for_value = sent((for_key, for_value), plan, 1)
     else:
+        for_query, for_key, for_value = state
         for hop in hops:
             seen, blocks = _hop(plan, device, own, hop), hop_blocks(plan, hop, length)
-            zeros = tuple(jnp.zeros(x.shape, wide(x)) for x in seen.held[:2])
             run = partial(each, step, seen=seen, blocks=blocks)
-            state = (for_query, *zeros)
             if hop.distance == 0:
-                for_query, *totals = run(state)
+                for_query, for_key, for_value = run((for_query, for_key, for_value))
                 continue
+            zeros = [jnp.zeros(x.shape, wide(x)) for x in (seen.held.key, seen.held.value)]
+            state = (for_query, zeros[0], zeros[1])
             for_query, *found = lax.cond(there(plan, hop), run, lambda state: state, state)
-            found = tuple(x.astype(query.dtype) for x in found)
+            found = [x.astype(query.dtype) for x in found]
             found = sent(found, plan, -hop.distance, wraps=False)
-            totals = [
+            for_key, for_value = (
                 total.at[:, :, hop.low : hop.high].add(x.astype(total.dtype))
-                for total, x in zip(totals, found, strict=True)
-            ]
-    return (*(x.astype(query.dtype) for x in (for_query, *totals)), None, None)
+                for total, x in zip((for_key, for_value), found, strict=True)
+            )
+    return (*(x.astype(query.dtype) for x in (for_query, for_key, for_value)), None, None)
 
 
 products = jax.custom_vjp(_products, nondiff_argnums=(5,))
@@ -169,8 +174,8 @@ def _when_seen(
     own: Held,
     held: Held,
     number: jax.Array | int,
-    step: Callable[..., Any],
-    state: Any,
+    step: Step,
+    state: State,
 ) -> Any:
     """Runs all blocks with the keys that came over `number` places, if queries see any of them."""
     length, images = own.key.shape[2], own.images is not None

@@ -82,7 +82,7 @@ def _refused(known: choices.Facts, body: str) -> str | None:
 def facts(call: OpCall) -> choices.Facts:
     """Returns what is known of a call."""
     given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
-    places, window = meshes.places(), call.window
+    places, along, window = meshes.places(), meshes.tokens(), call.window
     lengths = (*call.query.shape[1:2], *call.key.shape[1:2])
     if window is not None and all(isinstance(x, int) and x <= window for x in lengths):
         window = None  # it hides nothing
@@ -100,7 +100,7 @@ def facts(call: OpCall) -> choices.Facts:
         generator=call.seed is None or isinstance(call.seed, keras.random.SeedGenerator),
         rows=0 if places is None else meshes.parts(places.rows),
         parts=0 if places is None else meshes.parts((places.heads,) if places.heads else ()),
-        tokens=meshes.parts((meshes.tokens(),)) if meshes.tokens() else 1,
+        tokens=meshes.parts((along,)) if along else 1,
     )
 
 
@@ -181,8 +181,9 @@ def attention_jax(
         return calls.in_parts(run, query, key, value, segments)
     others = (mask, segments, images)
     if body == "ring":
-        run = partial(_plain, options)
-        return calls.in_parts(run, query, key, value, *others, words, tokens=meshes.tokens())
+        along = meshes.tokens()
+        shared = partial(_plain, options)
+        return calls.in_parts(shared, query, key, value, *others, words, tokens=along)
     if words is None and known.parts > 1 and body != "generic":
         return calls.in_parts(partial(_plain, options), query, key, value, *others)
     return _plain(options, query, key, value, *others, words)
@@ -231,8 +232,8 @@ def _plain(
     places = shared, keys - length, causal, window
     output: Any
     if options.body == "ring":
-        hidden = Hidden(pairs, segments, images, causal, window)
-        output = ring.products(*inputs, hidden, words, _ring(options, batch, length, heads, shared))
+        marks = ring.Hidden(pairs, segments, images)
+        output = ring.products(*inputs, marks, words, _ring(options, batch, length, heads, shared))
     elif options.body != "products":
         ahead = not causal or images is not None
         found = cuts(length, keys, ahead, causal, window, _size(batch * heads, keys, window))

@@ -73,8 +73,8 @@ class Head:
         """
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
-        weights = keras.ops.cast(weights, "float32")
-        flat, labels, weights = (meshes.merged(x) for x in (hidden, labels, weights))
+        weights = meshes.merged(keras.ops.cast(weights, "float32"))
+        flat, labels = meshes.merged(hidden), meshes.merged(labels)
         rows = embedding.rows if embedding.tie_weights else None
         instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
         total, hits = embedding.with_table(
