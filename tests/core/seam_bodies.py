@@ -55,6 +55,7 @@ from kmodels.memory import facts_jax as memory_facts_jax
 from kmodels.memory import facts_tensorflow as memory_facts_tensorflow
 from kmodels.memory import facts_torch as memory_facts_torch
 from kmodels.memory.sizes import FactsBackend
+from kmodels.models.common import order_jax as models_common_order_jax
 from kmodels.models.common import order_torch as models_common_order_torch
 from kmodels.models.common.inputs import OrderBackend
 from kmodels.ops import _recompute_jax as ops__recompute_jax
@@ -138,6 +139,7 @@ _layers_remat_tensorflow: RematBackend = layers_remat_tensorflow
 _memory_facts_jax: FactsBackend = memory_facts_jax
 _memory_facts_torch: FactsBackend = memory_facts_torch
 _memory_facts_tensorflow: FactsBackend = memory_facts_tensorflow
+_models_common_order_jax: OrderBackend = models_common_order_jax
 _models_common_order_torch: OrderBackend = models_common_order_torch
 _ops__recompute_jax: RecomputeBackend = ops__recompute_jax
 _ops__recompute_torch: RecomputeBackend = ops__recompute_torch

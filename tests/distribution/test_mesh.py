@@ -41,7 +41,7 @@ def test_parse():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("rows=2", "axis 'rows' is unknown; write data, fsdp and model"),
+        ("rows=2", "axis 'rows' is unknown; write data, fsdp, sequence and model"),
         ("data=2,data=2", "named twice"),
         ("data=zero", "length 'zero'; give a whole number"),
         ("data=0", "length '0'"),
@@ -54,6 +54,14 @@ def test_parse():
 def test_wrong_spec(spec, message):
     with pytest.raises(InputError, match=message):
         parse_mesh(spec)
+
+
+def test_rows_by_tokens_are_refused_where_they_cannot_be_cut(backend):
+    """Before devices are counted: more of them would not help."""
+    if backend == "jax":
+        return
+    with pytest.raises(InputError, match=f"sequence=2 cuts .* not supported on {backend}: .*; set"):
+        distribute("sequence=2")
 
 
 def test_what_is_left_of_the_devices():

@@ -176,6 +176,10 @@ def test_the_command(capsys):
             "--preset gemma_debug --mesh data=-1",
             "the mesh data=-1 takes the devices that are left; give all lengths",
         ),
+        (
+            "--preset gemma_debug --mesh data=2,sequence=4",
+            "data=2,sequence=4 cuts rows by their tokens, which a plan does not count; leave seq",
+        ),
         ("--preset gemma_debug --mesh rows=2", "mesh axis 'rows' is unknown"),
     ],
 )

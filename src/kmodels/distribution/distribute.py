@@ -51,6 +51,11 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
             f"a mesh ({spec}) is not supported on {backend()} yet; set KERAS_BACKEND=jax or leave "
             "the mesh out"
         )
+    if mesh.sequence != 1 and module.NO_SEQUENCE is not None:
+        raise InputError(
+            f"the mesh {mesh} cuts rows by their tokens, which is not supported on {backend()}: "
+            f"{module.NO_SEQUENCE}; set KERAS_BACKEND=jax, or leave sequence out"
+        )
     processes.join()
     mesh = fill(mesh, module.devices(), module.MORE)
     if batch_size is not None:

@@ -123,6 +123,37 @@ def axes(
     return tuple(found)
 
 
+def tokens_axis(shape: Sequence[int], mesh: Mesh) -> str | None:
+    """Returns the mesh axis over which the second dimension of a batch lies, or None for whole.
+
+    Arrays (rows, tokens) alone are cut, where the axis divides them; a line on stderr says once of
+    a length that it does not.
+
+    Args:
+        shape: shape of an array of the batch.
+        mesh: filled.
+    """
+    if mesh.sequence == 1 or len(shape) != 2 or shape[1] == 1:
+        return None
+    if shape[1] % mesh.sequence == 0:
+        return "sequence"
+    _say(f"sequence={mesh.sequence}", "rows of a batch", shape[1], None)
+    return None
+
+
+def check_tokens(model: keras.Model, mesh: Mesh) -> None:
+    """Raises `InputError` for a model without token ids, whose rows `sequence` cannot cut."""
+    if mesh.sequence == 1:
+        return
+    for one in keras.tree.flatten(getattr(model, "inputs", None) or []):
+        if len(one.shape) == 2 and "int" in keras.backend.standardize_dtype(one.dtype):
+            return
+    raise InputError(
+        f"the mesh {mesh} cuts rows by their tokens and {model.name} takes no token ids (rows, "
+        "tokens); leave sequence out, and give its devices to data or fsdp"
+    )
+
+
 def _fits(size: int, part: int | None, length: int) -> bool:
     return size % length == 0 and (part is None or part % length == 0)
 

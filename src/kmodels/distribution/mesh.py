@@ -1,7 +1,8 @@
 """A mesh written as text, such as "data=2,fsdp=4": devices in a grid whose sides have names.
 
 `data` splits batches; `fsdp` splits batches, and weights, gradients and slots too (Rajbhandari et
-al. 2020); `model` splits heads, MLPs and the vocabulary (Shoeybi et al. 2019).
+al. 2020); `sequence` splits rows by their tokens (Liu et al. 2023); `model` splits heads, MLPs and
+the vocabulary (Shoeybi et al. 2019).
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from kmodels.core.errors import InputError
 
 # The axes go from the outermost to the innermost: neighbours on `model` talk most, so they lie
 # closest.
-AXES = ("data", "fsdp", "model")
+AXES = ("data", "fsdp", "sequence", "model")
 REST = -1
 
 
@@ -24,16 +25,27 @@ class Mesh:
         data: copies of the model, or of its groups of `fsdp` devices.
         fsdp: devices over which each weight lies in parts.
         model: devices that compute one row of a batch together.
+        sequence: devices over which the tokens of each row lie in parts.
     """
 
     data: int = 1
     fsdp: int = 1
     model: int = 1
+    sequence: int = 1
 
     @property
     def lengths(self) -> dict[str, int]:
         """The lengths of all axes by name, the outermost first."""
         return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def grid(self) -> dict[str, int]:
+        """The axes of a grid of devices: those of rows, and of the others those that cut.
+
+        Along an axis of one device, XLA would still sum what is not said to lie along it.
+        """
+        rows = ("data", "fsdp")
+        return {axis: n for axis, n in self.lengths.items() if axis in rows or n > 1}
 
     @property
     def size(self) -> int:

@@ -90,7 +90,12 @@ def _slopes_of_slopes(bodies: Bodies, primals: Any, tangents: Any) -> tuple[Inpu
 
 
 def in_parts(
-    body: Body, query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array | None
+    body: Body,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *others: jax.Array | None,
+    tokens: str | None = None,
 ) -> Any:
     """Runs a body on each device with its own rows and heads, which none of them sends.
 
@@ -99,25 +104,32 @@ def in_parts(
         query: (B, T, N, H).
         key: (B, S, K, H); where a device has fewer than one of K heads, it picks the one it needs.
         value: (B, S, K, H).
-        others: arrays (B or 1, ...), of four axes with heads second, or None.
+        others: arrays (B or 1, ...), of four axes with heads second and queries third, of two with
+            tokens second, of one for all devices, or None.
+        tokens: axis of the mesh along which tokens lie; None has each device see whole rows.
     """
-    places, (batch, _, heads, _), groups = meshes.places(), query.shape, key.shape[2]
+    places, (batch, length, heads, _), groups = meshes.places(), query.shape, key.shape[2]
     if places is None:
         return body(query, key, value, *others)
     axis, parts = places.heads, meshes.parts((places.heads,) if places.heads else ())
     if axis is not None and heads % parts:
         axis, parts = None, 1
-    if meshes.parts(places.rows) * parts == 1:
+    if meshes.parts(places.rows) * parts == 1 and tokens is None:
         return body(query, key, value, *others)
     rows = places.rows or None
     mesh = keras.distribution.distribution().device_mesh.backend_mesh
-    whole = PartitionSpec(rows, None, axis, None)
+    whole = PartitionSpec(rows, tokens, axis, None)
     shared = groups % parts != 0
 
     def spec(x: jax.Array) -> PartitionSpec:
+        if x.ndim == 1:
+            return PartitionSpec()
         along = [rows if x.shape[0] == batch else None, *[None] * (x.ndim - 1)]
         if x.ndim == 4 and x.shape[1] == heads:
             along[1] = axis
+        place = 2 if x.ndim == 4 else 1
+        if x.shape[place] == length:
+            along[place] = tokens
         return PartitionSpec(*along)
 
     def local(query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array | None) -> Any:
@@ -126,7 +138,7 @@ def in_parts(
             key, value = (lax.dynamic_slice_in_dim(x, own, 1, 2) for x in (key, value))
         return body(query, key, value, *others)
 
-    of_key = PartitionSpec(rows) if shared else whole
+    of_key = PartitionSpec(rows, tokens) if shared else whole
     specs = (whole, of_key, of_key, *jax.tree.map(spec, others))
     run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
     return run(query, key, value, *others)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Body = Literal["cudnn", "splash", "loops", "products", "generic"]
+Body = Literal["cudnn", "splash", "ring", "loops", "products", "generic"]
 
 # Tokens up to which a CPU keeps the weights for the way back: loops were measured not to be slower.
 LONG = 512
@@ -56,6 +56,7 @@ class Facts:
         generator: whether the seed is a `SeedGenerator`.
         rows: number of parts in which a mesh cuts the batch; 0 where it may be cut in another way.
         parts: number of parts in which a mesh may cut heads; 0 where nobody knows.
+        tokens: number of parts in which a mesh cuts tokens.
     """
 
     device: Device
@@ -71,6 +72,7 @@ class Facts:
     generator: bool = True
     rows: int = 1
     parts: int = 1
+    tokens: int = 1
 
 
 class Choice(NamedTuple):
@@ -89,6 +91,9 @@ def choose(facts: Facts) -> Choice:
     if facts.drops and not facts.generator:
         return Choice("generic", "the seed is no SeedGenerator")
     reason = None
+    if facts.tokens > 1:
+        reason = ring_declines(facts)
+        return Choice("ring") if reason is None else without_kernel(facts, reason)
     for body, declines in KERNELS.get(facts.device.platform, ()):
         reason = declines(facts)
         if reason is None:
@@ -187,6 +192,16 @@ def heads_decline(facts: Facts) -> str | None:
     if groups % facts.parts and (heads // groups) % (heads // facts.parts):
         return f"{groups} key heads do not divide by the {facts.parts} parts of the mesh"
     return None
+
+
+def ring_declines(facts: Facts) -> str | None:
+    """Returns why the parts of rows on several devices do not serve a call (a clause), or None."""
+    length = _length(facts)
+    if length != _keys(facts):
+        return f"{length} queries and {_keys(facts)} keys do not lie on the same devices"
+    if length % facts.tokens:
+        return f"{length} tokens do not divide by the {facts.tokens} parts of the mesh"
+    return heads_decline(facts)
 
 
 def _length(facts: Facts) -> int:

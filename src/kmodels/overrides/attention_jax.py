@@ -25,6 +25,7 @@ from kmodels.overrides import _attention_choice_jax as choices
 from kmodels.overrides import _attention_kernels_jax as kernels
 from kmodels.overrides import _attention_loops_jax as loop
 from kmodels.overrides import _attention_products_jax as short
+from kmodels.overrides import _attention_ring_jax as ring
 from kmodels.overrides import dropout_jax, meshes
 from kmodels.overrides.blocks import blocks
 
@@ -81,7 +82,7 @@ def _refused(known: choices.Facts, body: str) -> str | None:
 def facts(call: OpCall) -> choices.Facts:
     """Returns what is known of a call."""
     given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
-    places, window = meshes.places(), call.window
+    places, along, window = meshes.places(), meshes.tokens(), call.window
     lengths = (*call.query.shape[1:2], *call.key.shape[1:2])
     if window is not None and all(isinstance(x, int) and x <= window for x in lengths):
         window = None  # it hides nothing
@@ -99,6 +100,7 @@ def facts(call: OpCall) -> choices.Facts:
         generator=call.seed is None or isinstance(call.seed, keras.random.SeedGenerator),
         rows=0 if places is None else meshes.parts(places.rows),
         parts=0 if places is None else meshes.parts((places.heads,) if places.heads else ()),
+        tokens=meshes.parts((along,)) if along else 1,
     )
 
 
@@ -178,6 +180,10 @@ def attention_jax(
 
         return calls.in_parts(run, query, key, value, segments)
     others = (mask, segments, images)
+    if body == "ring":
+        along = meshes.tokens()
+        shared = partial(_plain, options)
+        return calls.in_parts(shared, query, key, value, *others, words, tokens=along)
     if words is None and known.parts > 1 and body != "generic":
         return calls.in_parts(partial(_plain, options), query, key, value, *others)
     return _plain(options, query, key, value, *others, words)
@@ -225,7 +231,10 @@ def _plain(
     inputs = rows, key.swapaxes(1, 2), value.swapaxes(1, 2)
     places = shared, keys - length, causal, window
     output: Any
-    if options.body != "products":
+    if options.body == "ring":
+        marks = ring.Hidden(pairs, segments, images)
+        output = ring.products(*inputs, marks, words, _ring(options, batch, length, heads, shared))
+    elif options.body != "products":
         ahead = not causal or images is not None
         found = cuts(length, keys, ahead, causal, window, _size(batch * heads, keys, window))
         hidden = Hidden(pairs, segments, images, causal, window)
@@ -246,6 +255,25 @@ def _plain(
     width = value.shape[3]
     output = output.reshape(batch, groups, length, shared, width).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, length, heads, width)
+
+
+def _ring(options: _Options, batch: int, length: int, heads: int, shared: int) -> ring.Plan:
+    """Returns the plan of what each device does with its own rows and tokens."""
+    places = meshes.places()
+    assert places is not None and places.tokens is not None
+    return ring.Plan(
+        axis=places.tokens,
+        parts=meshes.parts((places.tokens,)),
+        rows=places.rows,
+        batch=batch * meshes.parts(places.rows),
+        shared=shared,
+        size=_size(batch * heads, length, options.window),
+        causal=options.causal,
+        window=options.window,
+        scale=options.scale,
+        soft_cap=options.soft_cap,
+        rate=options.dropout,
+    )
 
 
 def _size(heads: int, keys: int, window: int | None) -> int:

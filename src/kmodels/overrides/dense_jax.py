@@ -17,7 +17,7 @@ def supports(call: OpCall) -> str | None:
         return "only on CPU is a flat product faster"
     if len(call.x.shape) < 3 and not narrow(call.x, call.kernel):
         return "x is a matrix already"
-    if meshes.layers_are_cut():
+    if meshes.layers_are_cut() or meshes.tokens():
         return "merging axes could gather a sharded tensor"
     return None
 

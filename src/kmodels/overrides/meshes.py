@@ -1,16 +1,19 @@
 """Facts about `keras.distribution` that overrides depend on."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
+from kmodels.core.types import Tensor
+
 
 class Places(NamedTuple):
-    """Along which mesh axes an array of activations lies; `None` for heads that stay whole."""
+    """Along which mesh axes an array of activations lies; `None` for what stays whole."""
 
     rows: tuple[str, ...]
     heads: str | None
+    tokens: str | None = None
 
 
 def layers_are_cut() -> bool:
@@ -38,9 +41,33 @@ def places() -> Places | None:
     if isinstance(distribution, keras.distribution.DataParallel):
         return Places(tuple(axes[:1]), None)
     if hasattr(distribution, "cuts_layers"):  # a mesh of kmodels
-        rows = tuple(axis for axis in axes if axis != "model")
-        return Places(rows, "model" if distribution.cuts_layers else None)
+        rows = tuple(axis for axis in axes if axis not in ("sequence", "model"))
+        tokens = "sequence" if "sequence" in axes else None
+        return Places(rows, "model" if distribution.cuts_layers else None, tokens)
     return None
+
+
+def tokens() -> str | None:
+    """Returns the mesh axis along which the tokens of a row lie, or None where rows are whole."""
+    found = places()
+    return None if found is None else found.tokens
+
+
+def merged(x: Tensor) -> Any:
+    """(B, T, ...) -> (B * T, ...), in an order that leaves each device its own rows and tokens.
+
+    Where tokens are cut, the order is that of devices: what one of them has stays together.
+    """
+    whole = tuple(keras.ops.shape(x))
+    rest, found = whole[2:], places()
+    if found is None or found.tokens is None:
+        return keras.ops.reshape(x, (-1, *rest))
+    rows, tokens = parts(found.rows), parts((found.tokens,))
+    if whole[0] % rows or whole[1] % tokens:
+        return keras.ops.reshape(x, (-1, *rest))
+    split = (rows, whole[0] // rows, tokens, whole[1] // tokens, *rest)
+    x = keras.ops.swapaxes(keras.ops.reshape(x, split), 1, 2)
+    return keras.ops.reshape(x, (-1, *rest))
 
 
 def parts(axes: tuple[str, ...]) -> int:

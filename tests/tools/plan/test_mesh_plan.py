@@ -266,7 +266,7 @@ def test_the_command(capsys):
         cli.main(["plan", *arguments.split(), "--json"])
     assert done.value.code == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["mesh"] == {"data": 2, "fsdp": 4, "model": 1}
+    assert found["mesh"] == {"data": 2, "fsdp": 4, "sequence": 1, "model": 1}
     assert set(found["sent_bytes"]["fsdp"]) == {"all-gather", "reduce-scatter"}
     assert all(one["source"] and one["formula"] for one in found["exchanges"])
     with pytest.raises(SystemExit):

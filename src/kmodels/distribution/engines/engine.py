@@ -50,6 +50,11 @@ class EngineBackend(Protocol):
         """Is how to get more devices, with "{}" for their number."""
         ...
 
+    @property
+    def NO_SEQUENCE(self) -> str | None:
+        """Is a clause that says why rows cannot be cut by tokens, or None where they can."""
+        ...
+
     def devices(self) -> int:
         """Returns how many there are in all processes."""
         ...

@@ -14,12 +14,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.distribution import layout
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.engines.fsdp_variable_jax import Gathered
 from kmodels.distribution.layout import axes_of
-from kmodels.distribution.mesh import AXES, Mesh
+from kmodels.distribution.mesh import Mesh
 
 MORE = "on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={}"
+NO_SEQUENCE = None
 
 
 def devices() -> int:
@@ -34,16 +36,23 @@ class BatchLayout(keras.distribution.TensorLayout):
         rank: rank of the array; one without rows lies whole on each device.
         axes: axes of the mesh, over which the rows are split together, the first outermost.
         device_mesh: the mesh.
+        tokens: axis of the mesh over which the second dimension is split, or None.
     """
 
-    def __init__(self, rank: int, axes: tuple[str, ...], device_mesh: jax.sharding.Mesh):
+    def __init__(
+        self,
+        rank: int,
+        axes: tuple[str, ...],
+        device_mesh: jax.sharding.Mesh,
+        tokens: str | None = None,
+    ):
         super().__init__((None,) * rank, device_mesh)
-        self._split = (axes,) if rank else ()
+        self._split = (axes, tokens)[:rank]
 
     @property
     def axes(self) -> tuple[Any, ...]:
         """The mesh axes along which each dimension lies."""
-        return (*self._split, *super().axes[1:])
+        return (*self._split, *super().axes[len(self._split) :])
 
     @property
     def backend_layout(self) -> NamedSharding:
@@ -52,7 +61,10 @@ class BatchLayout(keras.distribution.TensorLayout):
 
 
 def _rows(
-    distribution: keras.distribution.ModelParallel, axes: tuple[str, ...], shape: Sequence[int]
+    distribution: keras.distribution.ModelParallel,
+    axes: tuple[str, ...],
+    shape: Sequence[int],
+    tokens: str | None = None,
 ) -> BatchLayout:
     """Returns where a batch of this process lies; its first dimension are the rows."""
     processes = min(distribution.num_model_replicas, distribution.num_processes)
@@ -62,7 +74,7 @@ def _rows(
             f"a batch of {shape[0]} rows does not split over the {parts} devices that share it; "
             f"give a batch size that {parts} divides, and plan.shard(data) for a short last batch"
         )
-    return BatchLayout(len(shape), axes, distribution.device_mesh)
+    return BatchLayout(len(shape), axes, distribution.device_mesh, tokens)
 
 
 def _placed(
@@ -89,6 +101,8 @@ class Replicated(keras.distribution.DataParallel):
 class ShardedLayouts(keras.distribution.ModelParallel):
     """Variables lie in parts by `layout.axes`, and rows over `data` and `fsdp` together.
 
+    Of what has a number for each token, (rows, tokens), the tokens lie over `sequence`.
+
     Keras' ModelParallel knows one axis for rows. Rows over `data` alone would have all devices of
     an `fsdp` axis compute the same.
     """
@@ -112,7 +126,8 @@ class ShardedLayouts(keras.distribution.ModelParallel):
 
     def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
         """Returns rows over `data` and `fsdp`; raises `InputError` where they do not divide."""
-        return _rows(self, ("data", "fsdp"), data_shape)
+        tokens = layout.tokens_axis(data_shape, self._mesh)
+        return _rows(self, ("data", "fsdp"), data_shape, tokens)
 
     def get_variable_layout(self, variable: keras.Variable) -> Any:
         """Follows the rules; a slot lies as its weight does, which Keras hands on."""
@@ -135,12 +150,17 @@ class JaxEngine:
                 f"the mesh {mesh} takes {mesh.size} of {len(every)} devices; a run of several "
                 "processes takes all, as data=-1 does"
             )
+        if jax.process_count() > 1 and mesh.sequence > 1:
+            raise InputError(
+                f"the mesh {mesh} cuts rows by tokens, which a run of several processes does not "
+                "support; give sequence to one process with all its devices, or leave it out"
+            )
         if mesh.size == mesh.data:
             grid = keras.distribution.DeviceMesh((mesh.size,), ("data",), every[: mesh.size])
             self._distribution: Any = Replicated(grid, auto_shard_dataset=False)
         else:
-            lengths = tuple(mesh.lengths.values())
-            grid = keras.distribution.DeviceMesh(lengths, AXES, every[: mesh.size])
+            names, lengths = zip(*mesh.grid.items(), strict=True)
+            grid = keras.distribution.DeviceMesh(lengths, names, every[: mesh.size])
             self._distribution = ShardedLayouts(mesh, grid)
         self.shards = min(mesh.replicas, jax.process_count())
         self.shard = self._distribution.data_shard_id if self.shards > 1 else 0
@@ -155,6 +175,7 @@ class JaxEngine:
 
     def check(self, model: keras.Model) -> None:
         """Raises `InputError` where the mesh was dropped, or variables do not lie on it."""
+        layout.check_tokens(model, self.mesh)
         in_force = keras.distribution.distribution() is self._distribution
 
         def lies(variable: keras.Variable) -> bool:

@@ -22,6 +22,7 @@ MORE = (
     "on a CPU call tf.config.set_logical_device_configuration with {} "
     "tf.config.LogicalDeviceConfiguration() before all else"
 )
+NO_SEQUENCE = "TensorFlow has no attention over several devices"
 
 
 def devices() -> int:

@@ -12,6 +12,8 @@ from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh
 
 MORE = "start {0} processes: torchrun --nproc-per-node={0} script.py"
+# Found by running it on two processes, see docs/scaling.md.
+NO_SEQUENCE = "torch's context_parallel has no causal attention on CPUs, where it could be tested"
 
 
 def devices() -> int:

@@ -11,6 +11,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import MetricsLike, Tensor
 from kmodels.layers.embedding import Embedding
+from kmodels.overrides import meshes
 
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
@@ -70,11 +71,10 @@ class Head:
             labels: (B, T) int.
             weights: (B, T), or None for ones.
         """
-        flat = keras.ops.reshape(hidden, (-1, hidden.shape[-1]))
-        labels = keras.ops.reshape(labels, (-1,))
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
-        weights = keras.ops.reshape(keras.ops.cast(weights, "float32"), (-1,))
+        weights = meshes.merged(keras.ops.cast(weights, "float32"))
+        flat, labels = meshes.merged(hidden), meshes.merged(labels)
         rows = embedding.rows if embedding.tie_weights else None
         instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
         total, hits = embedding.with_table(

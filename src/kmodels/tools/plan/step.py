@@ -93,6 +93,11 @@ class Plan:
             raise InputError(
                 f"the mesh {self.mesh} takes the devices that are left; give all lengths"
             )
+        if self.mesh.sequence > 1:
+            raise InputError(
+                f"the mesh {self.mesh} cuts rows by their tokens, which a plan does not count; "
+                "leave sequence out"
+            )
         check_batch(self.mesh, setup.batch_size)
         self.origin, self.setup = str(origin), setup
         whole = self._held(setup)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import keras
 
 from kmodels.distribution.engines.engine_jax import Replicated, ShardedLayouts
-from kmodels.distribution.mesh import AXES, Mesh
+from kmodels.distribution.mesh import Mesh
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def supposed(mesh: Mesh) -> Iterator[None]:
         grid = keras.distribution.DeviceMesh((mesh.size,), ("data",), names)
         made = Replicated(grid, auto_shard_dataset=False)
     else:
-        grid = keras.distribution.DeviceMesh(tuple(mesh.lengths.values()), AXES, names)
+        grid = keras.distribution.DeviceMesh(tuple(mesh.grid.values()), tuple(mesh.grid), names)
         made = ShardedLayouts(mesh, grid)
     with made.scope():
         yield
