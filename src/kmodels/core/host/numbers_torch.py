@@ -62,10 +62,12 @@ def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def put(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def put(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Returns an array of the host on a device, for a step that is under way meanwhile."""
-    host = torch.as_tensor(array)
-    return pinned(host, device) if device.type == "cuda" else host.to(device)
+    given = torch.as_tensor(array)
+    if device.type != "cuda" or given.is_cuda:
+        return given.to(device)
+    return pinned(given, device)
 
 
 def _is_short(x: object) -> bool:
