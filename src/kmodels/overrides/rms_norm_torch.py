@@ -25,7 +25,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, x: torch.Tensor, scale: torch.Tensor, epsilon: float, offset: float
+        ctx: Context, x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
     ) -> torch.Tensor:
         y, inverse = _normalise(x, scale, epsilon, offset)
         ctx.save_for_backward(x, scale, inverse)
@@ -44,14 +44,16 @@ class _RMSNorm(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             for_scale = (gradients[0] * y).flatten(0, -2).sum(0).to(scale.dtype)
         if ctx.needs_input_grad[0]:
-            slope = gradients[0].to(wide, copy=True).mul_(ctx.offset + scale.to(wide))
+            slope = gradients[0].to(wide, copy=True)
+            if scale is not None:
+                slope.mul_(ctx.offset + scale.to(wide))
             inner = torch.linalg.vecdot(slope, y).unsqueeze(-1).div_(x.shape[-1])
             for_x = slope.sub_(y.mul_(inner)).mul_(inverse).to(x.dtype)
         return for_x, for_scale, None, None
 
 
 def _normalise(
-    x: torch.Tensor, scale: torch.Tensor, epsilon: float, offset: float
+    x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the result, and what each row was multiplied by."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -59,20 +61,25 @@ def _normalise(
     y = x.to(wide, copy=True)
     squares = torch.linalg.vecdot(y, y).unsqueeze(-1)
     inverse = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
-    return y.mul_(inverse).mul_(offset + scale.to(wide)).to(x.dtype), inverse
+    y.mul_(inverse)
+    if scale is not None:
+        y.mul_(offset + scale.to(wide))
+    return y.to(x.dtype), inverse
 
 
 @override(rms_norm, outside_graph)
 def rms_norm_torch(
-    x: torch.Tensor, scale: torch.Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
+    x: torch.Tensor, scale: torch.Tensor | None, *, epsilon: float = 1e-6, offset: float = 1.0
 ) -> torch.Tensor:
     """Computes the op itself, and keeps less for the backward pass."""
-    x, scale = as_tensor(x), as_tensor(scale)
+    x, scale = as_tensor(x), None if scale is None else as_tensor(scale)
     if not torch.is_grad_enabled():
         if x.numel() >= LARGE:
             return _normalise(x, scale, epsilon, offset)[0]
         wide = torch.promote_types(x.dtype, torch.float32)
         y = torch.rms_norm(x.to(wide), (x.shape[-1],), None, epsilon)
+        if scale is None:
+            return y.to(x.dtype)
         if offset == 1.0:
             return y.addcmul_(y, scale.to(wide)).to(x.dtype)  # y * (1 + scale)
         return y.mul_(offset + scale.to(wide)).to(x.dtype)
