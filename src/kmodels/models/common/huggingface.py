@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
-from kmodels.models.common.peft import LAYERS
+from kmodels.models.common.peft import LAYERS, MODEL_PROJECTION, PER_LAYER
 from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -57,10 +57,21 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
     for source, target in norms.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale"))
     block = config.block(0)
-    for target, source in LAYERS.items():
+    layers = LAYERS | (PER_LAYER if block.per_layer_dim else {})
+    for target, source in layers.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
-        if block.has_bias(target):
+        if target in LAYERS and block.has_bias(target):
             table.append(Rule(f"{BLOCK}.{source}.bias", f"block_{{i}}/{target}/bias"))
+    if block.per_layer_dim:
+        within = "per_layer_embedding"
+        table += [
+            Rule(f"{BLOCK}.post_per_layer_input_norm.weight", "block_{i}/per_layer/norm/scale"),
+            Rule("embed_tokens_per_layer.weight", f"{within}/table/embeddings"),
+            Rule(f"{MODEL_PROJECTION}.weight", f"{within}/model_projection/kernel", transpose),
+            Rule("per_layer_projection_norm.weight", f"{within}/norm/scale"),
+        ]
+    if block.use_layer_scalar:
+        table.append(Rule(f"{BLOCK}.layer_scalar", "block_{i}/layer_scalar"))
     table.append(Rule("norm.weight", "final_norm/scale"))
     table = [Rule(prefix + rule.source, rule.target, rule.transform) for rule in table]
     if not config.ties_embeddings:
@@ -146,6 +157,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         heads: names of the output layer, left out where it is the embedding table: some files
             hold that twice.
         other_parts: parts of multimodal models that the model here does not have.
+        unused: (config) to the ends of names that files may hold for nothing.
     """
 
     config_class: Callable[..., DecoderConfig]
@@ -154,6 +166,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
     prefixes: Sequence[str] = ("", "model.")
     heads: Collection[str] = (HEAD,)
     other_parts: Sequence[str] = ()
+    unused: Callable[[Any], Collection[str]] = field(default=lambda config: ())
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
@@ -171,7 +184,8 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         """
         backbone = self.fields(path, description)
         config = self.config_class(**backbone)
-        tensors = _tensors(path, self.heads if config.ties_embeddings else ()) if weights else {}
+        heads, unused = self.heads if config.ties_embeddings else (), self.unused(config)
+        tensors = _tensors(path, heads, tuple(unused)) if weights else {}
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
         others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
         return SourceCheckpoint(
@@ -186,12 +200,12 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         )
 
 
-def _tensors(path: Path, dropped: Collection[str]) -> dict[str, LazyArray]:
-    """Returns the tensors of a directory but `dropped` and the tables of rotary embeddings."""
+def _tensors(path: Path, dropped: Collection[str], ends: tuple[str, ...]) -> dict[str, LazyArray]:
+    """Returns the tensors of a directory but `dropped`, ends and tables of rotary embeddings."""
     return {
         name: tensor
         for name, tensor in read_safetensors(path).items()
-        if name not in dropped and not name.endswith("rotary_emb.inv_freq")
+        if name not in dropped and not name.endswith(("rotary_emb.inv_freq", *ends))
     }
 
 

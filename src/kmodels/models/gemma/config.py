@@ -9,6 +9,13 @@ from kmodels.models.common.config import BlockConfig, DecoderConfig
 
 # Names of the kinds of attention in `layer_types`.
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
+# What only Gemma 4 has.
+FROM_4 = (
+    *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"),
+    *("num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"),
+    *("vocab_size_per_layer_input", "global_rope_partial_rotary_factor"),
+    *("use_value_norm", "use_layer_scalar", "norm_offset"),
+)
 
 
 @dataclass(frozen=True)
@@ -212,6 +219,11 @@ class GemmaConfig(DecoderConfig):
         if self.use_query_key_norm:
             return 3
         return 2 if self.use_post_attention_norm or self.use_post_ffw_norm else 1
+
+    @property
+    def of_gemma_4(self) -> list[str]:
+        """The settings in force that no generation before Gemma 4 has."""
+        return [name for name in FROM_4 if getattr(self, name) != getattr(type(self), name)]
 
     def is_local(self, layer: int) -> bool:
         """Returns whether a layer, counted from 0, sees a window only."""
