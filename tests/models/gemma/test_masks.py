@@ -11,7 +11,10 @@ from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import PRESETS
 from tolerances import tolerance
 
-DEBUG = {"gemma_debug": "float32", "gemma2_debug": "mixed_bfloat16", "gemma3_debug": "float32"}
+DEBUG = {
+    **{"gemma_debug": "float32", "gemma2_debug": "mixed_bfloat16", "gemma3_debug": "float32"},
+    "gemma4_debug": "float32",
+}
 LENGTH = 13
 
 

@@ -10,7 +10,6 @@ from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm, SwiGLU
 from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.models.common.config import BlockConfig, DecoderConfig
-from kmodels.models.common.per_layer import PerLayerInput
 
 if TYPE_CHECKING:
     from kmodels.generation.cache import LayerCache
@@ -179,6 +178,45 @@ class DecoderAttention(_OfBlock):
         return reshape(x, (-1, length, heads, self.block.head_dim))
 
 
+class _PerLayerInput(Layer):
+    """The end of a block, where its part of the per-layer embeddings comes in.
+
+    Args:
+        block: what the config says of the block.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        x (B, T, D), per_layer (B, T, P) -> (B, T, D): x and, through a norm,
+        projection(GELU(input_gate(x)) * per_layer).
+
+    Weights:
+        input_gate (D, P), projection (P, D): kernel; norm: scale (D,).
+    """
+
+    def __init__(self, block: BlockConfig, **kwargs: Any):
+        super().__init__(**kwargs)
+        policy, settings = self.dtype_policy, {"offset": block.norm_offset, "name": "norm"}
+        self.width = block.per_layer_dim
+        self.input_gate = Dense(self.width, use_bias=False, name="input_gate", dtype=policy)
+        self.norm = RMSNorm(block.epsilon, dtype=policy, **settings)
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the two layers and the norm for the width of x."""
+        settings = {"use_bias": False, "name": "projection", "dtype": self.dtype_policy}
+        self.projection = Dense(input_shape[-1], **settings)
+        self.input_gate.build(input_shape)
+        self.projection.build((*input_shape[:-1], self.width))
+        self.norm.build(input_shape)
+
+    def call(self, x: Tensor, per_layer: Tensor) -> Any:
+        """(B, T, D), (B, T, P) -> (B, T, D)."""
+        return x + self.norm(self.projection(ops.gated_gelu(self.input_gate(x), per_layer)))
+
+    def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
+        """Returns the shape of x."""
+        return input_shape
+
+
 class DecoderBlock(_OfBlock):
     """One block: norms in front of attention and MLP, and behind them where the config asks.
 
@@ -227,8 +265,7 @@ class DecoderBlock(_OfBlock):
             self.post_mlp_norm = self.norm("post_mlp_norm")
         self.per_layer = self.layer_scalar = None
         if block.per_layer_dim:
-            settings = {"offset": block.norm_offset, "name": "per_layer", "dtype": policy}
-            self.per_layer = PerLayerInput(block.per_layer_dim, block.epsilon, **settings)
+            self.per_layer = _PerLayerInput(block, name="per_layer", dtype=policy)
         self.dropout = Dropout(block.dropout, name="dropout", dtype=policy)
         self.mlp_dropout = Dropout(block.dropout, name="mlp_dropout", dtype=policy)
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import keras
 
-from kmodels import ops
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Embedding, Layer, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
 
 
-class PerLayerTable(Embedding):
+class _Table(Embedding):
     """The table of `PerLayerEmbedding`, which is not the vocabulary that adapters train rows of."""
 
     is_vocabulary = False
@@ -56,7 +55,7 @@ class PerLayerEmbedding(Layer):
         self.offset = offset
         policy, width = self.dtype_policy, num_layers * output_dim
         spread = keras.initializers.RandomNormal(stddev=output_dim**-0.5)
-        self.table = PerLayerTable(
+        self.table = _Table(
             input_dim, width, spread, scaled=False, name="table", dtype=policy
         )
         self.model_projection = Dense(
@@ -83,48 +82,3 @@ class PerLayerEmbedding(Layer):
     def compute_output_shape(self, token_ids_shape: Shape, x_shape: Shape) -> list[Shape]:
         """(B, T, P) for each block."""
         return [(*x_shape[:-1], self.output_dim)] * self.num_layers
-
-
-@keras.saving.register_keras_serializable(package="kmodels")
-class PerLayerInput(Layer):
-    """The end of a block, where its part of the per-layer embeddings comes in.
-
-    Args:
-        per_layer_dim: width P of that part.
-        epsilon: epsilon of the norm.
-        offset: is added to the scale of the norm.
-        **kwargs: of `keras.layers.Layer`.
-
-    Call:
-        x (B, T, D), per_layer (B, T, P) -> (B, T, D): x and, through a norm,
-        projection(GELU(input_gate(x)) * per_layer).
-
-    Weights:
-        input_gate (D, P), projection (P, D): kernel; norm: scale (D,).
-    """
-
-    def __init__(
-        self, per_layer_dim: int, epsilon: float = 1e-6, offset: float = 0.0, **kwargs: Any
-    ):
-        super().__init__(**kwargs)
-        self.per_layer_dim = per_layer_dim
-        self.epsilon = epsilon
-        self.offset = offset
-
-    def build(self, x_shape: Shape, per_layer_shape: Shape | None = None) -> None:
-        """Makes the two layers and the norm for the width of x."""
-        policy, width, inner = self.dtype_policy, x_shape[-1], self.per_layer_dim
-        self.input_gate = Dense(inner, use_bias=False, name="input_gate", dtype=policy)
-        self.projection = Dense(width, use_bias=False, name="projection", dtype=policy)
-        self.norm = RMSNorm(self.epsilon, offset=self.offset, name="norm", dtype=policy)
-        self.input_gate.build(x_shape)
-        self.projection.build((*x_shape[:-1], inner))
-        self.norm.build(x_shape)
-
-    def call(self, x: Tensor, per_layer: Tensor) -> Any:
-        """(B, T, D), (B, T, P) -> (B, T, D)."""
-        return x + self.norm(self.projection(ops.gated_gelu(self.input_gate(x), per_layer)))
-
-    def compute_output_shape(self, x_shape: Shape, per_layer_shape: Shape | None = None) -> Shape:
-        """Returns the shape of x."""
-        return x_shape

@@ -29,9 +29,12 @@ PER_LAYER: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?per_layer_embedding/table/embeddings": ("vocab", "embed"),
     rf"(?:.*/)?per_layer_embedding/model_projection/{KERNEL}": ("embed", None),
     r"(?:.*/)?per_layer_embedding/model_projection/(?:.*/)?lora_a": ("embed", None),
-    rf"(?:.*/)?per_layer/input_gate/{KERNEL}": ("embed", None),
+    r"(?:.*/)?per_layer_embedding/model_projection/(?:.*/)?lora_b": (None, None),
+    rf"(?:.*/)?per_layer/input_gate/{KERNEL}": ("embed", "mlp"),
     r"(?:.*/)?per_layer/input_gate/(?:.*/)?lora_a": ("embed", None),
-    rf"(?:.*/)?per_layer/projection/{KERNEL}": (None, "embed"),
+    r"(?:.*/)?per_layer/input_gate/(?:.*/)?lora_b": (None, "mlp"),
+    rf"(?:.*/)?per_layer/projection/{KERNEL}": ("mlp", "embed"),
+    r"(?:.*/)?per_layer/projection/(?:.*/)?lora_a": ("mlp", None),
     r"(?:.*/)?per_layer/projection/(?:.*/)?lora_b": (None, "embed"),
 }
 TABLES: dict[str, tuple[str | None, ...]] = {
