@@ -55,7 +55,7 @@ ALL = {
     "num_hidden_layers": 6,
     "layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL],
     "num_kv_shared_layers": 2,
-    "per_layer_config": {i: HEADS["0"] for i in "035"},
+    "per_layer_config": dict.fromkeys("035", HEADS["0"]),
 }
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import LAYERS, MODEL_PROJECTION, PER_LAYER
 from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.text import Tokenizer
@@ -41,6 +42,9 @@ HEAD_NORMS = {
     "self_attn.q_norm": "attention/query_norm",
     "self_attn.k_norm": "attention/key_norm",
 }
+# What `per_layer_config` may say of a layer, and the width where nothing says it.
+HEADS = ("head_dim", "num_key_value_heads")
+GLOBAL_HEAD_DIM = 512
 # config.json, preprocessor_config.json, the table, and tensors of zeros that the format asks for.
 TransformersForm = tuple[dict[str, Any], dict[str, Any], list[Rule], dict[str, Any]]
 
@@ -117,6 +121,60 @@ def rope(
     return base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0
 
 
+def partial_rope(path: Path, given: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Returns what `rope` does, and the share of the channels that turn: also "proportional"."""
+    if given.get("rope_type") != "proportional":
+        return *rope(path, given, None, 10_000.0), 1.0
+    usual = {"rope_theta": 10_000.0, "factor": 1.0, "partial_rotary_factor": 1.0}
+    base, scaling, turned = (float(given.get(name, value)) for name, value in usual.items())
+    return base, scaling, turned
+
+
+def heads_by_kind(
+    path: Path, text: Mapping[str, Any], kinds: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """Returns width and number of the key/value heads of each kind of layer.
+
+    Transformers 5.23 writes `per_layer_config`, the settings by which a layer differs from all.
+    Before, and in keras-hub, other names say it of the layers without a window.
+
+    Args:
+        path: path of the directory, for errors.
+        text: settings of the text model.
+        kinds: kind of attention of each layer.
+
+    Raises:
+        InputError: for other settings by layer, or layers of one kind that differ.
+    """
+    by_layer = text.get("per_layer_config")
+    if by_layer is None:
+        own = {"head_dim": text.get("global_head_dim") or GLOBAL_HEAD_DIM}
+        if text.get("attention_k_eq_v") and (groups := text.get("num_global_key_value_heads")):
+            own["num_key_value_heads"] = groups
+        by_layer = {i: own for i, kind in enumerate(kinds) if kind == GLOBAL}
+    by_layer = {int(i): own for i, own in by_layer.items()}
+    names = {name for own in by_layer.values() for name in own}
+    found: dict[str, set[tuple[int, int]]] = {}
+    for i, kind in enumerate(kinds):
+        layer = {**text, **by_layer.get(i, {})}
+        found.setdefault(kind, set()).add((layer["head_dim"], layer["num_key_value_heads"]))
+    wrong = {f"{name} in per_layer_config": True for name in sorted(names - set(HEADS))}
+    wrong |= {f"different heads in {kind}": len(seen) > 1 for kind, seen in found.items()}
+    refuse(path, wrong)
+    return {kind: next(iter(seen)) for kind, seen in found.items()}
+
+
+def unused(config: DecoderConfig) -> list[str]:
+    """Returns ends of names that published files hold, and transformers leaves out as well.
+
+    They are the keys and values of layers that use those of others.
+    """
+    blocks = [(i, config.block(i)) for i in range(config.num_layers)]
+    shared = [i for i, block in blocks if block.key_value_source is not None]
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return [f"layers.{i}.self_attn.{name}.weight" for i in shared for name in names]
+
+
 def tokenizer_of(path: Path) -> dict[str, str] | None:
     """Returns the argument of a preprocessor whose tokenizer lies in a directory, or None."""
     whole = any((path / name).is_file() for name in TOKENIZERS)
@@ -157,7 +215,6 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         heads: names of the output layer, left out where it is the embedding table: some files
             hold that twice.
         other_parts: parts of multimodal models that the model here does not have.
-        unused: (config) to the ends of names that files may hold for nothing.
     """
 
     config_class: Callable[..., DecoderConfig]
@@ -166,7 +223,6 @@ class HuggingFaceFormat(HuggingFaceDirectory):
     prefixes: Sequence[str] = ("", "model.")
     heads: Collection[str] = (HEAD,)
     other_parts: Sequence[str] = ()
-    unused: Callable[[Any], Collection[str]] = field(default=lambda config: ())
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
@@ -184,8 +240,8 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         """
         backbone = self.fields(path, description)
         config = self.config_class(**backbone)
-        heads, unused = self.heads if config.ties_embeddings else (), self.unused(config)
-        tensors = _tensors(path, heads, tuple(unused)) if weights else {}
+        heads = self.heads if config.ties_embeddings else ()
+        tensors = _tensors(path, heads, tuple(unused(config))) if weights else {}
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
         others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
         return SourceCheckpoint(
@@ -287,4 +343,4 @@ def rope_form(base: float, scaling: float) -> dict[str, Any]:
 def layer_types(config: DecoderConfig) -> list[str]:
     """Returns what config.json calls the attention of each block."""
     windows = [config.block(i).window for i in range(config.num_layers)]
-    return ["full_attention" if window is None else "sliding_attention" for window in windows]
+    return [GLOBAL if window is None else LOCAL for window in windows]

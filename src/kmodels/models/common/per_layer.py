@@ -55,12 +55,8 @@ class PerLayerEmbedding(Layer):
         self.offset = offset
         policy, width = self.dtype_policy, num_layers * output_dim
         spread = keras.initializers.RandomNormal(stddev=output_dim**-0.5)
-        self.table = _Table(
-            input_dim, width, spread, scaled=False, name="table", dtype=policy
-        )
-        self.model_projection = Dense(
-            width, use_bias=False, name="model_projection", dtype=policy
-        )
+        self.table = _Table(input_dim, width, spread, scaled=False, name="table", dtype=policy)
+        self.model_projection = Dense(width, use_bias=False, name="model_projection", dtype=policy)
         self.norm = RMSNorm(epsilon, offset=offset, name="norm", dtype=policy)
 
     def build(self, token_ids_shape: Shape, x_shape: Shape) -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.models.common import layer_kinds
 from kmodels.models.common.config import BlockConfig, DecoderConfig
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 
-# Names of the kinds of attention in `layer_types`.
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
 # What only Gemma 4 has.
 FROM_4 = (
     *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"),
@@ -59,7 +59,7 @@ class GemmaConfig(DecoderConfig):
         use_double_wide_mlp: those layers have an MLP of twice the width.
         hidden_size_per_layer_input: width of the per-layer embeddings; 0 for none.
         vocab_size_per_layer_input: rows of their table; None for `vocabulary_size`.
-        global_rope_partial_rotary_factor: share of the pairs of channels that turn in global layers.
+        global_rope_partial_rotary_factor: share of the channels that turn in global layers.
         use_value_norm: normalises values per head, without a scale.
         use_layer_scalar: each layer's result is multiplied by a number of its own.
         norm_offset: is added to the scale of each norm, 1 up to Gemma 3 and 0 in Gemma 4.
@@ -122,8 +122,7 @@ class GemmaConfig(DecoderConfig):
 
     def _check_layers(self) -> None:
         """Checks what differs from layer to layer."""
-        for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
-            check_whole(name, getattr(self, name), least=0)
+        check_whole("hidden_size_per_layer_input", self.hidden_size_per_layer_input, least=0)
         for name in ("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input"):
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value)
@@ -131,10 +130,10 @@ class GemmaConfig(DecoderConfig):
             raise InputError(
                 f"global_head_dim is {self.global_head_dim}; rotary embedding needs an even number"
             )
-        if self.num_query_heads % (self.num_global_key_value_heads or 1):
+        if self.num_query_heads % (groups := self.num_global_key_value_heads or 1):
             raise InputError(
-                f"{self.num_global_key_value_heads} global key/value heads do not divide "
-                f"{self.num_query_heads} query heads; give a divisor"
+                f"{groups} global key/value heads do not divide {self.num_query_heads} query "
+                "heads; give a divisor"
             )
         if not 0.0 <= (share := self.global_rope_partial_rotary_factor) <= 1.0:
             raise InputError(
@@ -142,20 +141,7 @@ class GemmaConfig(DecoderConfig):
             )
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
-            if strange := sorted(set(self.layer_types) - {LOCAL, GLOBAL}):
-                raise InputError(f"layer_types has {strange[0]!r}; give {LOCAL!r} and {GLOBAL!r}")
-            if len(self.layer_types) != self.num_layers:
-                raise InputError(
-                    f"layer_types names {len(self.layer_types)} layers of {self.num_layers}; give "
-                    "one for each"
-                )
-        kinds = self.kinds
-        own = kinds[: self._first_shared]
-        if lacking := sorted(set(kinds) - set(own)):
-            raise InputError(
-                f"num_kv_shared_layers is {self.num_kv_shared_layers}, and no layer before them "
-                f"has {lacking[0]} to share; give fewer"
-            )
+        layer_kinds.check(self.kinds, self.num_layers, self.num_kv_shared_layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values."""
@@ -183,15 +169,9 @@ class GemmaConfig(DecoderConfig):
         )
 
     @property
-    def _first_shared(self) -> int:
-        return max(self.num_layers - self.num_kv_shared_layers, 0)
-
-    def source(self, layer: int) -> int | None:
-        """Returns whose keys and values a layer uses, None for its own."""
-        if layer < (first := self._first_shared):
-            return None
-        kinds = self.kinds
-        return max(i for i in range(first) if kinds[i] == kinds[layer])
+    def sources(self) -> list[int | None]:
+        """Whose keys and values each layer uses, None for its own."""
+        return layer_kinds.sources(self.kinds, self.num_kv_shared_layers)
 
     @property
     def mlp_dim(self) -> int:
@@ -212,8 +192,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def generation(self) -> int:
-        """The generation of Gemma: 4 where norms multiply by their scale alone, 3 with query and key
-        norms, 2 with post-norms, else 1."""
+        """The generation of Gemma, by its norms: 4 without offset, 3 on queries, 2 at the end."""
         if not self.norm_offset:
             return 4
         if self.use_query_key_norm:
@@ -241,12 +220,12 @@ class GemmaConfig(DecoderConfig):
 
     def block(self, index: int) -> BlockConfig:
         """Returns what the block with this number, from 0, is made of."""
-        local, source = self.kinds[index] == LOCAL, self.source(index)
+        local, sources = self.kinds[index] == LOCAL, self.sources
         heads, width = self.num_key_value_heads, self.head_dim
         if not local:
             heads = self.num_global_key_value_heads or heads
             width = self.global_head_dim or width
-        wide = self.use_double_wide_mlp and source is not None
+        wide = self.use_double_wide_mlp and sources[index] is not None
         return BlockConfig(
             num_query_heads=self.num_query_heads,
             num_key_value_heads=heads,
@@ -269,10 +248,8 @@ class GemmaConfig(DecoderConfig):
             rope_turned=1.0 if local else self.global_rope_partial_rotary_factor,
             use_value_norm=self.use_value_norm,
             key_is_value=self.attention_k_eq_v and not local,
-            key_value_source=source,
-            shares_key_value=any(
-                self.source(i) == index for i in range(self._first_shared, self.num_layers)
-            ),
+            key_value_source=sources[index],
+            shares_key_value=index in sources,
             per_layer_dim=self.hidden_size_per_layer_input,
             use_layer_scalar=self.use_layer_scalar,
         )

@@ -1,8 +1,4 @@
-"""What a config.json of Gemma 4 says of its text part, in both spellings, and writing it again.
-
-Transformers 5.23 writes `per_layer_config`, the settings by which a layer differs from all. Before,
-and in keras-hub, `global_head_dim` and `num_global_key_value_heads` say it of the global layers.
-"""
+"""What a config.json of Gemma 4 says of its text part, in both spellings, and writing it again."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +6,10 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
-from kmodels.models.gemma.config import GLOBAL, LOCAL, GemmaConfig
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_4
 
-HEADS = ("head_dim", "num_key_value_heads")
 # Fields of `GemmaConfig` whose names are the same in a config.json.
 SAME = (
     *("attention_k_eq_v", "num_kv_shared_layers", "use_double_wide_mlp"),
@@ -27,7 +23,6 @@ ROPES = {
         "partial_rotary_factor": 0.25,
     },
 }
-UNUSED = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
 def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,73 +35,38 @@ def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"{path} is a mixture of experts; the model reads the dense sizes of Gemma 4"
         )
-    if text.get("use_bidirectional_attention") == "all":
-        decoder.refuse(path, {"use_bidirectional_attention='all'": True})
-    layers = text["num_hidden_layers"]
-    kinds = text.get("layer_types") or [GLOBAL if i % 6 == 5 else LOCAL for i in range(layers)]
+    kinds = text.get("layer_types") or [
+        LOCAL if (i + 1) % GEMMA_4["sliding_window_pattern"] else GLOBAL
+        for i in range(text["num_hidden_layers"])
+    ]
     kinds = [*kinds[:-1], GLOBAL]  # transformers' last layer is global, whatever is said of it
-    heads = _heads(path, text, kinds)
-    local, everywhere = heads.get(LOCAL) or heads[GLOBAL], heads[GLOBAL]
+    heads = decoder.heads_by_kind(path, text, kinds)
+    everywhere = heads[GLOBAL]
+    head_dim, groups = heads.get(LOCAL, everywhere)
     given = text.get("rope_parameters") or {}
-    ropes = {kind: _rope(path, given.get(kind) or ROPES[kind]) for kind in ROPES}
-    if ropes[LOCAL][2] != 1.0:
-        decoder.refuse(path, {"a partial_rotary_factor of sliding_attention": True})
+    local, full = (decoder.partial_rope(path, given.get(kind) or ROPES[kind]) for kind in ROPES)
+    wrong = {
+        "use_bidirectional_attention='all'": text.get("use_bidirectional_attention") == "all",
+        "a partial_rotary_factor of sliding_attention": local[2] != 1.0,
+    }
+    decoder.refuse(path, wrong)
+    per_layer = text["vocab_size_per_layer_input"] if text["hidden_size_per_layer_input"] else None
     return {
-        **decoder.fields({**text, **dict(zip(HEADS, local, strict=True))}),
+        **decoder.fields({**text, "head_dim": head_dim, "num_key_value_heads": groups}),
         **GEMMA_4,
         **{name: text[name] for name in SAME},
         "layer_types": kinds,
-        "global_head_dim": everywhere[0] if everywhere[0] != local[0] else None,
-        "num_global_key_value_heads": everywhere[1] if everywhere[1] != local[1] else None,
+        "global_head_dim": None if everywhere[0] == head_dim else everywhere[0],
+        "num_global_key_value_heads": None if everywhere[1] == groups else everywhere[1],
         "sliding_window_size": text["sliding_window"],
         "final_logit_soft_cap": text["final_logit_softcapping"],
-        "vocab_size_per_layer_input": (
-            text["vocab_size_per_layer_input"] if text["hidden_size_per_layer_input"] else None
-        ),
-        "local_rope_wavelength": ropes[LOCAL][0],
-        "local_rope_scaling_factor": ropes[LOCAL][1],
-        "global_rope_wavelength": ropes[GLOBAL][0],
-        "global_rope_scaling_factor": ropes[GLOBAL][1],
-        "global_rope_partial_rotary_factor": ropes[GLOBAL][2],
+        "vocab_size_per_layer_input": per_layer,
+        "local_rope_wavelength": local[0],
+        "local_rope_scaling_factor": local[1],
+        "global_rope_wavelength": full[0],
+        "global_rope_scaling_factor": full[1],
+        "global_rope_partial_rotary_factor": full[2],
     }
-
-
-def _heads(path: Path, text: Mapping[str, Any], kinds: list[str]) -> dict[str, tuple[int, int]]:
-    """Returns the width and the number of key/value heads in each kind of layer."""
-    by_layer = text.get("per_layer_config")
-    if by_layer is None:
-        own = {"head_dim": text.get("global_head_dim") or 512}
-        if text["attention_k_eq_v"] and (groups := text.get("num_global_key_value_heads")):
-            own["num_key_value_heads"] = groups
-        by_layer = {i: own for i, kind in enumerate(kinds) if kind == GLOBAL}
-    by_layer = {int(i): own for i, own in by_layer.items()}
-    names = {name for own in by_layer.values() for name in own}
-    found: dict[str, set[tuple[int, int]]] = {}
-    for i, kind in enumerate(kinds):
-        layer = {**text, **by_layer.get(i, {})}
-        found.setdefault(kind, set()).add((layer["head_dim"], layer["num_key_value_heads"]))
-    wrong = {f"{name} in per_layer_config": True for name in sorted(names - set(HEADS))}
-    wrong |= {f"different heads in {kind}": len(all_) > 1 for kind, all_ in found.items()}
-    decoder.refuse(path, wrong)
-    return {kind: next(iter(all_)) for kind, all_ in found.items()}
-
-
-def _rope(path: Path, given: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Returns the base of a rotary embedding, what divides positions, and the share that turns."""
-    if given.get("rope_type") != "proportional":
-        return *decoder.rope(path, given, None, 10_000.0), 1.0
-    names = {"rope_theta": 10_000.0, "factor": 1.0, "partial_rotary_factor": 1.0}
-    base, scaling, turned = (float(given.get(name, usual)) for name, usual in names.items())
-    return base, scaling, turned
-
-
-def unused(config: GemmaConfig) -> list[str]:
-    """Returns ends of names that published files hold, and transformers leaves out as well.
-
-    They are the keys and values of layers that use those of others.
-    """
-    shared = [i for i in range(config.num_layers) if config.source(i) is not None]
-    return [f"layers.{i}.self_attn.{name}.weight" for i in shared for name in UNUSED]
 
 
 def form(config: GemmaConfig) -> dict[str, Any]:
@@ -115,13 +75,13 @@ def form(config: GemmaConfig) -> dict[str, Any]:
     groups = config.num_global_key_value_heads or config.num_key_value_heads
     differs = {"head_dim": width, "num_key_value_heads": groups}
     differs = {name: value for name, value in differs.items() if value != getattr(config, name)}
-    everywhere = {"rope_type": "proportional", "rope_theta": config.global_rope_wavelength}
-    everywhere["partial_rotary_factor"] = config.global_rope_partial_rotary_factor
-    everywhere["factor"] = config.global_rope_scaling_factor
     local = decoder.rope_form(config.local_rope_wavelength, config.local_rope_scaling_factor)
-    local = {"rope_type": "default", "rope_theta": local["rope_theta"]} | local.get(
-        "rope_scaling", {}
-    )
+    full = {
+        "rope_type": "proportional",
+        "rope_theta": config.global_rope_wavelength,
+        "factor": config.global_rope_scaling_factor,
+        "partial_rotary_factor": config.global_rope_partial_rotary_factor,
+    }
     return {
         **{name: getattr(config, name) for name in SAME},
         "hidden_activation": "gelu_pytorch_tanh",
@@ -129,7 +89,10 @@ def form(config: GemmaConfig) -> dict[str, Any]:
         "sliding_window": config.sliding_window_size,
         "final_logit_softcapping": config.final_logit_soft_cap,
         "vocab_size_per_layer_input": config.per_layer_vocabulary,
-        "rope_parameters": {LOCAL: local, GLOBAL: everywhere},
+        "rope_parameters": {
+            LOCAL: {**ROPES[LOCAL], **local.pop("rope_scaling", {}), **local},
+            GLOBAL: full,
+        },
         "per_layer_config": {
             str(i): differs for i, kind in enumerate(kinds) if differs and kind == GLOBAL
         },
@@ -140,15 +103,12 @@ def form(config: GemmaConfig) -> dict[str, Any]:
 
 def lacks(config: GemmaConfig) -> dict[str, object]:
     """Returns what transformers' Gemma 4 has no counterpart for: names to whether it is there."""
+    needed = ("use_query_key_norm", "use_value_norm", "use_layer_scalar", "use_post_ffw_norm")
     return {
+        **{f"{name}=False": not getattr(config, name) for name in needed},
+        "use_post_attention_norm=False": not config.use_post_attention_norm,
         "attention_logit_soft_cap": config.attention_logit_soft_cap,
         "this query scale": config.query_scale != 1.0,
-        "use_query_key_norm=False": not config.use_query_key_norm,
-        "use_value_norm=False": not config.use_value_norm,
-        "use_layer_scalar=False": not config.use_layer_scalar,
-        "a norm behind attention and MLP left out": not (
-            config.use_post_ffw_norm and config.use_post_attention_norm
-        ),
         "a last layer with sliding_attention": config.kinds[-1] == LOCAL,
         "use_sliding_window_attention=False": (
             LOCAL in config.kinds and not config.use_sliding_window_attention

@@ -103,9 +103,7 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     wrong = {
         f"an activation {activation!r}": activation not in known,
         "attention_bias": text.get("attention_bias"),
-        "use_bidirectional_attention": (
-            text.get("use_bidirectional_attention") and generation < 4
-        ),
+        "use_bidirectional_attention": (text.get("use_bidirectional_attention") and generation < 4),
         "tie_word_embeddings=false": text.get("tie_word_embeddings") is False,
     }
     decoder.refuse(path, wrong)
@@ -183,5 +181,4 @@ FORMAT = decoder.HuggingFaceFormat(
     prefixes=PREFIXES,
     heads=(decoder.HEAD, f"language_model.{decoder.HEAD}"),
     other_parts=OTHER_PARTS,
-    unused=gemma4.unused,
 )
