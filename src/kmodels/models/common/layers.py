@@ -127,26 +127,23 @@ class DecoderAttention(_OfBlock):
         """(B, T, D) -> (B, T, D)."""
         block, length = self.block, shape_of(x)[1]
         q = self._heads(self.query_dense(x), block.num_query_heads, length)
-        k, v = key, value
+        if self.query_norm is not None:
+            q = self.query_norm(q)
+        q = ops.rotary_embedding(q, positions, **self.rope)
+        k: Any = key
+        v: Any = value
         if self.key_dense is not None:
-            k = self._heads(self.key_dense(x), block.num_key_value_heads, length)
-            v = k
+            v = k = self._heads(self.key_dense(x), block.num_key_value_heads, length)
             if self.value_dense is not None:
                 v = self._heads(self.value_dense(x), block.num_key_value_heads, length)
             if self.value_norm is not None:
                 v = self.value_norm(v)
-        if self.query_norm is not None:
-            q = self.query_norm(q)
-        if self.key_norm is not None:
-            k = self.key_norm(k)
-        q = ops.rotary_embedding(q, positions, **self.rope)
-        if self.key_dense is not None:
+            if self.key_norm is not None:
+                k = self.key_norm(k)
             k = ops.rotary_embedding(k, positions, **self.rope)
         if cache is not None:
-            if self.key_dense is None:
-                k, v, visible = cache.extended
-            else:
-                k, v, visible = cache.extend(k, v, self.window)
+            own = self.key_dense is not None
+            k, v, visible = cache.extend(k, v, self.window) if own else cache.extended
         else:
             mask = mask if x_mask is None else x_mask
             if mask is not None:  # (B, S): the keys that are there, for all queries alike
