@@ -225,6 +225,7 @@ def test_what_does_not_fit_is_named(change, message):
 
 
 def test_formats_without_a_place_for_it_say_so(model, tmp_path):
+    assert model.get_quantization_layer_structure("gptq") is None  # blocks take more than x
     with pytest.raises(InputError, match="GGUF file of Gemma has no place for global_head_dim, "):
         model.export_to_gguf(tmp_path / "model.gguf")
     for change, message in (
