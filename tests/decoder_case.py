@@ -55,5 +55,6 @@ class DecoderCase:
             folder, attn_implementation="eager"
         )
         with torch.no_grad():
-            logits = theirs(torch.as_tensor(self.expected["token_ids"])).logits.numpy()
+            ids = torch.as_tensor(self.expected["token_ids"])
+            logits = theirs(ids, output_hidden_states=True).logits.numpy()
         np.testing.assert_array_equal(logits, self.expected["logits"])

@@ -182,6 +182,7 @@ def cases() -> list[OpCase]:
         ("layer_norm", "no bias", [normal(3, 12), normal(12)], {"epsilon": 0.1}),
         ("rms_norm", "three axes", [normal(2, 5, 12) * 3, normal(12)], {"epsilon": 0.01}),
         ("rms_norm", "plain scale", [normal(2, 5, 12) * 3, normal(12)], {"offset": 0.0}),
+        ("rms_norm", "no scale", [normal(2, 5, 12) * 3], {"scale": None}),
         ("gelu", "three axes", [normal(2, 5, 12) * 2], {}),
         ("gated_gelu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
         ("gated_silu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
@@ -215,6 +216,7 @@ def cases() -> list[OpCase]:
         ("dense", "four axes, no bias", [normal(2, 3, 5, 6), normal(6, 4)], {}),
         ("rotary_embedding", "row of positions", [normal(2, 5, 3, 8)], {"positions": TURNS[0]}),
         ("rotary_embedding", "two rows", [normal(2, 5, 3, 8)], ROTARY),
+        ("rotary_embedding", "half turned", [normal(2, 5, 3, 8)], {**ROTARY, "turned": 0.5}),
         (
             "patch_embedding",
             "with bias",

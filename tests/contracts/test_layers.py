@@ -6,7 +6,7 @@ import inspect
 import json
 import pickle
 import pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -32,6 +32,7 @@ GEMMA = GemmaConfig(
     vocabulary_size=11, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=8,
     intermediate_dim=24, head_dim=4, use_query_key_norm=True, use_post_ffw_norm=True, dropout=0.1,
 )  # fmt: skip
+GEMMA4 = replace(GEMMA, attention_k_eq_v=True, use_value_norm=True, use_layer_scalar=True)
 CLIP = CLIPTextConfig(
     vocabulary_size=11, embedding_dim=8, hidden_dim=8, num_layers=1, num_heads=2,
     intermediate_dim=12, attention_dropout=0.1,
@@ -102,6 +103,7 @@ CASES = [
     ),
     Case(layers.RMSNorm, {}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.RMSNorm, {"offset": 0.0}, TOKENS, TOKENS, (1, 0, 0), name="RMSNorm, plain scale"),
+    Case(layers.RMSNorm, {"use_scale": False}, TOKENS, TOKENS, (0, 0, 0), name="RMSNorm, no scale"),
     Case(layers.LayerScale, {"init": 0.5}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.Dropout, {"rate": 0.3}, TOKENS, TOKENS, (0, 0, 1)),
     Case(
@@ -182,6 +184,7 @@ CASES = [
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
+    Case(GemmaBlock, {"config": GEMMA4, "index": 0}, TOKENS, TOKENS, (11, 1, 3), name="Gemma 4"),
     Case(CLIPTextBlock, {"config": CLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),
 ]  # fmt: skip
@@ -193,6 +196,7 @@ ABSTRACT = {
     "DecoderAttention",
     "DecoderBlock",
     "EncoderBlock",
+    "PerLayerEmbedding",  # takes two inputs: tests/models/gemma/test_gemma4_model.py
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -57,7 +57,7 @@ def step(model, x, training=True):
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("family", ["vit", "gemma", "gemma2", "qwen3", "clip"])
+@pytest.mark.parametrize("family", ["vit", "gemma", "gemma2", "gemma4", "qwen3", "clip"])
 def test_a_step_is_equal_to_the_bit(family, training, dtype, keras_calls):
     def make():
         keras.utils.set_random_seed(1)
@@ -67,7 +67,7 @@ def test_a_step_is_equal_to_the_bit(family, training, dtype, keras_calls):
             return models.Qwen3Backbone.from_preset("qwen3_debug", dtype=dtype, vocabulary_size=64)
         if family == "clip":
             return models.CLIPTextEncoder.from_preset("clip_text_debug", dtype=dtype)
-        return gemma(dtype, {"gemma": "gemma3_debug", "gemma2": "gemma2_debug"}[family])
+        return gemma(dtype, "gemma3_debug" if family == "gemma" else f"{family}_debug")
 
     x = IMAGES if family == "vit" else TOKENS
     model = make()

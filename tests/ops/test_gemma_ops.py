@@ -42,18 +42,20 @@ def test_rms_norm(dtype, offset):
     _check("rms_norm", found, expected, dtype)
     default = ops.rms_norm(*given, epsilon=0.5)
     assert bool(keras.ops.all(keras.ops.equal(found, default))) == (offset == 1.0)
+    normal = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.5)
+    _check("rms_norm", ops.rms_norm(given[0], None, epsilon=0.5, offset=offset), normal, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_rotary_embedding(dtype, per_row):
+@pytest.mark.parametrize(("per_row", "turned"), [(False, 1.0), (True, 1.0), (True, 0.7)])
+def test_rotary_embedding(dtype, per_row, turned):
     given = _tensors(dtype, _normal(2, 5, 3, 6))
     (x,) = _rounded(given)
     positions = np.array([[0, 1, 2, 9, 40], [7, 3, 0, 1, 2]] if per_row else [0, 1, 2, 3, 4])
     expected = np.zeros_like(x)
     for b, t, n, i in np.ndindex(2, 5, 3, 3):
         position = positions[b, t] if per_row else positions[t]
-        angle = position / 4 * 100 ** (-2 * i / 6)
+        angle = position / 4 * 100 ** (-2 * i / 6) * (i < 3 * turned - 0.5)
         first, second = x[b, t, n, i], x[b, t, n, i + 3]
         expected[b, t, n, i] = first * math.cos(angle) - second * math.sin(angle)
         expected[b, t, n, i + 3] = second * math.cos(angle) + first * math.sin(angle)
@@ -62,6 +64,7 @@ def test_rotary_embedding(dtype, per_row):
         keras.ops.convert_to_tensor(positions.astype("int32")),
         max_wavelength=100,
         scaling=4,
+        turned=turned,
     )
     _check("rotary_embedding", found, expected, dtype)
 

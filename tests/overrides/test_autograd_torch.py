@@ -113,6 +113,7 @@ if keras.backend.backend() == "torch":
         "rms_norm_torch._RMSNorm": [
             (lambda x, s: ops.rms_norm(x, s), [(3, 4), (4,)]),
             (lambda x, s: ops.rms_norm(x, s, offset=0.0), [(3, 4), (4,)]),
+            (lambda x: ops.rms_norm(x, None), [(3, 4)]),
         ],
         "rotary_embedding_torch._Rotation": [
             (lambda x: ops.rotary_embedding(x, torch.arange(3)) ** 2, [(2, 3, 2, 4)])

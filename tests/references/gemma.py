@@ -65,6 +65,9 @@ def randomise(model: torch.nn.Module) -> None:
         for weight in model.parameters():
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(noise / weight.shape[1] ** 0.5 if weight.ndim == 2 else 0.3 * noise)
+        for name, number in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                number.add_(0.3 * torch.randn(number.shape, generator=generator))
     model.eval()
 
 
@@ -112,7 +115,8 @@ def one(folder: Path, config: transformers.PretrainedConfig, shards: str) -> Non
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
-            )
+                return_dict_in_generate=True,
+            ).sequences
             found |= {f"prompt_{j}": prompt[0], f"greedy_{j}": whole[0, length:]}
         found["logits64"] = model.double()(ids).logits
         found["logits16"] = model.bfloat16()(ids).logits.float()

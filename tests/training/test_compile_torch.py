@@ -101,18 +101,20 @@ if keras.backend.backend() == "torch":
         assert wanted[1] != wanted[2]
         _same(model, eager, losses, wanted)
 
-    def test_gemma(counter) -> None:
+    @pytest.mark.parametrize("preset", ["gemma3_debug", "gemma4_debug"])
+    def test_gemma(counter, preset) -> None:
         ids = np.random.default_rng(1).integers(3, 320, (2, 12))
         inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
         found = []
         for chosen in (False, True):
             keras.utils.set_random_seed(5)
-            model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))
+            model = GemmaCausalLM(GemmaBackbone(**PRESETS[preset]))
             model.compile(keras.optimizers.SGD(0.1), weighted_metrics=[], jit_compile=chosen)
             losses = [float(model.train_on_batch(inputs, np.roll(ids, -1, 1))) for _ in range(2)]
             found.append((model, losses))
         (eager, wanted), (model, losses) = found
-        kinds = {block.attention.window is None for block in model.backbone.blocks}
+        made = [block.block for block in model.backbone.blocks]
+        kinds = {(each.window is None, each.key_value_source is None) for each in made}
         assert counter.frame_count <= 2 * len(kinds)
         assert not _breaks()
         _same(model, eager, losses, wanted)

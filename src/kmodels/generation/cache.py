@@ -17,7 +17,7 @@ from kmodels.core.types import Tensor
 
 
 class Store(Protocol):
-    """The storage of all rings: the keys of layer i are at 2 i, its values at 2 i + 1.
+    """The storage of all rings: the keys of cache i are at 2 i, its values at 2 i + 1.
 
     Behind them stands a ring of the tokens themselves, where the sampler looks at them.
     """
@@ -46,7 +46,10 @@ def ring_size(slots: int, window: int | None, ahead: int = 0) -> int:
 def ring_shapes(
     backbone: keras.Model, batch: int, slots: int, ahead: int = 0
 ) -> list[tuple[int, ...]]:
-    """Returns shapes of all keys and values, in the order of `Store`."""
+    """Returns shapes of all keys and values, in the order of `Store`.
+
+    Blocks that use the keys and values of another have none.
+    """
     return [
         (batch, ring_size(slots, window, ahead), *shape)
         for window, shape in zip(backbone.cache_windows, backbone.cache_shapes, strict=True)
@@ -110,9 +113,9 @@ class StepView:
     def ring(self, size: int) -> tuple[Any, Any]:
         """Returns the slot to write to, and the slots that hold a token then, (B, size) bool."""
         if size not in self._rings:
-            behind = ops.mod(self.place - ops.arange(size, dtype="int32"), size)
+            behind = (self.place - ops.arange(size, dtype="int32")) % size
             filled = behind <= self.positions
-            self._rings[size] = ops.mod(self.place, size), filled
+            self._rings[size] = self.place % size, filled
             # All layers get the same tensor, so that what an override makes of it serves them all.
             self._masks[size] = filled[:, None, None]
         return self._rings[size]
@@ -139,7 +142,13 @@ class View(Protocol):
 
 
 class LayerCache:
-    """The cache that one block is given, see `kmodels.models.common.layers.DecoderBlock`."""
+    """The cache that one block is given, see `kmodels.models.common.layers.DecoderBlock`.
+
+    Attributes:
+        extended: what `extend` returned, for the blocks that share it.
+    """
+
+    extended: tuple[Any, Any, dict]
 
     def __init__(self, store: Store, layer: int, view: View):
         self.store = store
@@ -148,4 +157,11 @@ class LayerCache:
 
     def extend(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Any, Any, dict]:
         """Keeps the new keys and values; returns all that queries see, and how."""
-        return self.view.extend(self.store, self.layer, key, value, window)
+        self.extended = self.view.extend(self.store, self.layer, key, value, window)
+        return self.extended
+
+
+def caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
+    """Returns the cache of each block of a model; some blocks may have the same one."""
+    made = [LayerCache(store, number, view) for number in range(len(backbone.cache_shapes))]
+    return [made[number] for number in backbone.cache_numbers]

@@ -13,7 +13,12 @@ class DenseCache:
     Args:
         held: (B, 2, S, K, H), keys and values; K and H are at least the block's own.
         index: number of the first new token.
+
+    Attributes:
+        extended: what `extend` returned, for the blocks that share it.
     """
+
+    extended: tuple[Any, Any, dict]
 
     def __init__(self, held: Tensor, index: Tensor | int):
         self.held = held
@@ -32,4 +37,5 @@ class DenseCache:
         if window is not None:
             seen = ops.logical_and(seen, behind < window)
         key, value = key[:, :, :heads, :width], value[:, :, :heads, :width]
-        return key, value, {"mask": ops.expand_dims(ops.expand_dims(seen, 0), 0)}
+        self.extended = key, value, {"mask": ops.expand_dims(ops.expand_dims(seen, 0), 0)}
+        return self.extended

@@ -89,7 +89,7 @@ def continue_prompts(
     """Continues prompts of any lengths in one batch.
 
     Args:
-        backbone: with `extend`, `cache_shapes`, `cache_windows`, `blocks` and
+        backbone: with `extend`, `cache_shapes`, `cache_windows`, `cache_numbers` and
             `token_embedding.logits`.
         prompts: token ids, at least one each.
         max_length: length of prompt and continuation together; one for all, or one for each.

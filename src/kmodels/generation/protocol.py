@@ -17,9 +17,9 @@ def call_with_cache(
     """Returns logits and hidden states of new tokens, and the cache with them.
 
     Args:
-        backbone: with `extend`, `blocks` and `token_embedding.logits`.
+        backbone: with `extend`, `cache_numbers` and `token_embedding.logits`.
         token_ids: (B, T) int, the new tokens.
-        cache: (B, layers, 2, S, K, H), see `empty_cache`; a block uses the first of K and H.
+        cache: (B, caches, 2, S, K, H), see `empty_cache`; a block uses the first of K and H.
         cache_update_index: place of the first new token.
 
     Returns:
@@ -28,8 +28,8 @@ def call_with_cache(
     index = keras.ops.cast(cache_update_index, "int32")
     token_ids = keras.ops.convert_to_tensor(token_ids, dtype="int32")
     positions = index + keras.ops.arange(token_ids.shape[1], dtype="int32")
-    caches = [DenseCache(cache[:, layer], index) for layer in range(len(backbone.blocks))]
-    hidden = backbone.extend(token_ids, positions, caches)
+    caches = [DenseCache(cache[:, number], index) for number in range(cache.shape[1])]
+    hidden = backbone.extend(token_ids, positions, [caches[n] for n in backbone.cache_numbers])
     cache = keras.ops.stack([held.held for held in caches], axis=1)
     return backbone.token_embedding.logits(hidden), hidden, cache
 
@@ -37,10 +37,11 @@ def call_with_cache(
 def empty_cache(backbone: keras.Model, batch: int, slots: int) -> Any:
     """Returns a cache for so many rows of so many tokens, in the compute dtype.
 
-    It has the heads and the width of the block with the most.
+    It has the heads and the width of the block with the most, and a place for each block with keys
+    and values of its own.
     """
     heads, width = (max(sizes) for sizes in zip(*backbone.cache_shapes, strict=True))
-    shape = (batch, len(backbone.blocks), 2, slots, heads, width)
+    shape = (batch, len(backbone.cache_shapes), 2, slots, heads, width)
     return keras.ops.zeros(shape, dtype=backbone.dtype_policy.compute_dtype)
 
 

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from kmodels.core.types import Tensor
-from kmodels.generation.cache import LayerCache, PromptView, StepView, Store, View
+from kmodels.generation.cache import PromptView, StepView, Store, caches
 from kmodels.generation.draft_cache import DraftView
 from kmodels.generation.sampler import Sampler
 
@@ -24,7 +24,7 @@ def first_token(
     """Runs the prompts through the model in one pass and chooses the token behind each.
 
     Args:
-        backbone: with `extend`, `blocks` and `token_embedding.logits`.
+        backbone: with `extend`, `cache_shapes`, `cache_numbers` and `token_embedding.logits`.
         sampler: chooses.
         store: the cache to fill.
         token_ids: (B, P) int32, padded on the right.
@@ -37,11 +37,11 @@ def first_token(
         (B,) int32.
     """
     view = PromptView(lengths, slots, ahead)
-    hidden = backbone.extend(token_ids, None, _caches(backbone, store, view))
+    hidden = backbone.extend(token_ids, None, caches(backbone, store, view))
     last = ops.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
     history = None
     if sampler.looks_back:
-        store.fill(2 * len(backbone.blocks), view.keep(token_ids, slots))
+        store.fill(2 * len(backbone.cache_shapes), view.keep(token_ids, slots))
         # Padding stands for the first token, which the row holds anyway.
         is_token = ops.arange(token_ids.shape[1], dtype="int32")[None] < lengths[:, None]
         history = ops.where(is_token, token_ids, token_ids[:, :1])
@@ -77,11 +77,11 @@ def next_token(
     """
     view = StepView(lengths, prompt, slots, step)
     tokens = tokens[:, None]
-    hidden = backbone.extend(tokens, view.positions, _caches(backbone, store, view))
+    hidden = backbone.extend(tokens, view.positions, caches(backbone, store, view))
     history = None
     if sampler.looks_back:
         slot, filled = view.ring(slots)
-        history = store.write(2 * len(backbone.blocks), slot, tokens)
+        history = store.write(2 * len(backbone.cache_shapes), slot, tokens)
         history = ops.where(filled, history, tokens)
     return sampler.choose(backbone.token_embedding.logits(hidden[:, 0]), history, draws)
 
@@ -113,17 +113,13 @@ def next_tokens(
     """
     batch, count = tokens.shape
     view = DraftView(starts, count, slots, ahead)
-    hidden = backbone.extend(tokens, view.positions, _caches(backbone, store, view))
+    hidden = backbone.extend(tokens, view.positions, caches(backbone, store, view))
     history = None
     if sampler.looks_back:
         places, seen, _ = view.ring(None)
-        history = store.scatter(2 * len(backbone.blocks), places, tokens)
+        history = store.scatter(2 * len(backbone.cache_shapes), places, tokens)
         history = ops.where(seen, history[:, None], tokens[:, :, None])
         history = ops.reshape(history, (batch * count, slots))
     logits = backbone.token_embedding.logits(ops.reshape(hidden, (batch * count, -1)))
     chosen = sampler.choose(logits, history, ops.reshape(draws, (-1,)))
     return ops.reshape(chosen, (batch, count))
-
-
-def _caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
-    return [LayerCache(store, layer, view) for layer in range(len(backbone.blocks))]

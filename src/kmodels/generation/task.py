@@ -300,7 +300,7 @@ class Generates(Chats):
 
         Args:
             token_ids: (B, T) int, the new tokens.
-            cache: (B, layers, 2, S, K, H), of keys and values, zeros at first.
+            cache: (B, caches, 2, S, K, H), of keys and values, zeros at first.
             cache_update_index: place of the first new token.
 
         Returns:

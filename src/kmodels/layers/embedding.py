@@ -48,6 +48,7 @@ class Embedding(traced.Noted, Layer):
 
     Attributes:
         entries: names of the methods that read the table, see `with_table`.
+        is_vocabulary: whether adapters may train rows of the table, or all of it.
         merged_rows: the rows that `merge_lora` wrote into the table, or None.
         resized: whether `resize` made the table another one.
 
@@ -56,6 +57,7 @@ class Embedding(traced.Noted, Layer):
     """
 
     entries = ("call", "with_table")
+    is_vocabulary = True
     embeddings: Any
     reverse_embeddings: Any
 

@@ -119,12 +119,13 @@ class RMSNorm(_Scaled):
         scale_regularizer: adds to the loss.
         scale_constraint: holds after each step.
         offset: 1 as in Gemma, or 0 for a scale that is the factor itself, as in most decoders.
+        use_scale: False for a norm that has no weights and multiplies by nothing.
 
     Call:
         x (..., D) -> (..., D), same dtype; computed in float32.
 
     Weights:
-        scale (D,), zeros at first; ones where `offset` is 0.
+        scale (D,), zeros at first; ones where `offset` is 0. Without `use_scale` none.
 
     Raises:
         InputError: for another axis.
@@ -138,6 +139,7 @@ class RMSNorm(_Scaled):
         scale_regularizer: RegularizerLike = None,
         scale_constraint: ConstraintLike = None,
         offset: float = 1.0,
+        use_scale: bool = True,
         **kwargs: Any,
     ):
         if scale_initializer is None:
@@ -146,11 +148,14 @@ class RMSNorm(_Scaled):
         self.epsilon = epsilon
         self.offset = offset
         self.axis = axis
+        self.use_scale = use_scale
+        self.scale = None
 
     def build(self, input_shape: Shape) -> None:
-        """Makes the scale."""
+        """Makes the scale, if there is to be one."""
         check_axis(self.axis, input_shape)
-        super().build(input_shape)
+        if self.use_scale:
+            super().build(input_shape)
 
     def call(self, x: Tensor) -> Any:
         """(..., D) -> (..., D)."""

@@ -18,11 +18,11 @@ TABLE, HEAD = "embed_tokens", "lm_head"
 
 
 def tables(model: keras.Model) -> dict[str, Embedding]:
-    """Returns every embedding table of a model by its path."""
+    """Returns every embedding table of a model by its path, without those beside a vocabulary."""
     return {
         layer.path: layer
         for layer in keras_internals.sublayers(model)
-        if isinstance(layer, Embedding)
+        if isinstance(layer, Embedding) and layer.is_vocabulary
     }
 
 

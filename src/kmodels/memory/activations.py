@@ -141,6 +141,11 @@ class _Step:
         hidden = 0 if self.again else max(self.gelu, "mlp_hidden" in reads)
         for number in range(hidden):
             yield self.wide(f"{prefix}/mlp/hidden_{number}", own.mlp_dim, axis="mlp")
+        if own.per_layer:
+            for array in ("part", "gate", "hidden"):
+                yield self.wide(f"{prefix}/per_layer/{array}", own.per_layer)
+            yield self.wide(f"{prefix}/per_layer/input", width)
+            yield from self.norm(f"{prefix}/per_layer/result", width)
         if own.dropout:
             yield self.wide(f"{prefix}/dropout", 2 * width, "bool")
             if not sizes.gated:

@@ -31,7 +31,7 @@ class BlockSizes:
 
     Args:
         heads: heads of the queries.
-        groups: heads of keys and values.
+        groups: heads of keys and values; 0 for a block that uses those of another.
         head_dim: width of a head.
         mlp_dim: width between the dense layers of the MLP.
         post_norms: norms behind attention and MLP too.
@@ -40,6 +40,7 @@ class BlockSizes:
         soft_cap: attention scores are squashed.
         dropout: rate within the block.
         attention_dropout: rate on the attention weights.
+        per_layer: width of what the embedding of each token adds to the block; 0 for nothing.
     """
 
     heads: int
@@ -52,6 +53,7 @@ class BlockSizes:
     soft_cap: float | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    per_layer: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from kmodels.ops._wide import mean, wide
 
 
 @op
-def rms_norm(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float = 1.0) -> Tensor:
+def rms_norm(
+    x: Tensor, scale: Tensor | None, *, epsilon: float = 1e-6, offset: float = 1.0
+) -> Tensor:
     """Divides the last axis by its root mean square and multiplies by `offset + scale`.
 
-    Shapes: x (..., D), scale (D,) -> (..., D).
+    Shapes: x (..., D), scale (D,) or None for a factor of 1 -> (..., D).
     Dtypes: floating; everything in float32 (float64 for float64 input), `offset + scale` too; the
         output has x's dtype.
 
@@ -28,6 +30,8 @@ def rms_norm(x: Tensor, scale: Tensor, *, epsilon: float = 1e-6, offset: float =
     dtype = wide(x)
     y = ops.cast(x, dtype)
     y = ops.multiply(y, ops.rsqrt(mean(ops.square(y)) + epsilon))
+    if scale is None:
+        return ops.cast(y, ops.dtype(x))
     factor = ops.cast(scale, dtype)
     if offset:
         factor = offset + factor

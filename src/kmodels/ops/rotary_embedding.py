@@ -16,6 +16,7 @@ def rotary_embedding(
     *,
     max_wavelength: float = 10_000.0,
     scaling: float = 1.0,
+    turned: float = 1.0,
 ) -> Tensor:
     """Rotates pairs of channels by angles that grow with the position.
 
@@ -31,18 +32,22 @@ def rotary_embedding(
         positions: positions of the tokens, from 0; None for 0, 1, ...
         max_wavelength: the base of the geometric series, "theta" elsewhere.
         scaling: positions are divided by it (linear scaling of the context).
+        turned: share of the pairs that turn, the first ones; the others keep their values, while
+            the series is that of all pairs.
 
     Raises:
         InputError: if H is odd.
 
-    Parity: Transformers' `apply_rotary_pos_emb` with `rope_type` "default" or "linear".
+    Parity: Transformers' `apply_rotary_pos_emb` with `rope_type` "default", "linear" or
+        "proportional".
     Source: https://arxiv.org/abs/2104.09864, https://arxiv.org/abs/2306.15595 (scaling)
     """
     check_rotary_embedding(x)
     if positions is None:
         positions = ops.arange(ops.shape(x)[1], dtype="int32")
     dtype = wide(x)
-    frequencies = ops.convert_to_tensor(_frequencies(x.shape[-1], max_wavelength, scaling), dtype)
+    numbers = _frequencies(x.shape[-1], max_wavelength, scaling, turned)
+    frequencies = ops.convert_to_tensor(numbers, dtype)
     angles = ops.multiply(ops.expand_dims(ops.cast(positions, dtype), -1), frequencies)
     angles = ops.expand_dims(angles, -2)  # (T, 1, H/2) or (B, T, 1, H/2)
     cosine, sine = ops.cos(angles), ops.sin(angles)
@@ -63,11 +68,17 @@ def check_rotary_embedding(x: Tensor) -> None:
         raise InputError(f"rotary_embedding got heads of width {x.shape[-1]}; it must be even.")
 
 
-def rotary_frequencies(head_dim: int, max_wavelength: float, scaling: float) -> np.ndarray:
+def rotary_frequencies(
+    head_dim: int, max_wavelength: float, scaling: float, turned: float = 1.0
+) -> np.ndarray:
     """Radians per position of each pair of channels: (H / 2,), float64."""
-    return np.array(_frequencies(head_dim, max_wavelength, scaling))
+    return np.array(_frequencies(head_dim, max_wavelength, scaling, turned))
 
 
-def _frequencies(head_dim: int, max_wavelength: float, scaling: float) -> list[float]:
+def _frequencies(
+    head_dim: int, max_wavelength: float, scaling: float, turned: float
+) -> list[float]:
     # Plain numbers: torch.compile takes them as constants, and NumPy's arrays it does not trace.
-    return [1.0 / (max_wavelength ** (i / head_dim) * scaling) for i in range(0, head_dim, 2)]
+    pairs = int(turned * head_dim // 2)
+    found = [1.0 / (max_wavelength ** (2 * i / head_dim) * scaling) for i in range(pairs)]
+    return found + [0.0] * (head_dim // 2 - pairs)

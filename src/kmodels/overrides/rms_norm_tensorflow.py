@@ -7,12 +7,12 @@ from keras import ops
 
 from kmodels.core.dispatch import override
 from kmodels.ops.rms_norm import rms_norm
-from kmodels.overrides._tensors_tensorflow import later, wide
+from kmodels.overrides._tensors_tensorflow import later, static_shape, wide
 
 
 @override(rms_norm)
 def rms_norm_tensorflow(
-    x: tf.Tensor, scale: tf.Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
+    x: tf.Tensor, scale: tf.Tensor | None, *, epsilon: float = 1e-6, offset: float = 1.0
 ) -> tf.Tensor:
     """Computes the op itself; the gradient tape would keep four wide arrays of x's size."""
 
@@ -31,5 +31,7 @@ def rms_norm_tensorflow(
 
         return tf.cast(y * inverse * (offset + wide(scale)), x.dtype), backward
 
+    if scale is None:
+        scale, offset = tf.ones(static_shape(x)[-1:]), 0.0
     # Read here: a variable that is read inside would have to be declared.
     return norm(ops.convert_to_tensor(x), tf.convert_to_tensor(ops.convert_to_tensor(scale)))

@@ -26,7 +26,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, x: torch.Tensor, scale: torch.Tensor, epsilon: float, offset: float
+        ctx: Context, x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
     ) -> torch.Tensor:
         y, inverse = _normalise(x, scale, epsilon, offset)
         ctx.save_for_backward(x, scale, inverse)
@@ -45,14 +45,16 @@ class _RMSNorm(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             for_scale = (gradients[0] * y).flatten(0, -2).sum(0).to(scale.dtype)
         if ctx.needs_input_grad[0]:
-            slope = gradients[0].to(wide, copy=True).mul_(ctx.offset + scale.to(wide))
+            slope = gradients[0].to(wide, copy=True)
+            if scale is not None:
+                slope.mul_(ctx.offset + scale.to(wide))
             inner = torch.linalg.vecdot(slope, y).unsqueeze(-1).div_(x.shape[-1])
             for_x = slope.sub_(y.mul_(inner)).mul_(inverse).to(x.dtype)
         return for_x, for_scale, None, None
 
 
 def _normalise(
-    x: torch.Tensor, scale: torch.Tensor, epsilon: float, offset: float
+    x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the result, and what each row was multiplied by."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -60,7 +62,10 @@ def _normalise(
     y = x.to(wide, copy=True)
     squares = torch.linalg.vecdot(y, y).unsqueeze(-1)
     inverse = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
-    return y.mul_(inverse).mul_(offset + scale.to(wide)).to(x.dtype), inverse
+    y.mul_(inverse)
+    if scale is not None:
+        y.mul_(offset + scale.to(wide))
+    return y.to(x.dtype), inverse
 
 
 @cache
@@ -77,32 +82,35 @@ def _constants(
     return floor, base, factor
 
 
-def _small(x: torch.Tensor, scale: torch.Tensor, epsilon: float, offset: float) -> torch.Tensor:
+def _small(
+    x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
+) -> torch.Tensor:
     """Returns the result in the fewest calls of torch, by the length of each row.
 
-    With d numbers in a row: x / hypot(|x|, sqrt(d epsilon)) * sqrt(d) (offset + scale).
+    With d numbers in a row: x / hypot(|x|, sqrt(d epsilon)) * sqrt(d) (offset + scale), where the
+    last factor is 1 without a scale.
     """
     dtype = x.dtype
     wide = x if dtype.itemsize >= 4 else x.float()
-    if scale.dtype is not wide.dtype:
+    if scale is not None and scale.dtype is not wide.dtype:
         scale = scale.to(wide.dtype)
     floor, base, factor = _constants(x.shape[-1], epsilon, offset, wide.dtype)
     length = torch.linalg.vector_norm(wide, 2, -1, True).hypot_(floor)
-    y = wide.div(length).mul_(torch.addcmul(base, factor, scale))
+    y = wide.div(length).mul_(factor if scale is None else torch.addcmul(base, factor, scale))
     return y if dtype is wide.dtype else y.to(dtype)
 
 
 @override(rms_norm, outside_graph)
 def rms_norm_torch(
-    x: torch.Tensor, scale: torch.Tensor, *, epsilon: float = 1e-6, offset: float = 1.0
+    x: torch.Tensor, scale: torch.Tensor | None, *, epsilon: float = 1e-6, offset: float = 1.0
 ) -> torch.Tensor:
     """Computes the op itself, and keeps less for the backward pass."""
-    x, scale = as_tensor(x), as_tensor(scale)
+    x, scale = as_tensor(x), None if scale is None else as_tensor(scale)
     if not torch.is_grad_enabled():
         if x.device.type != "cpu":  # where it is one kernel
             wide = torch.promote_types(x.dtype, torch.float32)
             y = torch.rms_norm(x.to(wide), (x.shape[-1],), None, epsilon)
-            return y.mul_(offset + scale.to(wide)).to(x.dtype)
+            return (y if scale is None else y.mul_(offset + scale.to(wide))).to(x.dtype)
         if x.numel() < LARGE and type(x) in PLAIN:
             return _small(x, scale, epsilon, offset)
         return _normalise(x, scale, epsilon, offset)[0]

@@ -23,13 +23,14 @@ def rotary_embedding_jax(
     *,
     max_wavelength: float = 10_000.0,
     scaling: float = 1.0,
+    turned: float = 1.0,
 ) -> jax.Array:
     """Computes the op itself; its gradient is the inverse rotation, unlike autodiff's."""
     check_rotary_embedding(x)
     x = jnp.asarray(x)
     positions = jnp.arange(x.shape[1]) if positions is None else jnp.asarray(positions)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling).astype(dtype)
+    frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling, turned).astype(dtype)
     angles = positions.astype(dtype)[..., None] * frequencies  # (T, H/2) or (B, T, H/2)
     return _rotation(x, _stored(jnp.cos(angles)), _stored(jnp.sin(angles)))
 

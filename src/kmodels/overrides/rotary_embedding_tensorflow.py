@@ -21,13 +21,14 @@ def rotary_embedding_tensorflow(
     *,
     max_wavelength: float = 10_000.0,
     scaling: float = 1.0,
+    turned: float = 1.0,
 ) -> tf.Tensor:
     """Computes the op itself; the tape would pad and add halves of gradients."""
     check_rotary_embedding(x)
     x = ops.convert_to_tensor(x)
     given = tf.range(tf.shape(x)[1]) if positions is None else positions
     dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
-    frequencies = rotary_frequencies(static_shape(x)[-1], max_wavelength, scaling)
+    frequencies = rotary_frequencies(static_shape(x)[-1], max_wavelength, scaling, turned)
     # The stub knows neither `...` nor None in an index.
     places: Any = tf.cast(ops.convert_to_tensor(given), dtype)
     angles = places[..., None] * tf.constant(frequencies, dtype)

@@ -67,11 +67,12 @@ def rotary_embedding_torch(
     *,
     max_wavelength: float = 10_000.0,
     scaling: float = 1.0,
+    turned: float = 1.0,
 ) -> torch.Tensor:
     """Computes the op itself, half of x at a time into one result."""
     check_rotary_embedding(x)
     x, positions = as_tensor(x), None if positions is None else as_tensor(positions)
-    cosine, sine = _tables(x, positions, max_wavelength, scaling)
+    cosine, sine = _tables(x, positions, max_wavelength, scaling, turned)
     if not torch.is_grad_enabled():
         return _rotate(x, cosine, sine)
     return _Rotation.apply(x, cosine, sine)
@@ -101,11 +102,16 @@ _last: dict[tuple[Any, ...], _Tables] = {}
 
 
 def _tables(
-    x: torch.Tensor, positions: torch.Tensor | None, max_wavelength: float, scaling: float
+    x: torch.Tensor,
+    positions: torch.Tensor | None,
+    max_wavelength: float,
+    scaling: float,
+    turned: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each."""
     dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
-    kind, length = (x.shape[-1], max_wavelength, scaling, x.device, dtype), x.shape[1]
+    kind = (x.shape[-1], max_wavelength, scaling, turned, x.device, dtype)
+    length = x.shape[1]
     stay = _stay(x, positions)
     if stay and (known := _last.get(kind)) is not None and known.are_of(positions, length):
         return known.cosine, known.sine
@@ -133,7 +139,12 @@ def _stay(x: torch.Tensor, positions: torch.Tensor | None) -> bool:
 
 @cache
 def _frequencies(
-    width: int, max_wavelength: float, scaling: float, device: torch.device, dtype: torch.dtype
+    width: int,
+    max_wavelength: float,
+    scaling: float,
+    turned: float,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    found = rotary_frequencies(width, max_wavelength, scaling)
+    found = rotary_frequencies(width, max_wavelength, scaling, turned)
     return torch.from_numpy(found).to(device, dtype)

@@ -11,7 +11,10 @@ from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import PRESETS
 from tolerances import tolerance
 
-DEBUG = {"gemma_debug": "float32", "gemma2_debug": "mixed_bfloat16", "gemma3_debug": "float32"}
+DEBUG = {
+    **{"gemma_debug": "float32", "gemma2_debug": "mixed_bfloat16", "gemma3_debug": "float32"},
+    "gemma4_debug": "float32",
+}
 LENGTH = 13
 
 
@@ -48,7 +51,7 @@ def _limit(model, values):
 
 
 def test_masked_tokens_are_as_if_they_were_not_there(models, token_ids, mask):
-    for model, dtype in zip(models.values(), ("bool", "int32", "float32"), strict=True):
+    for model, dtype in zip(models.values(), ("bool", "int32", "float32", "bool"), strict=True):
         inputs = {"token_ids": token_ids, "padding_mask": mask.astype(dtype)}
         found = _there(to_numpy(model(inputs)), mask)
         alone = to_numpy(model(_there(token_ids, mask)))

@@ -102,7 +102,6 @@ def test_multimodal_directory_gives_its_text_part(references, tmp_path):
         ({"hidden_activation": "relu"}, "no counterpart for an activation 'relu'"),
         ({"attention_bias": True, "tie_word_embeddings": False}, "attention_bias, tie_word"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn'"),
-        ({"layer_types": ["full_attention"] + ["sliding_attention"] * 2}, "do not repeat"),
     ],
 )
 def test_settings_without_counterpart_are_named(references, tmp_path, change, message):
@@ -111,6 +110,20 @@ def test_settings_without_counterpart_are_named(references, tmp_path, change, me
     (tmp_path / "config.json").write_text(json.dumps({**text, **change}))
     with pytest.raises(InputError, match=message):
         GemmaBackbone.from_preset(tmp_path, load_weights=False)
+
+
+def test_layer_types_in_any_order_are_read_and_written(references, tmp_path):
+    source = references / "gemma" / "gemma3" / "model"
+    text = json.loads((source / "config.json").read_text())
+    text["layer_types"] = ["full_attention"] + ["sliding_attention"] * 2
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    backbone = GemmaBackbone.from_preset(tmp_path, load_weights=False)
+    assert backbone.cache_windows == [None, 5, 5]
+    folder = backbone.export_to_transformers(tmp_path / "out")
+    written = json.loads((folder / "config.json").read_text())
+    assert written["layer_types"] == text["layer_types"]
+    again = GemmaBackbone.from_preset(folder, load_weights=False)
+    assert again.config == backbone.config
 
 
 def test_a_missing_tensor_is_named_and_nothing_half_loaded(references, tmp_path):

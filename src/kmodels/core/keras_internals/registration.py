@@ -18,7 +18,8 @@ CLIP = (
 GEMMA = (
     *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
     *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
-    *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "Reordered", "TokensFirst"),
+    *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "PerLayerEmbedding", "Reordered"),
+    "TokensFirst",
 )
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),

@@ -272,9 +272,12 @@ class CausalLM(
 
         Returns:
             {"pre_block_layers": a list with one model of token ids (B, T) to what the first block
-            takes, "sequential_blocks": the blocks}; None for other modes.
+            takes, "sequential_blocks": the blocks}; None for other modes, and for a model whose
+            blocks take more than hidden states.
         """
-        if mode not in ("gptq", "awq"):
+        made = [block.block for block in self.backbone.blocks]
+        more = any(block.per_layer_dim or block.shares_key_value for block in made)
+        if mode not in ("gptq", "awq") or more:
             return None
         token_ids = keras.Input((None,), dtype="int32")
         embedding = keras.Model(token_ids, self.backbone.token_embedding(token_ids))

@@ -1,6 +1,6 @@
 """The configuration of models: what each can do, and that of decoders with their blocks."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
@@ -49,6 +49,14 @@ class BlockConfig:
         use_post_mlp_norm: a norm behind the MLP.
         activation: activation of the MLP's gate: "silu", or "gelu" in its tanh form.
         dropout: on attention weights and both residual branches, in training.
+        rope_turned: share of the pairs of channels that the rotary embedding turns.
+        use_value_norm: normalises values per head, without a scale.
+        key_is_value: values are the keys before their norm, without a projection of their own.
+        key_value_source: number of the earlier block whose keys and values this block uses, which
+            then has none of its own; None for its own.
+        shares_key_value: whether a later block uses the keys and values of this one.
+        per_layer_dim: width of what the embedding of each token adds to this block; 0 for nothing.
+        use_layer_scalar: multiplies what the block gives by a number that is not trained.
     """
 
     num_query_heads: int
@@ -69,6 +77,20 @@ class BlockConfig:
     use_post_mlp_norm: bool = False
     activation: str = "silu"
     dropout: float = 0.0
+    rope_turned: float = 1.0
+    use_value_norm: bool = False
+    key_is_value: bool = False
+    key_value_source: int | None = None
+    shares_key_value: bool = False
+    per_layer_dim: int = 0
+    use_layer_scalar: bool = False
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The names of the projections in front of the attention."""
+        if self.key_value_source is not None:
+            return ("query",)
+        return ("query", "key") if self.key_is_value else ("query", "key", "value")
 
     def has_bias(self, layer: str) -> bool:
         """Returns whether a linear layer has a bias, by its path in the block."""
@@ -131,6 +153,15 @@ class DecoderConfig(FrozenConfig):
     def mlp_dim(self) -> int:
         """Width of the gate, and of what it multiplies."""
         return self.intermediate_dim
+
+    @property
+    def per_layer_vocabulary(self) -> int:
+        """Rows of the table of per-layer embeddings, where blocks have a `per_layer_dim`."""
+        return self.vocabulary_size
+
+    def resized(self, vocabulary_size: int) -> Self:
+        """Returns this config with tables of another number of rows."""
+        return replace(self, vocabulary_size=vocabulary_size)
 
     @property
     def scales_embeddings(self) -> bool:

@@ -1,7 +1,6 @@
 """A decoder, readable from token ids to hidden states."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -22,6 +21,7 @@ from kmodels.models.common.inputs import (
     complete,
 )
 from kmodels.models.common.layers import DecoderBlock
+from kmodels.models.common.per_layer import PerLayerEmbedding
 from kmodels.task import Backbone
 from kmodels.weights import gather
 
@@ -30,6 +30,7 @@ class _Steps(NamedTuple):
     """The way from token ids to hidden states, for symbols as for numbers."""
 
     embedding: Embedding
+    per_layer: PerLayerEmbedding | None
     blocks: list[DecoderBlock]
     final_norm: RMSNorm
     order: TokensFirst
@@ -50,12 +51,22 @@ class _Steps(NamedTuple):
             positions = self.move(positions, front)
         if segment_ids is not None:
             segment_ids = self.move(segment_ids, front)
-        x = self.embedding(self.move(token_ids, front))
+        token_ids = self.move(token_ids, front)
+        x = self.embedding(token_ids)
         if intercept is not None:
             x = self.move(intercept(self.move(x, back), -1), front)
         out = {"token_embedding": x}
+        parts = None if self.per_layer is None else self.per_layer(token_ids, x)
+        shared: dict[int, tuple[Any, Any]] = {}
         for number, block in enumerate(self.blocks):
-            x = block(x, segment_ids=segment_ids, positions=positions, training=training)
+            made = block.block
+            more = {} if parts is None else {"per_layer": parts[number]}
+            if made.key_value_source is not None:
+                more["key"], more["value"] = shared[made.key_value_source]
+            x = block(x, segment_ids=segment_ids, positions=positions, training=training, **more)
+            if made.shares_key_value:
+                x, key, value = x
+                shared[number] = key, value
             if intercept is not None:
                 x = self.move(intercept(self.move(x, back), number), front)
             out[block.name] = x
@@ -145,13 +156,24 @@ class DecoderBackbone(OptionalInputs, Backbone):
         final_norm = RMSNorm(
             config.layer_norm_epsilon, offset=config.norm_offset, name="final_norm", dtype=policy
         )
+        per_layer = None
+        if width := config.block(0).per_layer_dim:
+            per_layer = PerLayerEmbedding(
+                config.per_layer_vocabulary,
+                config.num_layers,
+                width,
+                config.layer_norm_epsilon,
+                config.norm_offset,
+                name="per_layer_embedding",
+                dtype=policy,
+            )
 
         # === Graph ===
         inputs = {
             name: keras.Input((None,), dtype="int32", name=name, optional=name != "token_ids")
             for name in ("token_ids", "padding_mask")
         }
-        steps = _Steps(embedding, blocks, final_norm, TokensFirst(), Reordered())
+        steps = _Steps(embedding, per_layer, blocks, final_norm, TokensFirst(), Reordered())
         out = steps.all(**inputs)
         super().__init__(
             config=config,
@@ -163,6 +185,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
         # === Config ===
         self.token_embedding = embedding
+        self.per_layer_embedding = per_layer
         self.blocks = blocks
         self.final_norm = final_norm
         self.dtype_policy = policy
@@ -220,8 +243,11 @@ class DecoderBackbone(OptionalInputs, Backbone):
             new_num_tokens += -new_num_tokens % pad_to_multiple_of
         gather.check_whole(self, "resize_token_embeddings")
         self.token_embedding.resize(new_num_tokens)
+        if self.per_layer_embedding is not None:
+            self.per_layer_embedding.table.resize(new_num_tokens)
+            self.per_layer_embedding.input_dim = new_num_tokens
         keras_internals.forget_parameters(self)
-        before, after = self.config, replace(self.config, vocabulary_size=new_num_tokens)
+        before, after = self.config, self.config.resized(new_num_tokens)
         for layer in keras_internals.sublayers(self):
             if getattr(layer, "config", None) == before:
                 layer.config = after
@@ -234,13 +260,25 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
     @property
     def cache_shapes(self) -> list[tuple[int, int]]:
-        """Heads and width of a token's key, and of its value, in each block."""
-        return [(block.block.num_key_value_heads, block.block.head_dim) for block in self.blocks]
+        """Heads and width of a token's key, and of its value, in each cache."""
+        return [(b.block.num_key_value_heads, b.block.head_dim) for b in self._keepers]
 
     @property
     def cache_windows(self) -> list[int | None]:
-        """The most tokens that each block sees, the new one included; None for all."""
-        return [block.attention.window for block in self.blocks]
+        """The most tokens that blocks with each cache see, the new one included; None for all."""
+        return [block.attention.window for block in self._keepers]
+
+    @property
+    def cache_numbers(self) -> list[int]:
+        """Number of the cache of each block; those that share keys and values have one."""
+        places = {block.index: number for number, block in enumerate(self._keepers)}
+        sources = [(b.index, b.block.key_value_source) for b in self.blocks]
+        return [places[index if source is None else source] for index, source in sources]
+
+    @property
+    def _keepers(self) -> list[DecoderBlock]:
+        """The blocks with keys and values of their own."""
+        return [block for block in self.blocks if block.block.key_value_source is None]
 
     def extend(self, token_ids: Tensor, positions: Tensor, caches: list[Any]) -> Any:
         """Returns hidden states of new tokens behind those that the caches hold.
@@ -248,7 +286,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
         Args:
             token_ids: (B, T) int.
             positions: (T,) or (B, T) int, or None for 0, 1, ...
-            caches: one per block, see `DecoderBlock`.
+            caches: one per block, see `DecoderBlock`; blocks that share keys and values have the
+                same one.
 
         Returns:
             (B, T, D).
@@ -256,8 +295,12 @@ class DecoderBackbone(OptionalInputs, Backbone):
         with direct_calls():
             x = self.token_embedding(token_ids)
             with keras_internals.autocast(self.dtype_policy):
-                for block, cache in zip(self.blocks, caches, strict=True):
-                    x = block(x, positions=positions, cache=cache)
+                parts = None
+                if self.per_layer_embedding is not None:
+                    parts = self.per_layer_embedding(token_ids, x)
+                for number, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
+                    more = {} if parts is None else {"per_layer": parts[number]}
+                    x = block(x, positions=positions, cache=cache, **more)
                 return self.final_norm(x)
 
     @classmethod

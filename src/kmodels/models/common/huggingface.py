@@ -11,7 +11,8 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
-from kmodels.models.common.peft import LAYERS
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.common.peft import LAYERS, MODEL_PROJECTION, PER_LAYER
 from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -41,6 +42,9 @@ HEAD_NORMS = {
     "self_attn.q_norm": "attention/query_norm",
     "self_attn.k_norm": "attention/key_norm",
 }
+# What `per_layer_config` may say of a layer, and the width where nothing says it.
+HEADS = ("head_dim", "num_key_value_heads")
+GLOBAL_HEAD_DIM = 512
 # config.json, preprocessor_config.json, the table, and tensors of zeros that the format asks for.
 TransformersForm = tuple[dict[str, Any], dict[str, Any], list[Rule], dict[str, Any]]
 
@@ -57,10 +61,21 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
     for source, target in norms.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale"))
     block = config.block(0)
-    for target, source in LAYERS.items():
+    layers = LAYERS | (PER_LAYER if block.per_layer_dim else {})
+    for target, source in layers.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
-        if block.has_bias(target):
+        if target in LAYERS and block.has_bias(target):
             table.append(Rule(f"{BLOCK}.{source}.bias", f"block_{{i}}/{target}/bias"))
+    if block.per_layer_dim:
+        within = "per_layer_embedding"
+        table += [
+            Rule(f"{BLOCK}.post_per_layer_input_norm.weight", "block_{i}/per_layer/norm/scale"),
+            Rule("embed_tokens_per_layer.weight", f"{within}/table/embeddings"),
+            Rule(f"{MODEL_PROJECTION}.weight", f"{within}/model_projection/kernel", transpose),
+            Rule("per_layer_projection_norm.weight", f"{within}/norm/scale"),
+        ]
+    if block.use_layer_scalar:
+        table.append(Rule(f"{BLOCK}.layer_scalar", "block_{i}/layer_scalar"))
     table.append(Rule("norm.weight", "final_norm/scale"))
     table = [Rule(prefix + rule.source, rule.target, rule.transform) for rule in table]
     if not config.ties_embeddings:
@@ -104,6 +119,60 @@ def rope(
         raise InputError(f"{path}: rope_type is {kind!r}; the model supports default and linear")
     base = float(scaling.get("rope_theta", default if given is None else given))
     return base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0
+
+
+def partial_rope(path: Path, given: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Returns what `rope` does, and the share of the channels that turn: also "proportional"."""
+    if given.get("rope_type") != "proportional":
+        return *rope(path, given, None, 10_000.0), 1.0
+    usual = {"rope_theta": 10_000.0, "factor": 1.0, "partial_rotary_factor": 1.0}
+    base, scaling, turned = (float(given.get(name, value)) for name, value in usual.items())
+    return base, scaling, turned
+
+
+def heads_by_kind(
+    path: Path, text: Mapping[str, Any], kinds: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """Returns width and number of the key/value heads of each kind of layer.
+
+    Transformers 5.23 writes `per_layer_config`, the settings by which a layer differs from all.
+    Before, and in keras-hub, other names say it of the layers without a window.
+
+    Args:
+        path: path of the directory, for errors.
+        text: settings of the text model.
+        kinds: kind of attention of each layer.
+
+    Raises:
+        InputError: for other settings by layer, or layers of one kind that differ.
+    """
+    by_layer = text.get("per_layer_config")
+    if by_layer is None:
+        own = {"head_dim": text.get("global_head_dim") or GLOBAL_HEAD_DIM}
+        if text.get("attention_k_eq_v") and (groups := text.get("num_global_key_value_heads")):
+            own["num_key_value_heads"] = groups
+        by_layer = {i: own for i, kind in enumerate(kinds) if kind == GLOBAL}
+    by_layer = {int(i): own for i, own in by_layer.items()}
+    names = {name for own in by_layer.values() for name in own}
+    found: dict[str, set[tuple[int, int]]] = {}
+    for i, kind in enumerate(kinds):
+        layer = {**text, **by_layer.get(i, {})}
+        found.setdefault(kind, set()).add((layer["head_dim"], layer["num_key_value_heads"]))
+    wrong = {f"{name} in per_layer_config": True for name in sorted(names - set(HEADS))}
+    wrong |= {f"different heads in {kind}": len(seen) > 1 for kind, seen in found.items()}
+    refuse(path, wrong)
+    return {kind: next(iter(seen)) for kind, seen in found.items()}
+
+
+def unused(config: DecoderConfig) -> list[str]:
+    """Returns ends of names that published files hold, and transformers leaves out as well.
+
+    They are the keys and values of layers that use those of others.
+    """
+    blocks = [(i, config.block(i)) for i in range(config.num_layers)]
+    shared = [i for i, block in blocks if block.key_value_source is not None]
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return [f"layers.{i}.self_attn.{name}.weight" for i in shared for name in names]
 
 
 def tokenizer_of(path: Path) -> dict[str, str] | None:
@@ -171,7 +240,8 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         """
         backbone = self.fields(path, description)
         config = self.config_class(**backbone)
-        tensors = _tensors(path, self.heads if config.ties_embeddings else ()) if weights else {}
+        heads = self.heads if config.ties_embeddings else ()
+        tensors = _tensors(path, heads, tuple(unused(config))) if weights else {}
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
         others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
         return SourceCheckpoint(
@@ -186,12 +256,12 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         )
 
 
-def _tensors(path: Path, dropped: Collection[str]) -> dict[str, LazyArray]:
-    """Returns the tensors of a directory but `dropped` and the tables of rotary embeddings."""
+def _tensors(path: Path, dropped: Collection[str], ends: tuple[str, ...]) -> dict[str, LazyArray]:
+    """Returns the tensors of a directory but `dropped`, ends and tables of rotary embeddings."""
     return {
         name: tensor
         for name, tensor in read_safetensors(path).items()
-        if name not in dropped and not name.endswith("rotary_emb.inv_freq")
+        if name not in dropped and not name.endswith(("rotary_emb.inv_freq", *ends))
     }
 
 
@@ -273,4 +343,4 @@ def rope_form(base: float, scaling: float) -> dict[str, Any]:
 def layer_types(config: DecoderConfig) -> list[str]:
     """Returns what config.json calls the attention of each block."""
     windows = [config.block(i).window for i in range(config.num_layers)]
-    return ["full_attention" if window is None else "sliding_attention" for window in windows]
+    return [GLOBAL if window is None else LOCAL for window in windows]

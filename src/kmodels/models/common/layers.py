@@ -42,9 +42,12 @@ class _OfBlock(Layer):
         block = self.block
         return RMSNorm(block.epsilon, offset=block.norm_offset, name=name, dtype=self.dtype_policy)
 
-    def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
-        """Returns the input's shape."""
-        return input_shape
+    def compute_output_shape(self, input_shape: Shape, *_: object) -> Any:
+        """Returns the input's shape; with those of keys and values where it gives them too."""
+        if not self.block.shares_key_value:
+            return input_shape
+        heads = (*input_shape[:2], self.block.num_key_value_heads, self.block.head_dim)
+        return input_shape, heads, heads
 
 
 class DecoderAttention(_OfBlock):
@@ -56,10 +59,13 @@ class DecoderAttention(_OfBlock):
 
     Call:
         x (B, T, D) -> (B, T, D); the other arguments as in `DecoderBlock`, and a Keras mask too.
+        What `DecoderBlock` gives besides, this layer gives too.
 
     Weights:
         query (D, N * H), key and value (D, K * H), output (N * H, D): kernel, and bias where the
-        config asks for it. With norms of queries and keys query_norm and key_norm: scale (H,).
+        config asks for it. With norms of queries and keys query_norm and key_norm: scale (H,). A
+        block with the keys and values of another has neither of its own, nor key_norm; where keys
+        are the values too there is no value.
     """
 
     def __init__(self, config: DecoderConfig | Mapping[str, Any], index: int, **kwargs: Any):
@@ -68,21 +74,25 @@ class DecoderAttention(_OfBlock):
         self.rope = {
             "max_wavelength": self.block.rope_wavelength,
             "scaling": self.block.rope_scaling,
+            "turned": self.block.rope_turned,
         }
-        self.query_norm = self.key_norm = self.seed_generator = None
+        self.key_dense = self.value_dense = None
+        self.query_norm = self.key_norm = self.value_norm = self.seed_generator = None
 
     def build(self, input_shape: Shape) -> None:
         """Makes the projections, the norms and the random stream."""
         block, width = self.block, input_shape[-1]
         self.seed_generator = self.add_seed(block.dropout)
         heads, groups = block.num_query_heads, block.num_key_value_heads
-        queries = heads * block.head_dim
+        queries, here = heads * block.head_dim, (*block.projections, "output")
         for name, inner, outer, granularity in (
             ("query", width, queries, (None, heads)),
             ("key", width, groups * block.head_dim, (None, groups)),
             ("value", width, groups * block.head_dim, (None, groups)),
             ("output", queries, width, (heads, None)),
         ):
+            if name not in here:
+                continue
             layer = Dense(
                 outer,
                 use_bias=block.has_bias(f"attention/{name}"),
@@ -93,10 +103,14 @@ class DecoderAttention(_OfBlock):
             setattr(self, f"{name}_dense", layer)
             layer.build((None, inner))
         if block.use_query_key_norm:
-            for name in ("query_norm", "key_norm"):
+            for name in ("query_norm", "key_norm") if "key" in here else ("query_norm",):
                 norm = self.norm(name)
                 setattr(self, name, norm)
                 norm.build((None, block.head_dim))
+        if block.use_value_norm and "key" in here:
+            settings = {"use_scale": False, "name": "value_norm", "dtype": self.dtype_policy}
+            self.value_norm = RMSNorm(block.epsilon, **settings)
+            self.value_norm.build((None, block.head_dim))
 
     def call(
         self,
@@ -107,18 +121,32 @@ class DecoderAttention(_OfBlock):
         training: bool = False,
         mask: Tensor | None = None,
         x_mask: Tensor | None = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         block, length = self.block, shape_of(x)[1]
         q = self._heads(self.query_dense(x), block.num_query_heads, length)
-        k = self._heads(self.key_dense(x), block.num_key_value_heads, length)
-        v = self._heads(self.value_dense(x), block.num_key_value_heads, length)
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+        # Torch finds a layer's parts by a call of Python: each is asked for once.
+        key_dense, value_dense, value_norm = self.key_dense, self.value_dense, self.value_norm
+        query_norm, key_norm = self.query_norm, self.key_norm
+        if query_norm is not None:
+            q = query_norm(q)
         q = ops.rotary_embedding(q, positions, **self.rope)
-        k = ops.rotary_embedding(k, positions, **self.rope)
+        k: Any = key
+        v: Any = value
+        if key_dense is not None:
+            v = k = self._heads(key_dense(x), block.num_key_value_heads, length)
+            if value_dense is not None:
+                v = self._heads(value_dense(x), block.num_key_value_heads, length)
+            if value_norm is not None:
+                v = value_norm(v)
+            if key_norm is not None:
+                k = key_norm(k)
+            k = ops.rotary_embedding(k, positions, **self.rope)
         if cache is not None:
-            k, v, visible = cache.extend(k, v, self.window)
+            own = key_dense is not None
+            k, v, visible = cache.extend(k, v, self.window) if own else cache.extended
         else:
             mask = mask if x_mask is None else x_mask
             if mask is not None:  # (B, S): the keys that are there, for all queries alike
@@ -137,7 +165,8 @@ class DecoderAttention(_OfBlock):
             seed=self.seed_generator if active else None,
         )
         width = block.num_query_heads * block.head_dim
-        return self.output_dense(reshape(y, (-1, length, width)))
+        y = self.output_dense(reshape(y, (-1, length, width)))
+        return (y, k, v) if block.shares_key_value and cache is None else y
 
     def _window(self, length: int) -> int | None:
         """Returns None if the window covers the whole row: a plain causal mask is cheaper."""
@@ -147,6 +176,45 @@ class DecoderAttention(_OfBlock):
 
     def _heads(self, x: Tensor, heads: int, length: int) -> Any:
         return reshape(x, (-1, length, heads, self.block.head_dim))
+
+
+class _PerLayerInput(Layer):
+    """The end of a block, where its part of the per-layer embeddings comes in.
+
+    Args:
+        block: what the config says of the block.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        x (B, T, D), per_layer (B, T, P) -> (B, T, D): x and, through a norm,
+        projection(GELU(input_gate(x)) * per_layer).
+
+    Weights:
+        input_gate (D, P), projection (P, D): kernel; norm: scale (D,).
+    """
+
+    def __init__(self, block: BlockConfig, **kwargs: Any):
+        super().__init__(**kwargs)
+        policy, settings = self.dtype_policy, {"offset": block.norm_offset, "name": "norm"}
+        self.width = block.per_layer_dim
+        self.input_gate = Dense(self.width, use_bias=False, name="input_gate", dtype=policy)
+        self.norm = RMSNorm(block.epsilon, dtype=policy, **settings)
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the two layers and the norm for the width of x."""
+        settings = {"use_bias": False, "name": "projection", "dtype": self.dtype_policy}
+        self.projection = Dense(input_shape[-1], **settings)
+        self.input_gate.build(input_shape)
+        self.projection.build((*input_shape[:-1], self.width))
+        self.norm.build(input_shape)
+
+    def call(self, x: Tensor, per_layer: Tensor) -> Any:
+        """(B, T, D), (B, T, P) -> (B, T, D)."""
+        return x + self.norm(self.projection(ops.gated_gelu(self.input_gate(x), per_layer)))
+
+    def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
+        """Returns the shape of x."""
+        return input_shape
 
 
 class DecoderBlock(_OfBlock):
@@ -165,9 +233,17 @@ class DecoderBlock(_OfBlock):
     Call:
         x (B, T, D); segment_ids (B, T) int or None: tokens see those of their own segment only;
         positions (T,) or (B, T) int or None for 0, 1, ...; cache: keys and values of earlier
-        tokens, with `extend(key, value, window) -> (key, value, arguments of ops.attention)`, or
-        None -> (B, T, D). Tokens that a Keras mask leaves out are seen by none; they keep their
-        positions. Keras hands the mask on, as `mask`, or beside other tensors as `x_mask`.
+        tokens, with `extend(key, value, window) -> (key, value, arguments of ops.attention)` and
+        what that gave as `extended`, or None -> (B, T, D). Tokens that a Keras mask leaves out are
+        seen by none; they keep their positions. Keras hands the mask on, as `mask`, or beside other
+        tensors as `x_mask`.
+
+        A block with per-layer embeddings gets (B, T, P) of them as `per_layer`. One whose keys and
+        values a later block uses returns (x, key, value), both (B, T, K, H), and that block gets
+        them as `key` and `value`; with a cache, blocks share that instead.
+
+    Weights:
+        those of the parts; with `use_layer_scalar` layer_scalar (1,), which is not trained.
     """
 
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
@@ -187,6 +263,9 @@ class DecoderBlock(_OfBlock):
             self.post_attention_norm = self.norm("post_attention_norm")
         if block.use_post_mlp_norm:
             self.post_mlp_norm = self.norm("post_mlp_norm")
+        self.per_layer = self.layer_scalar = None
+        if block.per_layer_dim:
+            self.per_layer = _PerLayerInput(block, name="per_layer", dtype=policy)
         self.dropout = Dropout(block.dropout, name="dropout", dtype=policy)
         self.mlp_dropout = Dropout(block.dropout, name="mlp_dropout", dtype=policy)
 
@@ -198,10 +277,12 @@ class DecoderBlock(_OfBlock):
     def build(self, input_shape: Shape) -> None:
         """Builds every part for the width of the hidden states."""
         parts = (self.attention_norm, self.attention, self.post_attention_norm)
-        parts = (*parts, self.dropout, self.mlp_norm, self.mlp, self.post_mlp_norm)
+        parts = (*parts, self.dropout, self.mlp_norm, self.mlp, self.post_mlp_norm, self.per_layer)
         for part in (*parts, self.mlp_dropout):
             if part is not None:
                 part.build(input_shape)
+        if self.block.use_layer_scalar:
+            self.layer_scalar = self.add_parameter("layer_scalar", (1,), "ones", trainable=False)
 
     def call(
         self,
@@ -212,8 +293,12 @@ class DecoderBlock(_OfBlock):
         training: bool = False,
         mask: Tensor | None = None,
         x_mask: Tensor | None = None,
+        per_layer: Tensor | None = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
+        given = {} if key is None else {"key": key, "value": value}
         y = self.attention(
             self.attention_norm(x),
             segment_ids=segment_ids,
@@ -221,11 +306,19 @@ class DecoderBlock(_OfBlock):
             cache=cache,
             training=training,
             mask=mask if x_mask is None else x_mask,
+            **given,
         )
+        if gives := self.block.shares_key_value and cache is None:
+            y, key, value = y
         if self.post_attention_norm is not None:
             y = self.post_attention_norm(y)
         x = x + self.dropout(y, training=training)
         y = self.mlp(self.mlp_norm(x))
         if self.post_mlp_norm is not None:
             y = self.post_mlp_norm(y)
-        return x + self.mlp_dropout(y, training=training)
+        x = x + self.mlp_dropout(y, training=training)
+        if self.per_layer is not None:
+            x = self.per_layer(x, per_layer)
+        if self.layer_scalar is not None:
+            x = x * self.layer_scalar
+        return (x, key, value) if gives else x

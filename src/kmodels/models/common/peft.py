@@ -15,6 +15,12 @@ LAYERS = {
     "mlp/up": "mlp.up_proj",
     "mlp/down": "mlp.down_proj",
 }
+# Those of models with per-layer embeddings, in each block and beside the blocks.
+PER_LAYER = {
+    "per_layer/input_gate": "per_layer_input_gate",
+    "per_layer/projection": "per_layer_projection",
+}
+MODEL_PROJECTION = "per_layer_model_projection"
 # A model with its head, and without.
 PREFIXES = ("model.", "")
 
@@ -32,8 +38,12 @@ def names(
     """
     backbone = getattr(model, "backbone", model)
     ordered = sorted(prefixes, key=bool) if backbone is model else prefixes
+    layers, beside = LAYERS, {"token_embedding": "embed_tokens"}
+    if backbone.per_layer_embedding is not None:
+        layers = {**LAYERS, **PER_LAYER}
+        beside["per_layer_embedding/model_projection"] = MODEL_PROJECTION
     return [
-        {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in LAYERS.items()}
-        | {"token_embedding": f"{prefix}embed_tokens"}
+        {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in layers.items()}
+        | {ours: f"{prefix}{x}" for ours, x in beside.items()}
         for prefix in ordered
     ] + [{"token_embedding": head} for head in heads if backbone.config.ties_embeddings]

@@ -25,13 +25,26 @@ BLOCKS: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?mlp/down/(?:.*/)?lora_a": ("mlp", None),
     r"(?:.*/)?mlp/down/(?:.*/)?lora_b": (None, "embed"),
 }
+PER_LAYER: dict[str, tuple[str | None, ...]] = {
+    r"(?:.*/)?per_layer_embedding/table/embeddings": ("vocab", "embed"),
+    rf"(?:.*/)?per_layer_embedding/model_projection/{KERNEL}": ("embed", None),
+    r"(?:.*/)?per_layer_embedding/model_projection/(?:.*/)?lora_a": ("embed", None),
+    r"(?:.*/)?per_layer_embedding/model_projection/(?:.*/)?lora_b": (None, None),
+    rf"(?:.*/)?per_layer/input_gate/{KERNEL}": ("embed", "mlp"),
+    r"(?:.*/)?per_layer/input_gate/(?:.*/)?lora_a": ("embed", None),
+    r"(?:.*/)?per_layer/input_gate/(?:.*/)?lora_b": (None, "mlp"),
+    rf"(?:.*/)?per_layer/projection/{KERNEL}": ("mlp", "embed"),
+    r"(?:.*/)?per_layer/projection/(?:.*/)?lora_a": ("mlp", None),
+    r"(?:.*/)?per_layer/projection/(?:.*/)?lora_b": (None, "embed"),
+}
 TABLES: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?token_embedding/(?:reverse_)?embeddings": ("vocab", "embed"),
     r"(?:.*/)?token_embedding/lora_rows": (None, "embed"),
 }
-DECODER = TABLES | BLOCKS
+DECODER = TABLES | BLOCKS | PER_LAYER
 TEXT_ENCODER: dict[str, tuple[str | None, ...]] = {
-    **DECODER,
+    **TABLES,
+    **BLOCKS,
     r"(?:.*/)?position_embedding/embeddings": (None, "embed"),
     rf"(?:.*/)?text_projection/{KERNEL}": ("embed", None),
 }

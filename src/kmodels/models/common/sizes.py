@@ -22,7 +22,7 @@ def sizes(config: DecoderConfig) -> Sizes:
 def _of_block(block: BlockConfig) -> BlockSizes:
     return BlockSizes(
         heads=block.num_query_heads,
-        groups=block.num_key_value_heads,
+        groups=0 if block.key_value_source is not None else block.num_key_value_heads,
         head_dim=block.head_dim,
         mlp_dim=block.mlp_dim,
         post_norms=block.use_post_attention_norm or block.use_post_mlp_norm,
@@ -31,6 +31,7 @@ def _of_block(block: BlockConfig) -> BlockSizes:
         soft_cap=block.soft_cap,
         dropout=block.dropout,
         attention_dropout=block.dropout,
+        per_layer=block.per_layer_dim,
     )
 
 

@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3, text only (Gemma Team 2024, 2024, 2025)."""
+"""Gemma 1, 2, 3 and 4, text only (Gemma Team 2024, 2024, 2025, 2026)."""
 
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig

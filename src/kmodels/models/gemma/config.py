@@ -1,14 +1,26 @@
 """The configuration of a Gemma, validated in one place."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.models.common import layer_kinds
 from kmodels.models.common.config import BlockConfig, DecoderConfig
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
+
+# What only Gemma 4 has.
+FROM_4 = (
+    *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"),
+    *("num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"),
+    *("vocab_size_per_layer_input", "global_rope_partial_rotary_factor"),
+    *("use_value_norm", "use_layer_scalar", "norm_offset"),
+)
 
 
 @dataclass(frozen=True)
 class GemmaConfig(DecoderConfig):
-    """Sizes and variants of a Gemma 1, 2 or 3 (text) backbone; names as in keras-hub.
+    """Sizes and variants of a Gemma 1, 2, 3 or 4 (text, dense) backbone; names as in keras-hub.
 
     Args:
         vocabulary_size: rows of the embedding table.
@@ -36,7 +48,21 @@ class GemmaConfig(DecoderConfig):
         local_rope_scaling_factor: divides the positions in local layers.
         global_rope_scaling_factor: the same in global layers, 8 in Gemma 3 from 4B on.
         gate_dim_reduction: 2 where `intermediate_dim` counts gate and up together, as keras-hub
-            does for Gemma 1 and 2; 1 for Gemma 3.
+            does for Gemma 1 and 2; 1 for Gemma 3 and 4.
+        layer_types: "sliding_attention" for a local layer and "full_attention" for a global one, by
+            layer; None for what `sliding_window_pattern` says. Like all that follows, Gemma 4.
+        global_head_dim: `head_dim` of global layers, where it is another.
+        num_global_key_value_heads: `num_key_value_heads` of global layers, where it is another.
+        attention_k_eq_v: in global layers the projection of the keys gives the values too.
+        num_kv_shared_layers: the last layers, so many, use the keys and values of the last layer of
+            their kind before them.
+        use_double_wide_mlp: those layers have an MLP of twice the width.
+        hidden_size_per_layer_input: width of the per-layer embeddings; 0 for none.
+        vocab_size_per_layer_input: rows of their table; None for `vocabulary_size`.
+        global_rope_partial_rotary_factor: share of the channels that turn in global layers.
+        use_value_norm: normalises values per head, without a scale.
+        use_layer_scalar: each layer's result is multiplied by a number of its own.
+        norm_offset: is added to the scale of each norm, 1 up to Gemma 3 and 0 in Gemma 4.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -66,6 +92,18 @@ class GemmaConfig(DecoderConfig):
     local_rope_scaling_factor: float = 1.0
     global_rope_scaling_factor: float = 1.0
     gate_dim_reduction: int = 2
+    layer_types: Sequence[str] | None = None
+    global_head_dim: int | None = None
+    num_global_key_value_heads: int | None = None
+    attention_k_eq_v: bool = False
+    num_kv_shared_layers: int = 0
+    use_double_wide_mlp: bool = False
+    hidden_size_per_layer_input: int = 0
+    vocab_size_per_layer_input: int | None = None
+    global_rope_partial_rotary_factor: float = 1.0
+    use_value_norm: bool = False
+    use_layer_scalar: bool = False
+    norm_offset: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +118,60 @@ class GemmaConfig(DecoderConfig):
             cap = getattr(self, name)
             if cap is not None and cap <= 0:
                 raise InputError(f"{name} is {cap}; give a positive number, or None for no cap")
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Checks what differs from layer to layer."""
+        check_whole("hidden_size_per_layer_input", self.hidden_size_per_layer_input, least=0)
+        for name in ("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input"):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value)
+        if (self.global_head_dim or 2) % 2:
+            raise InputError(
+                f"global_head_dim is {self.global_head_dim}; rotary embedding needs an even number"
+            )
+        if self.num_query_heads % (groups := self.num_global_key_value_heads or 1):
+            raise InputError(
+                f"{groups} global key/value heads do not divide {self.num_query_heads} query "
+                "heads; give a divisor"
+            )
+        if not 0.0 <= (share := self.global_rope_partial_rotary_factor) <= 1.0:
+            raise InputError(
+                f"global_rope_partial_rotary_factor is {share}; give a share in [0, 1]"
+            )
+        if self.layer_types is not None:
+            object.__setattr__(self, "layer_types", tuple(self.layer_types))
+        layer_kinds.check(self.kinds, self.num_layers, self.num_kv_shared_layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values."""
+        types = None if self.layer_types is None else list(self.layer_types)
+        return {**super().to_dict(), "layer_types": types}
+
+    def resized(self, vocabulary_size: int) -> Self:
+        """Returns this config with tables of another number of rows."""
+        return replace(self, vocabulary_size=vocabulary_size, vocab_size_per_layer_input=None)
+
+    @property
+    def per_layer_vocabulary(self) -> int:
+        """Rows of the table of per-layer embeddings, where there is one."""
+        return self.vocab_size_per_layer_input or self.vocabulary_size
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of attention of each layer, in the words of `layer_types`."""
+        if self.layer_types is not None:
+            return tuple(self.layer_types)
+        windows = self.use_sliding_window_attention
+        return tuple(
+            LOCAL if windows and (i + 1) % self.sliding_window_pattern else GLOBAL
+            for i in range(self.num_layers)
+        )
+
+    @property
+    def sources(self) -> list[int | None]:
+        """Whose keys and values each layer uses, None for its own."""
+        return layer_kinds.sources(self.kinds, self.num_kv_shared_layers)
 
     @property
     def mlp_dim(self) -> int:
@@ -88,33 +180,38 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def query_scale(self) -> float:
-        """The factor of the attention scores."""
+        """The factor of the attention scores, in layers with heads of `head_dim`."""
+        return self._query_scale(self.head_dim)
+
+    def _query_scale(self, head_dim: int) -> float:
         if self.query_pre_attention_scalar is not None:
             return self.query_pre_attention_scalar**-0.5
         if self.query_head_dim_normalize:
-            return self.head_dim**-0.5
+            return head_dim**-0.5
         return max(self.hidden_dim // self.num_query_heads, 1) ** -0.5
 
     @property
     def generation(self) -> int:
-        """The generation of Gemma: 3 with query and key norms, 2 with post-norms, else 1."""
+        """The generation of Gemma, by its norms: 4 without offset, 3 on queries, 2 at the end."""
+        if not self.norm_offset:
+            return 4
         if self.use_query_key_norm:
             return 3
         return 2 if self.use_post_attention_norm or self.use_post_ffw_norm else 1
 
+    @property
+    def of_gemma_4(self) -> list[str]:
+        """The settings in force that no generation before Gemma 4 has."""
+        return [name for name in FROM_4 if getattr(self, name) != getattr(type(self), name)]
+
     def is_local(self, layer: int) -> bool:
         """Returns whether a layer, counted from 0, sees a window only."""
-        return self.use_sliding_window_attention and bool((layer + 1) % self.sliding_window_pattern)
+        return self.use_sliding_window_attention and self.kinds[layer] == LOCAL
 
     @property
     def scales_embeddings(self) -> bool:
         """True: embeddings are multiplied by sqrt(hidden_dim)."""
         return True
-
-    @property
-    def norm_offset(self) -> float:
-        """Returns 1: norms multiply by 1 + scale."""
-        return 1.0
 
     @property
     def logit_soft_cap(self) -> float | None:
@@ -123,19 +220,24 @@ class GemmaConfig(DecoderConfig):
 
     def block(self, index: int) -> BlockConfig:
         """Returns what the block with this number, from 0, is made of."""
-        local = self.is_local(index)
+        local, sources = self.kinds[index] == LOCAL, self.sources
+        heads, width = self.num_key_value_heads, self.head_dim
+        if not local:
+            heads = self.num_global_key_value_heads or heads
+            width = self.global_head_dim or width
+        wide = self.use_double_wide_mlp and sources[index] is not None
         return BlockConfig(
             num_query_heads=self.num_query_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            mlp_dim=self.mlp_dim,
+            num_key_value_heads=heads,
+            head_dim=width,
+            mlp_dim=self.mlp_dim * (2 if wide else 1),
             epsilon=self.layer_norm_epsilon,
-            query_scale=self.query_scale,
+            query_scale=self._query_scale(width),
             rope_wavelength=self.local_rope_wavelength if local else self.global_rope_wavelength,
             rope_scaling=(
                 self.local_rope_scaling_factor if local else self.global_rope_scaling_factor
             ),
-            window=self.sliding_window_size if local else None,
+            window=self.sliding_window_size if self.is_local(index) else None,
             soft_cap=self.attention_logit_soft_cap,
             use_query_key_norm=self.use_query_key_norm,
             norm_offset=self.norm_offset,
@@ -143,4 +245,11 @@ class GemmaConfig(DecoderConfig):
             use_post_mlp_norm=self.use_post_ffw_norm,
             activation="gelu",
             dropout=self.dropout,
+            rope_turned=1.0 if local else self.global_rope_partial_rotary_factor,
+            use_value_norm=self.use_value_norm,
+            key_is_value=self.attention_k_eq_v and not local,
+            key_value_source=sources[index],
+            shares_key_value=index in sources,
+            per_layer_dim=self.hidden_size_per_layer_input,
+            use_layer_scalar=self.use_layer_scalar,
         )

@@ -11,7 +11,7 @@ from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
-from kmodels.models.gemma.weights import gguf, huggingface
+from kmodels.models.gemma.weights import gemma4, gguf, huggingface
 from kmodels.models.gemma.weights.keras_hub_config import PEERS
 from kmodels.models.registry import Family
 
@@ -19,11 +19,14 @@ NAMES = {
     1: ("gemma", "GemmaForCausalLM", "GemmaModel"),
     2: ("gemma2", "Gemma2ForCausalLM", "Gemma2Model"),
     3: ("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextModel"),
+    4: ("gemma4_text", "Gemma4ForCausalLM", "Gemma4TextModel"),
 }
 
 
 def _no_counterpart(config: GemmaConfig) -> list[str]:
     generation = config.generation
+    if generation == 4:
+        return [name for name, there in gemma4.lacks(config).items() if there]
     one_rope = (config.local_rope_wavelength, config.local_rope_scaling_factor) == (
         config.global_rope_wavelength,
         config.global_rope_scaling_factor,
@@ -38,7 +41,7 @@ def _no_counterpart(config: GemmaConfig) -> list[str]:
         "one post-norm without the other": generation > 1
         and not (config.use_post_ffw_norm and config.use_post_attention_norm),
     }
-    return [name for name, there in absent.items() if there]
+    return [*(name for name, there in absent.items() if there), *config.of_gemma_4]
 
 
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
@@ -57,6 +60,8 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     names = NAMES[config.generation]
     if problems := _no_counterpart(config):
         raise InputError(f"transformers' {names[1]} has no counterpart for {', '.join(problems)}")
+    if config.generation == 4:
+        return decoder.transformers_form(model, names, gemma4.form(config), huggingface.rules)
     form: dict[str, Any] = {
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",

@@ -6,7 +6,10 @@ What differs from a plain decoder, generation by generation:
 - 2: norms behind attention and MLP too, soft caps on attention scores and logits, and a sliding
   window in every other block;
 - 3: norms on queries and keys instead of the caps, five local blocks to a global one, and another
-  rotary base in the global ones.
+  rotary base in the global ones;
+- 4: a norm of the values, scores that are not scaled, norms that multiply by their scale alone, a
+  factor for each block; global blocks with heads of their own, in which a part of the channels
+  turns; blocks that use the keys and values of others; and per-layer embeddings.
 """
 
 from typing import Any
@@ -23,7 +26,7 @@ from kmodels.models.gemma.weights import peft
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class GemmaBackbone(DecoderBackbone):
-    """A Gemma 1, 2 or 3 without its output layer.
+    """A Gemma 1, 2, 3 or 4 (dense) without its output layer.
 
     Args:
         vocabulary_size: rows of the embedding table.
@@ -50,7 +53,7 @@ class GemmaBackbone(DecoderBackbone):
 
     Source:
         Gemma Team, arXiv:2403.08295, arXiv:2408.00118, arXiv:2503.19786; variants as in
-        Transformers' `modeling_gemma`, `modeling_gemma2`, `modeling_gemma3`.
+        Transformers' `modeling_gemma`, `modeling_gemma2`, `modeling_gemma3`, `modeling_gemma4`.
     """
 
     config_class = GemmaConfig

@@ -21,6 +21,21 @@ GEMMA_3: dict[str, Any] = {
     "global_rope_wavelength": 1_000_000.0,
     "gate_dim_reduction": 1,
 }
+GEMMA_4: dict[str, Any] = {
+    "use_query_key_norm": True,
+    "use_value_norm": True,
+    "use_post_ffw_norm": True,
+    "use_post_attention_norm": True,
+    "use_layer_scalar": True,
+    "norm_offset": 0.0,
+    "query_pre_attention_scalar": 1.0,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 512,
+    "sliding_window_pattern": 6,
+    "global_rope_wavelength": 1_000_000.0,
+    "global_rope_partial_rotary_factor": 0.25,
+    "gate_dim_reduction": 1,
+}
 
 
 def _size(
@@ -40,9 +55,11 @@ def _size(
 # Below 100,000 parameters; fewer key/value heads than heads, windows below the usual test length.
 _DEBUG = (320, 2, 4, 2, 32)
 _LONG_CONTEXT = {"global_rope_scaling_factor": 8.0}
+_SMALL_4 = {"hidden_size_per_layer_input": 256, "global_head_dim": 512}
 
 # Gemma Team 2024 (arXiv:2403.08295 table 1), 2024 (arXiv:2408.00118 table 1),
-# 2025 (arXiv:2503.19786); 270M by its published config.
+# 2025 (arXiv:2503.19786); 270M by its published config. Gemma 4: the sizes with which transformers
+# converts the published checkpoints (its `convert_gemma4_weights.py`).
 PRESETS: dict[str, dict[str, Any]] = {
     "gemma_2b_en": _size(256_000, 18, 8, 1, 2048, 32_768, 256),
     "gemma_7b_en": _size(256_000, 28, 16, 16, 3072, 49_152, 256),
@@ -61,6 +78,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     | GEMMA_3
     | _LONG_CONTEXT
     | {"query_head_dim_normalize": False},
+    "gemma4_e2b": _size(262_144, 35, 8, 1, 1536, 6144, 256)
+    | GEMMA_4
+    | _SMALL_4
+    | {"final_logit_soft_cap": 30.0, "sliding_window_pattern": 5}
+    | {"num_kv_shared_layers": 20, "use_double_wide_mlp": True},
+    "gemma4_e4b": _size(262_144, 42, 8, 2, 2560, 10_240, 256)
+    | GEMMA_4
+    | _SMALL_4
+    | {"final_logit_soft_cap": 30.0, "num_kv_shared_layers": 18},
+    "gemma4_31b": _size(262_144, 60, 32, 16, 5376, 21_504, 256)
+    | GEMMA_4
+    | {"final_logit_soft_cap": 30.0, "sliding_window_size": 1024, "global_head_dim": 512}
+    | {"num_global_key_value_heads": 4, "attention_k_eq_v": True},
     "gemma_debug": _size(*_DEBUG, 128, 8),
     "gemma2_debug": _size(*_DEBUG, 128, 8)
     | GEMMA_2
@@ -68,4 +98,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gemma3_debug": _size(*_DEBUG, 64, 8)
     | GEMMA_3
     | {"sliding_window_size": 8, "sliding_window_pattern": 2},
+    "gemma4_debug": _size(320, 4, 4, 2, 32, 64, 8)
+    | GEMMA_4
+    | {"sliding_window_size": 8, "sliding_window_pattern": 2, "final_logit_soft_cap": 30.0}
+    | {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
 }

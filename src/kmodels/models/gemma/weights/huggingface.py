@@ -1,18 +1,23 @@
-"""Hugging Face directories of Gemma 1, 2 and 3, the text part of multimodal ones included."""
+"""Hugging Face directories of Gemma 1 to 4, the text part of multimodal ones included."""
 
 from pathlib import Path
 from typing import Any
 
-from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
+from kmodels.models.gemma.weights import gemma4
 from kmodels.weights import Rule
 
-GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3_text": 3, "gemma3": 3}
+GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3_text": 3, "gemma3": 3} | dict.fromkeys(
+    ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"), 4
+)
 # A causal model, the text part of a multimodal one in transformers 4 and 5, a bare model.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
-OTHER_PARTS = ("vision_tower", "multi_modal_projector", "embed_vision")
+OTHER_PARTS = (
+    *("vision_tower", "multi_modal_projector", "embed_vision"),
+    *("vision_embedder", "audio_tower", "embed_audio"),
+)
 # Settings that transformers' configs leave out where they equal their own defaults.
 DEFAULTS: dict[int, dict[str, Any]] = {
     1: {
@@ -50,7 +55,25 @@ DEFAULTS: dict[int, dict[str, Any]] = {
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     },
+    4: {
+        "vocab_size": 262_144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "final_logit_softcapping": None,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+    },
 }
+# Those of the model without towers, Gemma 4 12B, which differ.
+UNIFIED = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 
 
 def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
@@ -60,7 +83,7 @@ def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
         norms["post_attention_layernorm"] = "post_attention_norm"
         norms["pre_feedforward_layernorm"] = "mlp_norm"
         norms["post_feedforward_layernorm"] = "post_mlp_norm"
-    if config.generation == 3:
+    if config.generation > 2:
         norms |= decoder.HEAD_NORMS
     return decoder.rules(config, norms, prefix)
 
@@ -73,16 +96,19 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     """
     generation = GENERATIONS[description["model_type"]]
     given = {**description, **(description.get("text_config") or {})}
-    text = {**DEFAULTS[generation], **given}
+    unified = UNIFIED if "unified" in description["model_type"] else {}
+    text = {**DEFAULTS[generation], **unified, **given}
     activation = text.get("hidden_activation") or text.get("hidden_act") or "gelu_pytorch_tanh"
     known = ("gelu", "gelu_pytorch_tanh") if generation == 1 else ("gelu_pytorch_tanh",)
     wrong = {
         f"an activation {activation!r}": activation not in known,
         "attention_bias": text.get("attention_bias"),
-        "use_bidirectional_attention": text.get("use_bidirectional_attention"),
+        "use_bidirectional_attention": (text.get("use_bidirectional_attention") and generation < 4),
         "tie_word_embeddings=false": text.get("tie_word_embeddings") is False,
     }
     decoder.refuse(path, wrong)
+    if generation == 4:
+        return gemma4.fields(path, text)
     fields = decoder.fields(text)
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     rope = _rope(path, text)
@@ -96,7 +122,7 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         # Transformers' Gemma 3 reads this setting and does not apply it.
         "attention_logit_soft_cap": text["attn_logit_softcapping"] if generation == 2 else None,
         "sliding_window_size": text["sliding_window"] or 1,
-        **_pattern(path, text, fields["sliding_window_pattern"]),
+        **_pattern(text, fields["sliding_window_pattern"]),
     }
     if generation == 2:
         return fields | _both(*rope("", "rope_theta", 10_000.0))
@@ -130,8 +156,8 @@ def _rope(path: Path, text: dict[str, Any]) -> Any:
     return read
 
 
-def _pattern(path: Path, text: dict[str, Any], usual: int) -> dict[str, Any]:
-    """Returns which layers are local, as "every n-th is not"."""
+def _pattern(text: dict[str, Any], usual: int) -> dict[str, Any]:
+    """Returns which layers are local: as "every n-th is not" where that says it, else by layer."""
     layers = text["num_hidden_layers"]
     types = text.get("layer_types")
     if not types:
@@ -143,7 +169,7 @@ def _pattern(path: Path, text: dict[str, Any], usual: int) -> dict[str, Any]:
     # Fewer layers than the usual pattern are all local; keep the pattern of the family then.
     pattern = local.index(False) + 1 if False in local else max(usual, layers + 1)
     if local != [bool((i + 1) % pattern) for i in range(layers)]:
-        raise InputError(f"{path}: layer_types do not repeat: {', '.join(types)}")
+        return {"layer_types": types}
     return {"sliding_window_pattern": pattern}
 
 

@@ -73,7 +73,12 @@ def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[s
         f"a query scale of {config.query_scale:.6g}, since it always takes that of head_dim": (
             abs(config.query_scale - config.head_dim**-0.5) > 1e-9
         ),
-        f"sliding_window_pattern={config.sliding_window_pattern}": local != same,
+        (
+            f"sliding_window_pattern={config.sliding_window_pattern}"
+            if config.layer_types is None
+            else "these layer_types"
+        ): local != same,
+        **dict.fromkeys(config.of_gemma_4, True),
         **{
             f"{name}={getattr(config, name)}": there and getattr(config, name) != ropes[name]
             for name, there in used.items()

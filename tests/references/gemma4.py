@@ -1,0 +1,122 @@
+"""Gemma 4's text models of transformers: one for each feature alone, and one with all of them.
+
+Cases are as those of `references.gemma`. `flat` is the config.json of `all` in the older spelling,
+`multimodal` a directory of a Gemma4ForConditionalGeneration with towers, `unified` one of the model
+without them, each with `expected.npz`. `adapter` is written by PEFT over `all`, `adapter.npz` holds
+the logits of both.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from references.gemma import SIZES, one, randomise
+from references.lora import with_random_lora
+from torchvision_cpu import define_torchvision_operators
+
+define_torchvision_operators()
+import transformers  # noqa: E402
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+ROPES = {
+    LOCAL: {"rope_type": "default", "rope_theta": 1e2},
+    GLOBAL: {"rope_type": "default", "rope_theta": 1e4},
+}
+TURNED = {
+    **ROPES,
+    GLOBAL: {"rope_type": "proportional", "rope_theta": 1e2, "partial_rotary_factor": 0.5},
+}
+# Without any of the features below: heads are alike everywhere, and every channel turns.
+PLAIN = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL],
+    "sliding_window": 5,
+    "global_head_dim": SIZES["head_dim"],
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": SIZES["vocab_size"],
+    "rope_parameters": ROPES,
+}
+HEADS = {"0": {"head_dim": 12, "num_key_value_heads": 1}}
+FEATURES = {
+    "heads": {"per_layer_config": {**HEADS, "3": HEADS["0"]}},
+    "key_is_value": {"attention_k_eq_v": True},
+    "shared": {"num_kv_shared_layers": 2},
+    "double_wide": {"num_kv_shared_layers": 1, "use_double_wide_mlp": True},
+    "per_layer": {"hidden_size_per_layer_input": 6},
+    "turned": {"rope_parameters": TURNED},
+    "capped": {"final_logit_softcapping": 4.0},
+}
+ALL = {
+    **PLAIN,
+    **{name: value for feature in FEATURES.values() for name, value in feature.items()},
+    "num_hidden_layers": 6,
+    "layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL],
+    "num_kv_shared_layers": 2,
+    "per_layer_config": dict.fromkeys("035", HEADS["0"]),
+}
+
+
+def write_flat(folder: Path) -> None:
+    text = json.loads((folder / "all" / "model" / "config.json").read_text())
+    heads = text.pop("per_layer_config")["0"]
+    text["global_head_dim"] = heads["head_dim"]
+    text["num_global_key_value_heads"] = heads["num_key_value_heads"]
+    (folder / "flat").mkdir(exist_ok=True)
+    (folder / "flat" / "config.json").write_text(json.dumps(text))
+
+
+def write_multimodal(folder: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 4}
+    whole = {
+        "multimodal": transformers.Gemma4ForConditionalGeneration(
+            transformers.Gemma4Config(
+                text_config={**PLAIN, **FEATURES["shared"], **FEATURES["per_layer"]},
+                vision_config={**vision, "position_embedding_size": 4},
+                audio_config={**sizes, "output_proj_dims": 8, "subsampling_conv_channels": [4, 4]},
+            )
+        ),
+        "unified": transformers.Gemma4UnifiedForConditionalGeneration(
+            transformers.Gemma4UnifiedConfig(
+                text_config={
+                    name: value for name, value in PLAIN.items() if "per_layer_input" not in name
+                },
+                vision_config={"mm_embed_dim": 8, "output_proj_dims": 8},
+            )
+        ),
+    }
+    for name, model in whole.items():
+        randomise(model)
+        ids = torch.randint(3, 160, (1, 9), generator=torch.Generator().manual_seed(5))
+        with torch.no_grad():
+            logits = model(ids).logits
+        model.save_pretrained(folder / name / "model")
+        np.savez(folder / name / "expected.npz", token_ids=ids, logits=logits)
+
+
+def write_adapter(folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "all" / "model")
+    ids = torch.randint(3, 160, (2, 9), generator=torch.Generator().manual_seed(7))
+    targets = ["q_proj", "v_proj", "per_layer_input_gate", "per_layer_model_projection"]
+    with torch.no_grad():
+        plain = model(ids).logits
+        adapted = with_random_lora(model, targets)
+        logits = adapted(ids).logits
+    adapted.save_pretrained(folder / "adapter")
+    np.savez(folder / "adapter.npz", inputs=ids, plain=plain, logits=logits)
+
+
+def write(folder: Path) -> None:
+    transformers.logging.set_verbosity_error()
+    for name, feature in {"plain": {}, **FEATURES}.items():
+        # Where hidden states are asked for, `generate` leaves out a shortcut that fails on shared
+        # keys and values without per-layer embeddings.
+        config = transformers.Gemma4TextConfig(**{**PLAIN, **feature}, output_hidden_states=True)
+        one(folder / name, config, "1GB")
+    one(folder / "all", transformers.Gemma4TextConfig(**ALL), "60KB")
+    write_flat(folder)
+    write_multimodal(folder)
+    write_adapter(folder)
