@@ -18,7 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kmodels.core import keras_internals
 from kmodels.core.host import numbers_torch
 from kmodels.overrides import _attention_cuda_torch as cuda
-from kmodels.overrides import attention_torch, dropout_torch, linear_cross_entropy_torch
+from kmodels.overrides import (
+    attention_torch,
+    dropout_torch,
+    linear_cross_entropy_torch,
+    rms_norm_torch,
+)
 
 # What reads a number, or asks for a size that depends on numbers; `lift_fresh` begins a tensor that
 # is made of numbers or of an array of the host.
@@ -175,6 +180,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(cuda, "flex", pausing(cuda.flex))
     monkeypatch.setattr(attention_torch, "on_cpu", lambda query: False)
     monkeypatch.setattr(dropout_torch, "on_cuda", lambda device: True)
+    monkeypatch.setattr(rms_norm_torch, "by_rows", lambda x: False)
     monkeypatch.setattr(linear_cross_entropy_torch, "on_cuda", lambda hidden: True)
     monkeypatch.setattr(numbers_torch, "on_cuda", lambda: True)
     monkeypatch.setattr(numbers_torch, "on_host", pausing(lambda make, x, dtype: make(x, dtype)))

@@ -110,22 +110,11 @@ def losses_are_let_go():
 
 
 @contract("_modules", "_torch_params", where=BACKEND == "torch")
-def parameters_are_listed_anew_and_parts_are_kept_at_hand():
-    layer, other = dense(), dense()
+def parameters_are_listed_anew():
+    layer = dense()
     assert list(layer.parameters()) and "_torch_params" in vars(layer)["_modules"]
     keras_internals.forget_parameters(layer)
     assert "_torch_params" not in vars(layer)["_modules"]
-
-    layer = keras.layers.Layer()
-    layer.part = other
-    assert "part" not in vars(layer) and vars(layer)["_modules"]["part"] is other
-    keras_internals.keep_part(layer, "part", other)
-    assert layer.part is other and list(layer.children()) == [other]
-    keras_internals.forget_part(layer, "part")
-    layer.part = other = dense()
-    assert layer.part is other
-    keras_internals.forget_part(layer, "built")
-    assert layer.built is False
 
 
 @contract("_inbound_nodes", "_run_through_graph", "_shape", "_standardize_inputs")

@@ -181,6 +181,20 @@ def test_a_part_that_is_replaced_is_called_by_keras():
     assert not Doubled.told
 
 
+def test_parts_are_kept_at_hand_until_they_are_replaced_or_deleted():
+    part, other = layers.Dense(3), layers.Dense(3)
+    layer = layers.Layer()
+    layer.part = part
+    assert vars(layer)["part"] is part and list(layer.children()) == [part]
+    layer.part = other
+    assert layer.part is other and list(layer.children()) == [other]
+    layer.part = None
+    assert layer.part is None and "part" not in vars(layer)
+    layer.part = part
+    del layer.part
+    assert not hasattr(layer, "part")
+
+
 def test_a_call_that_is_replaced_is_called():
     model = vit()
     before = model(IMAGES)

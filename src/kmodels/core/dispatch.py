@@ -174,8 +174,7 @@ class Op(Generic[P, R]):
         override: the backend's own body, `None` if there is none.
         supports: takes an `OpCall`; returns `None` or why the override declines it.
         bind: makes the `OpCall` of the op's arguments.
-        always: whether there is an override that serves all where nothing is compiled or recorded:
-            it has no `supports`, or one marked by `of_mode`.
+        always: whether the override serves all calls where nothing is compiled or recorded.
     """
 
     def __init__(self, generic: Callable[P, R]) -> None:

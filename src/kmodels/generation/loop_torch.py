@@ -148,7 +148,7 @@ class Loop:
         with torch.no_grad():
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}
 
-    def _put(self, array: Tensor) -> torch.Tensor:
+    def _put(self, array: np.ndarray | Tensor) -> torch.Tensor:
         return numbers_torch.put(array, self.device)
 
     def finish(self) -> None:

@@ -10,9 +10,8 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import Block
+from kmodels.ops._attention_cuts import Block, loops
 from kmodels.ops._attention_parts import MASKED
-from kmodels.ops._recompute_jax import groups
 from kmodels.overrides import dropout_jax
 from kmodels.overrides._attention_hops_jax import Held, Hidden, Plan, State
 from kmodels.overrides._attention_loops_jax import dot, wide
@@ -41,17 +40,14 @@ Step = Callable[[State, Seen, jax.Array, Block], State]
 
 def each(step: Step, state: State, seen: Seen, blocks: list[Block]) -> Any:
     """Repeats state = step(state, seen, first query and first key, sizes) over blocks."""
-    for group in groups(blocks):
-        width = max(block.width for block in group)
-        size = Block(0, 0, group[0].size, width)
-        # The last key stays; more in front, which are hidden, make widths equal.
-        places = [(x.start, max(x.low + x.width - width, 0)) for x in group]
+    for loop in loops(blocks):
+        size = Block(0, 0, loop.size, loop.width)
 
         @jax.checkpoint
         def body(state: State, place: jax.Array, size: Block = size) -> Any:
             return step(state, seen, place, size), None
 
-        state, _ = lax.scan(body, state, jnp.asarray(places, "int32"))
+        state, _ = lax.scan(body, state, jnp.asarray(loop.places, "int32"))
     return state
 
 

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.dense import dense
 from kmodels.ops.patch_embedding import check_patches, patch_embedding
 from kmodels.overrides._tensors_torch import as_tensor
 
@@ -32,8 +31,9 @@ def patch_embedding_torch(
     images, kernel = as_tensor(images), as_tensor(kernel)
     height, width, channels = check_patches(images, kernel, patch_size)
     if images.numel() < SMALL:
-        y = images.reshape(-1, height, patch_size, width, patch_size, channels).transpose(2, 3)
-        return dense(y.reshape(-1, height * width, kernel.shape[0]), kernel, bias)
+        shape = (-1, height, patch_size, width, patch_size, channels)
+        rows = images.reshape(shape).transpose(2, 3).reshape(-1, height * width, kernel.shape[0])
+        return functional.linear(rows, kernel.T, None if bias is None else as_tensor(bias))
     weight = kernel.reshape(patch_size, patch_size, channels, -1).permute(3, 2, 0, 1)
     bias = None if bias is None else as_tensor(bias)
     y = functional.conv2d(images.permute(0, 3, 1, 2), weight, bias, stride=patch_size)

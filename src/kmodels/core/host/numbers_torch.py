@@ -15,6 +15,7 @@ import torch
 
 from kmodels.core import keras_internals
 from kmodels.core.framework_internals import internals_torch
+from kmodels.core.types import Tensor
 
 # Elements up to which a list or an array goes through pinned memory, as shapes and states do.
 FEW = 1024
@@ -62,7 +63,7 @@ def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def put(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+def put(array: np.ndarray | Tensor, device: torch.device) -> torch.Tensor:
     """Returns an array of the host on a device, for a step that is under way meanwhile."""
     given = torch.as_tensor(array)
     if device.type != "cuda" or given.is_cuda:
