@@ -15,8 +15,6 @@ import pytest
 import op_cases
 from gradients import value_and_grad
 from kmodels import generic_only, layers, ops, training
-from kmodels.core import rng_offset_torch
-from kmodels.core.host import numbers_torch, seeds_torch
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
 from tolerances import tolerance
 
@@ -25,6 +23,8 @@ if keras.backend.backend() != "torch":
 
 import torch
 
+from kmodels.core import rng_offset_torch
+from kmodels.core.host import numbers_torch, seeds_torch
 from kmodels.generation.loop_torch import Loop
 from kmodels.overrides import dropout_torch
 from pretended_cuda_torch import WaitsForDevice, pretend, stop_pretending, without_waiting

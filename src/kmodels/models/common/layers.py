@@ -127,25 +127,22 @@ class DecoderAttention(_OfBlock):
         """(B, T, D) -> (B, T, D)."""
         block, length = self.block, shape_of(x)[1]
         q = self._heads(self.query_dense(x), block.num_query_heads, length)
-        # Torch finds a layer's parts by a call of Python: each is asked for once.
-        key_dense, value_dense, value_norm = self.key_dense, self.value_dense, self.value_norm
-        query_norm, key_norm = self.query_norm, self.key_norm
-        if query_norm is not None:
-            q = query_norm(q)
+        if self.query_norm is not None:
+            q = self.query_norm(q)
         q = ops.rotary_embedding(q, positions, **self.rope)
         k: Any = key
         v: Any = value
-        if key_dense is not None:
-            v = k = self._heads(key_dense(x), block.num_key_value_heads, length)
-            if value_dense is not None:
-                v = self._heads(value_dense(x), block.num_key_value_heads, length)
-            if value_norm is not None:
-                v = value_norm(v)
-            if key_norm is not None:
-                k = key_norm(k)
+        own = self.key_dense is not None
+        if self.key_dense is not None:
+            v = k = self._heads(self.key_dense(x), block.num_key_value_heads, length)
+            if self.value_dense is not None:
+                v = self._heads(self.value_dense(x), block.num_key_value_heads, length)
+            if self.value_norm is not None:
+                v = self.value_norm(v)
+            if self.key_norm is not None:
+                k = self.key_norm(k)
             k = ops.rotary_embedding(k, positions, **self.rope)
         if cache is not None:
-            own = key_dense is not None
             k, v, visible = cache.extend(k, v, self.window) if own else cache.extended
         else:
             mask = mask if x_mask is None else x_mask
