@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     if not options.weights.is_dir():
-        make_weights(options.weights)
+        make_weights(options.weights, "270m")
     ids = np.random.default_rng(0).integers(3, 262144, (1, PROMPT)).astype("int32")
     systems = runs(options, ids)
     times: dict[str, list[float]] = {name: [] for name in systems}

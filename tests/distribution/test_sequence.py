@@ -40,7 +40,7 @@ def _no_mesh_left():
     distribute(None)
 
 
-def compiled(mesh, **variants):
+def compiled(mesh, rank=None, **variants):
     plan = distribute(mesh)
     keras.utils.set_random_seed(3)
     backbone = models.GemmaBackbone(
@@ -54,10 +54,13 @@ def compiled(mesh, **variants):
         **variants,
     )
     model = models.GemmaCausalLM(backbone)
+    if rank is not None:
+        model.enable_lora(rank)
     if plan is not None:
         model = plan.prepare(model)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(AdamW(3e-3, clip_norm=1.0), loss)
+    rate = 3e-3 if rank is None else 0.1  # adapters begin at zero
+    model.compile(AdamW(rate, clip_norm=1.0), loss)
     return model
 
 
@@ -77,6 +80,7 @@ CASES = {
     "packed, with windows": (PACKED, WINDOWS, ("sequence=4", "data=2,sequence=4", "sequence=8")),
     "padded": (PADDED, {}, ("data=2,sequence=4",)),
     "dropout": (PACKED, {"dropout": 0.1}, ("fsdp=2,sequence=4",)),
+    "adapters": (PACKED, {"rank": 4, **WINDOWS}, ("sequence=4",)),
     "heads too": (PACKED, WINDOWS, ("data=2,sequence=2,model=2",)),
 }
 
