@@ -48,7 +48,7 @@ VIT = (
     ("--seed 4294967296", "4294967296", "from 0 to"),
     ("--memory-fraction 2", "2.0", "(0, 1]"),
     ("--matmul-precision exact", "'exact'", "highest"),
-    ("--mesh rows=2", "'rows'", "data, fsdp and model"),
+    ("--mesh rows=2", "'rows'", "data, fsdp, sequence and model"),
     ("--mesh data=0", "'0'", "from 1"),
     ("--mesh data=3", "data=3", "6 and 9"),
     ("--checkpoint-every 5m", "'5m'", "300s"),
@@ -99,7 +99,7 @@ GEMMA = (
 )
 COMMAND = (
     ("plna", "plna", "plan"),
-    ("plan --preset gemma", "'gemma'", "gemma_debug"),
+    ("plan --preset gemma", "'gemma'", "gemma4_e2b"),
     ("plan --preset gemma3_debug --batch-size 0", "0", "at least 1"),
     ("plan --preset gemma3_debug --batch-size two", "'two'", "integer"),
     ("plan --preset gemma3_debug --sequence-length 0", "0", "from 2"),
@@ -197,7 +197,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     "length": (lambda: prompt(max_length=-1, stop_token_ids=None), "-1", "at least 1"),
     "stop tokens": (lambda: prompt(stop_token_ids="end"), "'end'", "None"),
     "a prompt of text": (lambda: gemma().generate("a"), "no preprocessor", "token_ids"),
-    "mesh": (lambda: distribute("rows=2"), "'rows'", "data, fsdp and model"),
+    "mesh": (lambda: distribute("rows=2"), "'rows'", "data, fsdp, sequence and model"),
     "mesh of none": (lambda: parse_mesh("data=-2"), "'-2'", "from 1"),
     "batch on a mesh": (lambda: check_batch("data=4", 10), "10", "8 and 12"),
     "matmul precision": (lambda: set_matmul_precision("x"), "'x'", "highest"),
