@@ -31,7 +31,8 @@ def rms_norm_tensorflow(
 
         return tf.cast(y * inverse * (offset + wide(scale)), x.dtype), backward
 
+    x = ops.convert_to_tensor(x)
     if scale is None:
-        scale, offset = tf.ones(static_shape(x)[-1:]), 0.0
+        scale, offset = tf.ones(static_shape(x)[-1:], x.dtype), 0.0
     # Read here: a variable that is read inside would have to be declared.
-    return norm(ops.convert_to_tensor(x), tf.convert_to_tensor(ops.convert_to_tensor(scale)))
+    return norm(x, tf.convert_to_tensor(ops.convert_to_tensor(scale)))
