@@ -218,8 +218,9 @@ class _Step:
             yield self.wide(f"head/{name}", sizes.width, "float32", HEAD)
         positions = self.setup.batch_size * self.tokens
         tile = tile_of(sizes.vocabulary, positions, self.setup.accelerator)
-        yield self.wide("head/scores", tile, "float32", HEAD)
-        yield self.wide("head/tile", tile, self.dtype, HEAD)
+        # A device scores its own words, where they are cut.
+        yield self.wide("head/scores", tile, "float32", HEAD, "vocab")
+        yield self.wide("head/tile", tile, self.dtype, HEAD, "vocab")
         for copy in range(self.facts.table):
             shape = (sizes.vocabulary, sizes.width)
             yield Held(HEAD, f"head/table_{copy}", shape, self.dtype)
