@@ -135,6 +135,9 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
             x = x if norm is None else norm(x)
             return x if pre_logits is None else keras.ops.tanh(pre_logits(x))
 
+        # The loss needs float32 at least, whatever the head's own policy.
+        last = policy if num_classes or norm or pre_logits else pool_policy
+        dtype = "float64" if last.compute_dtype == "float64" else "float32"
         heads = ["logits"] if num_classes else []
         if num_classes and pooling == "distilled":
             heads += ["distillation_logits"]
@@ -147,8 +150,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
             else:
                 x = drop(pooled(tokens))
                 x = heads[0](x) if heads else x
-            # The loss needs float32 at least, whatever the head's own policy.
-            return keras.activations.get(activation)(keras.ops.cast(x, wide(x)))
+            return keras.activations.get(activation)(keras.ops.cast(x, dtype))
 
         outputs = classify(tokens)
         super().__init__(

@@ -107,6 +107,7 @@ class Tokens(Layer):
     def __init__(self, config: ViTConfig | Mapping[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
         self.config = ViTConfig.of(config)
+        self.num_special_positions = self.config.num_special_positions
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the tokens and the position embedding."""
@@ -139,7 +140,7 @@ class Tokens(Layer):
             prefix.append(self.class_token)
         if config.use_distillation_token:
             prefix.append(self.distillation_token)
-        if rows := config.num_special_positions:
+        if rows := self.num_special_positions:
             prefix = [token + position[:, i : i + 1] for i, token in enumerate(prefix)]
             position = position[:, rows:]
         if config.num_register_tokens:

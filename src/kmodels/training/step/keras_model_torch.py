@@ -21,22 +21,17 @@ class Parallel(keras_internals.NoKerasDDP):
     parallel: Any = None
 
     def compile(self, *args: object, **kwargs: object) -> None:
-        """Keras' `compile`."""
+        """Keras' `compile`; from then on Keras' steps send numbers to CUDA without a wait."""
+        numbers_torch.send_without_waiting()
         super().compile(*args, **kwargs)  # type: ignore[misc]
         if self.parallel is not None:
             self.parallel.compiled(self)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step; what was compiled is looked at before the first one."""
-        numbers_torch.send_without_waiting()
         if self.parallel is not None and (force or getattr(self, "train_function", None) is None):
             self.parallel.begin(self)
         return super().make_train_function(force)  # type: ignore[misc]
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """Keras' step."""
-        numbers_torch.send_without_waiting()
-        return super().make_test_function(force)  # type: ignore[misc]
 
     def get_metrics_result(self) -> Any:
         """Returns the results over the rows of all processes."""
