@@ -21,7 +21,7 @@ from kmodels.generation.sampler import Sampler
 
 @dataclass
 class DraftCounts:
-    """What drafts saved in a call of `generate`; of several batches, in the last one.
+    """Counts of a call of `generate` with drafts; of several batches, those of the last one.
 
     Attributes:
         passes: passes of the model, each over all rows; the one over the prompts is one.

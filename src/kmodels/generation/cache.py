@@ -132,7 +132,7 @@ class StepView:
 
 
 class View(Protocol):
-    """How one pass sees the cache."""
+    """The part of the cache that one pass sees, and how."""
 
     def extend(
         self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None

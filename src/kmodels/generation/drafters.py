@@ -1,4 +1,4 @@
-"""What proposes the next tokens of a text, for a larger model to check in one pass."""
+"""Drafters propose the next tokens of a text, for a larger model to check in one pass."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable

@@ -190,10 +190,8 @@ class Dense(WithKernel):
         traced.note()
         if self._adapter is not None:
             y = self._adapter(x, training)
-        elif self._quantized is not None:
-            y = self._quantized.dense(x, self.bias)
         else:
-            y = ops.dense(x, self.kernel, self.bias)
+            y = self.linear(x, self.bias)
         return y if self.activation is keras.activations.linear else self.activation(y)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Any:

@@ -1,4 +1,4 @@
-"""Who sends which keys where, for attention over tokens that lie in parts on several devices.
+"""Exchange of keys between devices, for attention over tokens that lie in parts on them.
 
 Without a window, keys and values go round a ring. With one, a device asks the devices just before
 it for the tokens that its first query sees, and no other. Parts are runs of neighbouring tokens, so
@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_cuts import Block
+from kmodels.ops._attention_cuts import Block, cuts
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Hop(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What goes from device to device: (b, K, s, H) twice, and ids (b or 1, s)."""
+    """Arrays that devices send each other: (b, K, s, H) twice, and ids (b or 1, s)."""
 
     key: jax.Array
     value: jax.Array
@@ -98,12 +98,8 @@ def hop_blocks(plan: Plan, hop: Hop, length: int) -> list[Block]:
 
 
 def own_blocks(plan: Plan, ahead: bool, length: int) -> list[Block]:
-    """Returns blocks of queries and the keys of their own device that they may see."""
-    found = []
-    for start in range(0, length, plan.size):
-        stop = min(start + plan.size, length)
-        found.append(Block(start, 0, stop - start, length if ahead or not plan.causal else stop))
-    return found
+    """Returns blocks of queries and the keys of one device, their own or a whole part, they see."""
+    return cuts(length, length, ahead or not plan.causal, plan.causal, None, plan.size)
 
 
 def there(plan: Plan, hop: Hop) -> jax.Array:

@@ -12,7 +12,6 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_cuts import Block
 from kmodels.ops._attention_parts import MASKED
 from kmodels.overrides._attention_hops_jax import (
     Held,
@@ -183,8 +182,7 @@ def _when_seen(
     origin = (index - number) % plan.parts * length
     ahead = not plan.causal or images
     checked = plan.window is not None or (plan.causal and images)
-    every = range(0, length, plan.size)
-    blocks = [Block(start, 0, min(plan.size, length - start), length) for start in every]
+    blocks = own_blocks(plan, True, length)  # all of these keys may be seen, or none
     run = partial(each, step, seen=Seen(held, origin, checked), blocks=blocks)
     if ahead:
         return run(state)

@@ -1,1 +1,1 @@
-"""What the host knows of a device, and sends to it, so that nobody waits."""
+"""The host remembers seeds and sends numbers to a device in ways that do not wait for it."""

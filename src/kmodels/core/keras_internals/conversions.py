@@ -1,4 +1,4 @@
-"""How Keras makes tensors of what is none yet."""
+"""Puts a function in front of the one by which Keras makes tensors of numbers and arrays."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,8 @@ from typing import Any
 
 from keras.src import backend
 
-_of_keras: list[Any] = []
+# What was asked for, Keras' own function, and the one in its place.
+_in_force: list[tuple[Callable[..., Any], Any, Any]] = []
 
 
 def change_conversion(change: Callable[..., Any] | None) -> None:
@@ -21,8 +22,11 @@ def change_conversion(change: Callable[..., Any] | None) -> None:
             value has, and returns a tensor, or None to have Keras make it; None gives Keras its own
             function back.
     """
-    if _of_keras:
-        original, changed = _of_keras.pop()
+    if _in_force:
+        former, original, changed = _in_force[0]
+        if former is change:
+            return
+        _in_force.clear()
         _replace(changed, original)
     if change is None:
         return
@@ -33,7 +37,7 @@ def change_conversion(change: Callable[..., Any] | None) -> None:
         return original(x, dtype, *args, **kwargs) if made is None else made
 
     _replace(original, changed)
-    _of_keras.append((original, changed))
+    _in_force.append((change, original, changed))
 
 
 def device() -> Any:

@@ -27,7 +27,6 @@ from kmodels.models.vit.exports import npz, timm
 from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
-from kmodels.ops._wide import wide
 from kmodels.task import Task
 
 POOLINGS = ("token", "gap", "max", "avgmax", "token_gap", "distilled", "map")
@@ -128,7 +127,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         # === Graph ===
         inputs = backbone.inputs[0]
         # The last block need not make the other tokens for a model that reads only the first ones.
-        tokens = backbone(inputs, keep=KEPT[pooling]) if pooling in KEPT else backbone(inputs)
+        tokens = backbone(inputs, **_kept(pooling))
 
         def pooled(tokens: Tensor) -> Any:
             x = pool(tokens)
@@ -143,7 +142,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
             heads += ["distillation_logits"]
         heads = [head(name) for name in heads]
 
-        def classify(tokens: Tensor) -> Any:
+        def classify(tokens: Tensor, drop: Callable[[Tensor], Any] = drop) -> Any:
             if len(heads) == 2:
                 x = heads[0](drop(tokens[:, 0]))
                 x = (x + heads[1](drop(tokens[:, 1]))) / 2
@@ -184,8 +183,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         """Images to logits, as the graph; where no part needs Keras, without a walk through it."""
         if mask is not None or not calls.sealed:
             return super().call(inputs, training=training, mask=mask)
-        kept = {"keep": KEPT[self.pooling]} if self.pooling in KEPT else {}
-        return self.classify(self.backbone(inputs, **kept))
+        return self.classify(self.backbone(inputs, **_kept(self.pooling)))
 
     def clone_graph(self, inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]) -> Any:
         """Returns the graph with all tokens: the backbone may be cloned without `keep`."""
@@ -317,12 +315,7 @@ class ViTImageClassifier(keras_internals.ClonedAs, Task):
         """
         if pre_logits or not self.num_classes:
             return self.pooled(tokens)
-        if self.pooling == "distilled":
-            one, two = self.get_layer("logits"), self.get_layer("distillation_logits")
-            x = (one(tokens[:, 0]) + two(tokens[:, 1])) / 2
-        else:
-            x = self.output_dense(self.pooled(tokens))
-        return self.activation(keras.ops.cast(x, wide(x)))
+        return self.classify(tokens, drop=lambda x: x)
 
     def feature_model(self, outputs: str | Sequence[str] = "pooled_output") -> keras.Model:
         """Returns a model of the features on the way to the logits, with shared weights.
@@ -367,3 +360,8 @@ def _check_tokens(pooling: str, config: ViTConfig) -> None:
         raise InputError(f'pooling is "{pooling}" but the backbone has no class token; give "gap"')
     if pooling == "distilled" and not config.use_distillation_token:
         raise InputError('pooling is "distilled" but the backbone has no distillation token')
+
+
+def _kept(pooling: str) -> dict[str, int]:
+    """Returns the tokens that a pooling reads, as an argument of the backbone; empty for all."""
+    return {"keep": KEPT[pooling]} if pooling in KEPT else {}

@@ -1,4 +1,4 @@
-"""What a config.json of Gemma 4 says of its text part, in both spellings, and writing it again."""
+"""Reads the text part of a config.json of Gemma 4, in both spellings, and writes it again."""
 
 from collections.abc import Mapping
 from pathlib import Path
