@@ -92,6 +92,18 @@ def test_segments_and_positions_go_with_their_tokens(models, token_ids, mask):
         np.testing.assert_allclose(found[:, part], alone, atol=_limit(model, alone), rtol=0)
 
 
+def test_positions_may_be_called_position_ids(models, token_ids):
+    model = models["gemma_debug"]
+    positions = np.tile(np.array([0, 2, *range(5, 5 + token_ids.shape[1] - 2)]), (3, 1))
+    wanted = to_numpy(model({"token_ids": token_ids, "positions": positions}))
+    np.testing.assert_array_equal(
+        to_numpy(model({"token_ids": token_ids, "position_ids": positions})), wanted
+    )
+    assert np.abs(wanted - to_numpy(model(token_ids))).max() > tolerance("logits")
+    with pytest.raises(InputError, match="got both position_ids and positions"):
+        model({"token_ids": token_ids, "positions": positions, "position_ids": positions})
+
+
 def test_intermediates_stand_where_their_tokens_stand(models, token_ids, mask):
     backbone = models["gemma3_debug"].backbone
     inputs = {"token_ids": token_ids, "padding_mask": mask}

@@ -12,6 +12,8 @@ from kmodels.core.types import Tensor, Tree
 
 GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
+# The name of the positions in transformers and in keras-hub's Gemma 4, and here.
+POSITIONS = ("position_ids", "positions")
 
 
 class OrderBackend(Protocol):
@@ -60,6 +62,10 @@ def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
         InputError: without token ids.
     """
     names = _names(model)
+    if isinstance(inputs, dict) and POSITIONS[0] in inputs and POSITIONS[1] in names:
+        if POSITIONS[1] in inputs:
+            raise InputError(f"the model got both {' and '.join(POSITIONS)}; give one of them")
+        inputs = {POSITIONS[1] if name == POSITIONS[0] else name: inputs[name] for name in inputs}
     if not isinstance(inputs, dict):
         if isinstance(inputs, list | tuple):
             raise InputError(
