@@ -120,6 +120,8 @@ class Embedding(traced.Noted, Layer):
         """Makes the table, or both."""
         for name in self._tables():
             setattr(self, name, self._table(name, self.embeddings_initializer))
+        # Of a table without logits a step reads a few rows: files may keep the others.
+        self.embeddings.is_looked_up = not (self.is_vocabulary and self.tie_weights)
 
     def _tables(self) -> tuple[str, ...]:
         return ("embeddings",) if self.tie_weights else ("embeddings", "reverse_embeddings")

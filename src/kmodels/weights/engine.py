@@ -139,14 +139,14 @@ def _source_shape(rule: Bound, held: Mapping[str, Any]) -> tuple[int, ...] | str
 
 def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
     index = getattr(targets[0], "index", None)
-    if (
-        gather.host is not None
-        and index is not None
-        and len(targets) == 1
-        and rule.transform is identity
-    ):
-        gather.host.fill_part(targets[0], source.part(index))  # the rest is another process's
-        return
+    if gather.host is not None and len(targets) == 1 and rule.transform is identity:
+        if index is not None:
+            gather.host.fill_part(targets[0], source.part(index))  # the rest is another process's
+            return
+        if getattr(targets[0], "is_looked_up", False) and gather.host.fill_mapped(
+            targets[0], source
+        ):
+            return
     shapes = [tuple(variable.shape) for variable in targets]
     parts = [array := source.read()]
     if len(targets) > 1:

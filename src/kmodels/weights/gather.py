@@ -10,6 +10,7 @@ from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.weights import deferred
+from kmodels.weights.tensors import LazyArray
 
 
 class GatherBackend(Protocol):
@@ -33,6 +34,10 @@ class HostBackend(Protocol):
 
     def fill_part(self, variable: keras.Variable, array: np.ndarray) -> None:
         """Assigns the part that this process holds of a variable that says its `index`."""
+        ...
+
+    def fill_mapped(self, variable: keras.Variable, source: LazyArray) -> bool:
+        """Leaves the values in the pages of their file, where it can; returns whether it did."""
         ...
 
 

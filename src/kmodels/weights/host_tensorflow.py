@@ -1,12 +1,13 @@
 """Host arrays into TensorFlow variables."""
 
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from kmodels.core import keras_internals
+from kmodels.weights.tensors import LazyArray
 
 
 def fill(variable: keras.Variable, array: np.ndarray) -> None:
@@ -24,3 +25,8 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
 def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:
     """Is never called: no variable of TensorFlow lies in parts."""
     raise NotImplementedError(variable.path)
+
+
+def fill_mapped(variable: keras.Variable, source: LazyArray) -> Literal[False]:
+    """Never does: a variable of TensorFlow has memory of its own."""
+    return False

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from kmodels.core import keras_internals
+from kmodels.weights.tensors import LazyArray
 
 
 def fill(variable: keras.Variable, array: np.ndarray) -> None:
@@ -33,6 +34,24 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
 def fill_part(variable: keras.Variable, array: np.ndarray) -> None:
     """Copies what this rank holds of a variable that lies in parts."""
     variable.take_part(_tensor(array))
+
+
+def fill_mapped(variable: keras.Variable, source: LazyArray) -> bool:
+    """Leaves the values in the pages of their file, where it can; returns whether it did.
+
+    That is a first value in the dtype of the file; a device of its own gets it from there. The
+    pages are private to this process: a step that trains the variable copies those that it writes.
+    """
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    if (
+        source.memory_map is None
+        or source.dtype.name != dtype
+        or keras_internals.has_value(variable)
+        or hasattr(variable, "take")
+    ):
+        return False
+    keras_internals.give_value(variable, _tensor(source.memory_map()))
+    return True
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

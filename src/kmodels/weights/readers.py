@@ -114,7 +114,13 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
             _DTYPES[kind],
             lambda: read(name),
             (lambda index: read_part(name, index)) if shape else None,
+            (lambda: memory_map(name, shape, _DTYPES[kind])) if shape else None,
         )
+
+    def memory_map(name: str, shape: tuple[int, ...], kind: np.dtype) -> Any:
+        size, header = _header(path)
+        start = size + header[name]["data_offsets"][0]
+        return np.memmap(path, kind, mode="c", offset=start, shape=shape)
 
     def reopened() -> Any:
         try:
@@ -143,6 +149,13 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
             return once.get_slice(name)[index]
 
     return {name: lazy(name) for name in sorted(file.keys())}
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Returns where the values begin, and what the file says of each tensor."""
+    with path.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        return 8 + size, json.loads(opened.read(size))
 
 
 def _check_header(path: Path) -> None:

@@ -20,12 +20,15 @@ class LazyArray:
         read: makes the array; nothing is kept, so each call reads again.
         read_part: makes what a slice for each dimension chooses, without reading the rest; None
             where that is not possible.
+        memory_map: makes an array in the pages of the file, which are read where they are used;
+            what is written to it stays in memory. None where the file does not hold the values so.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
     read_part: Callable[[Index], np.ndarray] | None = None
+    memory_map: Callable[[], np.ndarray] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +46,13 @@ class LazyArray:
 
     def map(self, shape: Sequence[int], change: Callable[[np.ndarray], np.ndarray]) -> Self:
         """Returns the same tensor after `change`, which gives arrays of `shape`."""
-        return replace(self, shape=tuple(shape), read=lambda: change(self.read()), read_part=None)
+        return replace(
+            self,
+            shape=tuple(shape),
+            read=lambda: change(self.read()),
+            read_part=None,
+            memory_map=None,
+        )
 
 
 def constant(value: float, shape: Sequence[int], dtype: DTypeLike = "float32") -> LazyArray:
