@@ -1,11 +1,13 @@
 """What do a LoRA step's time and memory come to beside keras-hub and transformers with PEFT?
 
-    python benchmarks/gemma_lora.py WEIGHTS [--shapes 270m|small] [--backends torch,jax] [--write]
+    python benchmarks/gemma_lora.py WEIGHTS [--shapes 270m|small|e2b] [--backends torch,jax]
 
 Needs an environment with all of them. WEIGHTS is a directory of transformers; it is made with
 random weights if it is not there: with the shapes of Gemma 3 270M (18 blocks of width 640,
-vocabulary 262,144), or those of a small Gemma 1 that its head dominates (6 blocks of width 512,
-vocabulary 256,000). A step is rank 4 on query and value, SGD, batch 2, rows of `length` and three
+vocabulary 262,144), those of a small Gemma 1 that its head dominates (6 blocks of width 512,
+vocabulary 256,000), or the widths of Gemma 4 E2B in 4 blocks, of which two share keys and values
+and have an MLP of twice the width; its config.json says widths by layer in keras-hub's words too,
+which reads no others. A step is rank 4 on query and value, SGD, batch 2, rows of `length` and three
 quarters of it, padded on the right, each system's own loss and weighted accuracy through its own
 `fit` (transformers: a plain loop, attention by SDPA, eager and with `--compiled` compiled too).
 `--loss-on responses` weighs the second half of each row alone. The source tree of another revision
@@ -57,31 +59,54 @@ def make_weights(folder: Path, shapes: str) -> None:
 
     transformers = import_transformers()
     torch.manual_seed(0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1}
     if shapes == "270m":
         config = transformers.Gemma3TextConfig(
             vocab_size=262144,
             hidden_size=640,
             intermediate_size=2048,
             num_hidden_layers=18,
-            num_attention_heads=4,
-            num_key_value_heads=1,
             head_dim=256,
             sliding_window=512,
             query_pre_attn_scalar=256,
+            **heads,
         )
         model = transformers.Gemma3ForCausalLM(config)
-    else:
+    elif shapes == "small":
         config = transformers.GemmaConfig(
             vocab_size=256000,
             hidden_size=512,
             intermediate_size=2048,
             num_hidden_layers=6,
-            num_attention_heads=4,
-            num_key_value_heads=1,
             head_dim=128,
+            **heads,
         )
         model = transformers.GemmaForCausalLM(config)
+    else:
+        kinds = ["sliding_attention", "full_attention"] * 2
+        config = transformers.Gemma4TextConfig(
+            vocab_size=262144,
+            vocab_size_per_layer_input=262144,
+            hidden_size=1536,
+            intermediate_size=6144,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=1,
+            head_dim=256,
+            per_layer_config={i: {"head_dim": 512} for i in (1, 3)},
+            hidden_size_per_layer_input=256,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            layer_types=kinds,
+            sliding_window=512,
+            final_logit_softcapping=30.0,
+        )
+        model = transformers.Gemma4ForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(folder)
+    if shapes == "e2b":
+        path = folder / "config.json"
+        said = json.loads(path.read_text())
+        path.write_text(json.dumps({**said, "global_head_dim": 512}, indent=2))
 
 
 def batch(length: int, loss_on: str, vocabulary: int) -> dict:
@@ -104,13 +129,16 @@ def batch(length: int, loss_on: str, vocabulary: int) -> dict:
 def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
     """Makes a step of kmodels or keras-hub through `fit`; it returns (seconds, loss)."""
     import keras
+    import numpy as np
 
     if system.startswith("kmodels"):
         from kmodels.models import GemmaCausalLM as Task
-    elif "gemma3" in json.loads((Path(weights) / "config.json").read_text())["model_type"]:
-        from keras_hub.models import Gemma3CausalLM as Task
     else:
-        from keras_hub.models import GemmaCausalLM as Task
+        import keras_hub
+
+        kind = json.loads((Path(weights) / "config.json").read_text())["model_type"]
+        names = {"gemma3_text": "Gemma3CausalLM", "gemma4_text": "Gemma4CausalLM"}
+        Task = getattr(keras_hub.models, names.get(kind, "GemmaCausalLM"))
     model = Task.from_preset(weights, preprocessor=None, dtype=dtype)
     model.backbone.enable_lora(RANK)
     model.compile(
@@ -129,6 +157,8 @@ def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[]
             self.seconds = time.process_time() - self.begun
 
     x = {"token_ids": data["tokens"], "padding_mask": data["mask"]}
+    if "position_ids" in getattr(model.backbone.input, "keys", tuple)():  # keras-hub's Gemma 4
+        x["position_ids"] = np.tile(np.arange(data["mask"].shape[1], dtype="int32"), (BATCH, 1))
     watch = Watch()
 
     def step() -> tuple[float, float]:  # an epoch of one step, so that the loss is that of the step
@@ -276,7 +306,7 @@ def main() -> None:
     parser.add_argument("weights", type=Path, nargs="?")
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--dtypes", default="bfloat16,float32")
-    parser.add_argument("--shapes", default="270m", choices=("270m", "small"))
+    parser.add_argument("--shapes", default="270m", choices=("270m", "small", "e2b"))
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--loss-on", default="all", choices=("all", "responses"))
     parser.add_argument("--rounds", type=int, default=7)

@@ -27,6 +27,22 @@ GEMMA = {
     "vocabulary_size": 32768,
     "sliding_window_size": 128,
 }
+GEMMA_4 = {
+    "preset": "gemma4_debug",
+    "num_layers": 8,
+    "num_query_heads": 8,
+    "num_key_value_heads": 1,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+    "hidden_dim": 256,
+    "intermediate_dim": 1024,
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "vocabulary_size": 32768,
+    "num_kv_shared_layers": 4,
+    "hidden_size_per_layer_input": 64,
+    "sliding_window_size": 128,
+}
 VIT = {
     "preset": "vit_debug",
     "image_shape": [112, 112, 3],
@@ -64,6 +80,20 @@ CASES = {
         {"batch_size": 2, "sequence_length": 256, "lora": {"rank": 4}, "precision": "bfloat16"},
     ),
     "full": (GEMMA, {"batch_size": 4, "sequence_length": 256}),
+    "gemma4_lora": (GEMMA_4, {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}}),
+    "gemma4_lora_bfloat16": (
+        GEMMA_4,
+        {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}, "precision": "bfloat16"},
+    ),
+    "gemma4_lora_block": (
+        GEMMA_4,
+        {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}, "remat": "block"},
+    ),
+    "gemma4_lora_all_linear": (
+        GEMMA_4,
+        {"batch_size": 2, "sequence_length": 256, "lora": {"rank": 4, "targets": ["all-linear"]}},
+    ),
+    "gemma4_full": (GEMMA_4, {"batch_size": 4, "sequence_length": 256}),
     "small": (GEMMA, {"batch_size": 2, "sequence_length": 512, "lora": {"rank": 4}}),
     "vit": (VIT, {"batch_size": 32}),
     "vit_mixed": (VIT, {"batch_size": 32, "precision": "mixed_bfloat16"}),
