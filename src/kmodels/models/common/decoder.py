@@ -103,7 +103,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
         them, positions and windows do not count them, and their own hidden states have no meaning.
         Without a mask, or for token ids (B, T) alone, all are there. For several texts in a row add
         "segment_ids" (B, T) int, tokens of one text sharing a number, and "positions" (B, T) int,
-        from 0 in each text, which may be called "position_ids" too. Other names are left out with Keras' warning.
+        from 0 in each text, which may be called "position_ids" too. Other names are left out with
+        Keras' warning.
 
     Raises:
         InputError: for sizes that do not fit together, or names that the config lacks.
