@@ -42,7 +42,13 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),
     "use_residual": (False,),
+}
+# Those of the transformer.
+USUAL_SENTENCES: dict[str, tuple[Any, ...]] = {
     "do_lower_case": (False,),
+    "transformer_task": ("feature-extraction",),
+    "module_output_name": ("token_embeddings",),
+    "processing_kwargs": ({}, None),
 }
 # The length at which tokenizers of transformers say that there is no limit.
 ENDLESS = 10**9
@@ -122,8 +128,10 @@ def dense_rules(folder: str, number: int) -> list[Rule]:
     ]
 
 
-def _check_usual(folder: Path, held: Mapping[str, Any]) -> None:
-    for name, values in USUAL.items():
+def _check_usual(
+    folder: Path, held: Mapping[str, Any], usual: Mapping[str, tuple[Any, ...]] = USUAL
+) -> None:
+    for name, values in usual.items():
         if name in held and held[name] not in values:
             raise InputError(
                 f"{folder}: {name} is {held[name]!r}; the model supports {values[0]!r} alone"
@@ -158,7 +166,7 @@ def _dense(folder: Path, held: Mapping[str, Any]) -> dict[str, Any]:
 def _length(path: Path, description: Mapping[str, Any]) -> int:
     """Returns the tokens to which sentence-transformers cuts a text."""
     held = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
-    _check_usual(path / SENTENCES, held)
+    _check_usual(path / SENTENCES, held, USUAL_SENTENCES)
     file = path / "tokenizer_config.json"
     tokenizer = read_json(file) if file.is_file() else {}
     most = description.get("max_position_embeddings") or ENDLESS
