@@ -130,6 +130,11 @@ class DecoderEmbedder(keras_internals.OwnCompile, OptionalInputs, Encodes, Task)
         output = self.outputs[0]
         return keras.KerasTensor((*ids.shape[:-1], output.shape[-1]), dtype=output.dtype)
 
+    @property
+    def dense_layers(self) -> list[Dense]:
+        """The layers behind the pooling."""
+        return [self.get_layer(f"dense_{number}") for number in range(len(self.settings["dense"]))]
+
     def before_use(self) -> None:
         """Compiles with the defaults where nobody did; Keras asks it before it trains."""
         if not self.compiled and self._compiles_itself:
