@@ -157,6 +157,10 @@ def _changed_parts(
     skip: set[str] = set()
     for name, prefixes in family.parts.items():
         here = checkpoint.task.get(name) or None
-        if settings is None or name not in takes or (name in settings and (settings[name] or None) != here):
+        if (
+            settings is None
+            or name not in takes
+            or (name in settings and (settings[name] or None) != here)
+        ):
             skip.update(prefixes)
     return sorted(skip)

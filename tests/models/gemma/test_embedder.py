@@ -241,7 +241,10 @@ def test_settings_that_are_none():
     for settings, message in (
         ({"pooling": "max"}, "pooling is 'max'; the model supports mean, cls, lasttoken"),
         ({"dense": [{"units": 0}]}, "units of dense layer 0"),
-        ({"dense": [{"units": 4, "activation": "gelu"}]}, "dense layer 0 has the activation 'gelu'"),
+        (
+            {"dense": [{"units": 4, "activation": "gelu"}]},
+            "dense layer 0 has the activation 'gelu'",
+        ),
         ({"dense": [{"units": 4, "bias": 1}]}, "dense layer 0 has bias; give units"),
         ({"similarity_fn_name": "angle"}, "similarity_fn_name is 'angle'"),
     ):

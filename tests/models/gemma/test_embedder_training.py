@@ -106,9 +106,7 @@ def test_forms_of_the_data(folder):
     ids, labels = model.preprocessor(rows)
     assert ids["token_ids"].shape == ids["padding_mask"].shape == (12, 4, 20)
     assert labels.shape == (12,) and not labels.any()
-    found = [
-        model.evaluate(x, batch_size=12, verbose=0) for x in (rows, columns, arrays, named)
-    ]
+    found = [model.evaluate(x, batch_size=12, verbose=0) for x in (rows, columns, arrays, named)]
     found += [model.evaluate(ids, labels, batch_size=12, verbose=0)]
     found += [model.evaluate(iter([(ids, labels)]), verbose=0)]
     np.testing.assert_allclose(found, found[0], rtol=1e-6)
@@ -142,7 +140,11 @@ def test_what_pairs_do_not_take(folder):
     for x, y, message in (
         ({"anchor": ["a"], "label": ["b"]}, None, "got the columns anchor, label; give texts, or"),
         ({"anchor": ["a"]}, None, "got the columns anchor"),
-        ([{"anchor": "a", "positive": "b"}, {"anchor": "a"}], None, "one pair has anchor, positive"),
+        (
+            [{"anchor": "a", "positive": "b"}, {"anchor": "a"}],
+            None,
+            "one pair has anchor, positive",
+        ),
         ({"anchor": ["a"], "positive": ["b"]}, [1], "pairs have no labels"),
     ):
         with pytest.raises(InputError, match=message):

@@ -298,13 +298,13 @@ class DecoderBackbone(OptionalInputs, Backbone):
             (B, T, D).
 
         Raises:
-            InputError: for a backbone that is not causal, where each new token would change all that
-                the caches hold.
+            InputError: for a backbone that is not causal, where each new token changes all that the
+                caches hold.
         """
         if not self.config.is_causal:
             raise InputError(
-                "use_bidirectional_attention is True, so tokens see what follows them and no text is "
-                "generated; load a causal checkpoint, or encode texts with a text embedder"
+                "use_bidirectional_attention is True, so tokens see what follows them and no text "
+                "is generated; load a causal checkpoint, or encode texts with a text embedder"
             )
         with direct_calls():
             x = self.token_embedding(token_ids)

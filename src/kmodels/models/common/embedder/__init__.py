@@ -1,1 +1,1 @@
-"""Embedders: a backbone that gives one vector for each text, and the files of sentence-transformers."""
+"""Embedders, which give one vector for each text, and the files of sentence-transformers."""

@@ -44,7 +44,9 @@ class Encodes(keras.Model):
                 that the vectors do not have.
         """
         # Around Keras' __setattr__, which would make a tracked dictionary of it.
-        object.__setattr__(self, "prompts", {k: v for k, v in (prompts or {}).items() if v is not None})
+        object.__setattr__(
+            self, "prompts", {k: v for k, v in (prompts or {}).items() if v is not None}
+        )
         self.default_prompt_name = default_prompt_name
         self.similarity_fn_name = similarity_fn_name
         self.truncate_dim = truncate_dim

@@ -120,7 +120,9 @@ class EmbedderPreprocessor(TextPreprocessor):
             )
         prompts = [self.query_prompt, *(self.document_prompt,) * (len(order) - 1)]
         columns = list(zip(order, prompts, strict=True))
-        rows = self._rows([p + record[n] for record in records for n, p in columns], sequence_length)
+        rows = self._rows(
+            [p + record[n] for record in records for n, p in columns], sequence_length
+        )
         return {name: ids.reshape(len(records), len(order), -1) for name, ids in rows.items()}
 
     def compute_output_spec(

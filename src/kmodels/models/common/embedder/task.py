@@ -201,4 +201,3 @@ def _checked(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(ACTIVATIONS)}"
         )
     return layer
-
