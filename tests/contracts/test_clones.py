@@ -103,10 +103,10 @@ TASKS = [cls for cls in CASES if issubclass(cls, Task)]
 MORE = {
     models.GemmaCausalLM: {"sampler": "top_p"},
     # They have no loss of labels; of their vectors this one is as good as another.
-    **dict.fromkeys(
-        (models.CLIPTextModelWithProjection, models.GemmaTextEmbedder),
-        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
-    ),
+    **{
+        cls: {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        for cls in (models.CLIPTextModelWithProjection, models.GemmaTextEmbedder)
+    },
 }
 
 

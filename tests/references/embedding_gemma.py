@@ -1,10 +1,10 @@
 """An EmbeddingGemma of sentence-transformers with its vectors, its losses and their gradients.
 
-Each case is a folder: `model` (a directory as sentence-transformers writes it) and `expected.npz` with
-`plain` (N, D) of the texts in texts.json, `query` and `document` with their prompts, `hidden` of the
-padded `token_ids` under `padding_mask`, and `hidden64`. `gemma` has losses of pairs besides, in float64:
-`loss_<name>` and `gradient_<name>_<tensor>`, of `pairs` in texts.json. Windows are narrower than the
-texts, which differ in length, and a text is longer than the model takes.
+Each case is a folder: `model` (a directory as sentence-transformers writes it) and `expected.npz`
+with `plain` (N, D) of the texts in texts.json, `query` and `document` with their prompts, `hidden`
+of the padded `token_ids` under `padding_mask`, and `hidden64`. `gemma` has losses of pairs besides,
+in float64: `loss_<name>` and `gradient_<name>_<tensor>`, of `pairs` in texts.json. Windows are
+narrower than the texts, which differ in length, and a text is longer than the model takes.
 """
 
 import json
@@ -58,7 +58,8 @@ def tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
         special_tokens=[*special, *(f"<0x{i:02X}>" for i in range(256))],
         show_progress=False,
     )
-    core.train_from_iterator([*TEXTS, *sum(PAIRS.values(), [])], trainer)
+    texts = [*TEXTS, *(text for column in PAIRS.values() for text in column)]
+    core.train_from_iterator(texts, trainer)
     core.decoder = tokenizers.decoders.Sequence(
         [
             tokenizers.decoders.Replace("\u2581", " "),

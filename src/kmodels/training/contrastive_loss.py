@@ -16,9 +16,12 @@ ABSENT = -1e9
 class ContrastiveLoss(keras.losses.Loss):
     """Cross-entropy of each query's own document among all documents of the batch.
 
-    The logits are cosines times `scale`. What stands beside a query as a hard negative is one of the
-    documents that every query of the batch is compared with. With `matryoshka_dims` the loss is the
-    weighted sum of those of the first numbers of each vector, so that vectors may be cut later.
+    The logits are cosines times `scale`. Every query is compared with all documents of the batch,
+    the hard negatives of other queries included. With `matryoshka_dims` the loss is the weighted
+    sum of those of the first numbers of each vector, so that vectors may be cut later.
+
+    The batch is the whole one on JAX, also over a mesh. On torch and TensorFlow each device compares
+    its own rows, as in sentence-transformers.
 
     Args:
         scale: what cosines are multiplied by, the reciprocal of a temperature.
@@ -31,14 +34,14 @@ class ContrastiveLoss(keras.losses.Loss):
     Call:
         y_true: not read.
         y_pred: (B, C, D), of each row the vectors of query, document and C - 2 hard negatives.
-        sample_weight: (B,), weights of the rows, or None; a row that weighs nothing is not among the
-            negatives of the others either.
+        sample_weight: (B,), weights of the rows, or None; a row that weighs nothing is not among
+            the negatives of the others either.
 
         It gives a scalar; without reduction (B,).
 
     Raises:
-        InputError: for a scale, widths or weights that are not above 0, vectors that are narrower than
-            a width, or rows of a single vector.
+        InputError: for a scale, widths or weights that are not above 0, vectors that are narrower
+            than a width, or rows of a single vector.
 
     Source:
         Henderson et al. 2017 (arXiv:1705.00652, section 4.4), Kusupati et al. 2022
@@ -64,7 +67,8 @@ class ContrastiveLoss(keras.losses.Loss):
         weights = (1.0,) * len(dims) if matryoshka_weights is None else tuple(matryoshka_weights)
         if len(weights) != len(dims) or not all(weight > 0 for weight in weights):
             raise InputError(
-                f"matryoshka_weights are {weights} for {len(dims)} widths; give one above 0 for each"
+                f"matryoshka_weights are {weights} for {len(dims)} widths; give one above 0 for "
+                "each"
             )
         self.scale = scale
         self.matryoshka_dims = dims
@@ -73,11 +77,11 @@ class ContrastiveLoss(keras.losses.Loss):
     def __call__(
         self, y_true: Tensor | None, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Any:
-        """Returns the loss; Keras' own call hands no weights on, and rows of none are no negatives."""
+        """Returns the loss; Keras' own call would not tell `call` which rows weigh nothing."""
         rows = keras.ops.shape(y_pred)[0]
         if sample_weight is not None:
             sample_weight = keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), (rows,))
-            there = keras.ops.cast(sample_weight > 0, self.dtype)
+            there = keras.ops.cast(keras.ops.greater(sample_weight, 0.0), self.dtype)
         else:
             there = keras.ops.ones((rows,), dtype=self.dtype)
         return super().__call__(there, y_pred, sample_weight)
@@ -99,8 +103,8 @@ class ContrastiveLoss(keras.losses.Loss):
         width, widest = y_pred.shape[-1], max(self.matryoshka_dims)
         if width is not None and widest > width:
             raise InputError(
-                f"matryoshka_dims has {widest} and the vectors have {width} numbers; give widths up "
-                "to that"
+                f"matryoshka_dims has {widest} and the vectors have {width} numbers; give widths "
+                "up to that"
             )
         losses = [
             weight * self._of_vectors(y_true, y_pred[..., :dim])

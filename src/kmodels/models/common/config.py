@@ -39,8 +39,8 @@ class BlockConfig:
         query_scale: what the attention scores are multiplied by.
         rope_wavelength: base of the rotary embedding.
         rope_scaling: divides the positions.
-        window: keys that a query sees, its own included; None for all before it. A block that is not
-            causal sees the keys nearer than this on either side.
+        window: keys that a query sees, its own included; None for all before it. A block that
+            is not causal sees the keys nearer than this on either side.
         soft_cap: soft cap of the attention scores, or None.
         use_query_key_norm: normalises queries and keys per head.
         use_bias: biases of the projections of queries, keys and values.

@@ -144,8 +144,8 @@ class PaddingApart(keras.Operation):
     """Segments in which masked places see each other alone, for attention to both sides.
 
     Call:
-        mask (B, T) int, 0 for masked places; segment_ids (B, T) int, or None for one segment in each
-        row -> (B, T) int32. For None as the mask it gives the segments as they are.
+        mask (B, T) int, 0 for masked places; segment_ids (B, T) int, or None for one segment in
+        each row -> (B, T) int32. For None as the mask it gives the segments as they are.
     """
 
     def call(self, mask: Tensor | None, segment_ids: Tensor | None = None) -> Any:

@@ -51,7 +51,7 @@ class _OfBlock(Layer):
 
 
 class DecoderAttention(_OfBlock):
-    """Attention with grouped key/value heads and rotary positions, causal unless the config differs.
+    """Attention with grouped key/value heads and rotary positions, causal where the config is.
 
     Args:
         config: config of the backbone.

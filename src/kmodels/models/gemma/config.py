@@ -63,8 +63,8 @@ class GemmaConfig(DecoderConfig):
         use_value_norm: normalises values per head, without a scale.
         use_layer_scalar: each layer's result is multiplied by a number of its own.
         norm_offset: is added to the scale of each norm, 1 up to Gemma 3 and 0 in Gemma 4.
-        use_bidirectional_attention: tokens see those behind them too (EmbeddingGemma); in local layers
-            `sliding_window_size // 2` on either side, as transformers reads that number.
+        use_bidirectional_attention: tokens see those behind them too (EmbeddingGemma); in local
+            layers `sliding_window_size // 2` on either side, as transformers reads that number.
 
     Raises:
         InputError: for sizes that do not fit together.

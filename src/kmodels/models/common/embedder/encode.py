@@ -44,9 +44,7 @@ class Encodes(keras.Model):
                 that the vectors do not have.
         """
         # Around Keras' __setattr__, which would make a tracked dictionary of it.
-        object.__setattr__(
-            self, "prompts", {k: v for k, v in (prompts or {}).items() if v is not None}
-        )
+        object.__setattr__(self, "prompts", dict(prompts or {}))
         self.default_prompt_name = default_prompt_name
         self.similarity_fn_name = similarity_fn_name
         self.truncate_dim = truncate_dim
@@ -89,8 +87,8 @@ class Encodes(keras.Model):
                 `default_prompt_name` by default.
             prompt: the prompt itself.
             batch_size: largest number of texts computed at a time.
-            truncate_dim: numbers of each vector to keep, the first ones; the model's `truncate_dim` by
-                default.
+            truncate_dim: numbers of each vector to keep, the first ones; the model's `truncate_dim`
+                by default.
             normalize_embeddings: divides the vectors by their length once they are cut. Without it
                 they are what the model gives.
             show_progress_bar: prints one.
@@ -99,14 +97,14 @@ class Encodes(keras.Model):
             float32, (N, D) in the order of the texts, or (D,) for a single text.
 
         Raises:
-            InputError: for an unknown prompt, a width that the vectors do not have, what is not text,
-                or a model without a preprocessor.
+            InputError: for an unknown prompt, a width that the vectors do not have, what is not
+                text, or a model without a preprocessor.
         """
         check_whole("batch_size", batch_size)
         if self.preprocessor is None:
             raise InputError(
-                "encode needs a preprocessor, and the model has none; attach one, or call the model "
-                "on token ids"
+                "encode needs a preprocessor, and the model has none; attach one, or call the "
+                "model on token ids"
             )
         gather.check_callable(self, "encode")
         width = self._width(self.truncate_dim if truncate_dim is None else truncate_dim)
@@ -154,7 +152,8 @@ class Encodes(keras.Model):
             embeddings2: (M, D), or (D,).
 
         Returns:
-            float32 (N, M): cosines, dot products or negative distances, as `similarity_fn_name` says.
+            float32 (N, M): cosines, dot products or negative distances, as `similarity_fn_name`
+                says.
         """
         a, b = (np.atleast_2d(np.asarray(x, "float32")) for x in (embeddings1, embeddings2))
         if self.similarity_fn_name == "cosine":

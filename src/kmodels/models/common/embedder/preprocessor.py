@@ -50,9 +50,9 @@ class EmbedderPreprocessor(TextPreprocessor):
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
-        x: texts as of `TextPreprocessor`; or columns of pairs, {"anchor": texts, "positive": texts},
-            and a list of such records. The first may also be called "query" or "queries", the
-            second "document" or "documents"; columns whose names begin with "negative" are hard
+        x: texts as of `TextPreprocessor`; or columns of pairs, {"anchor": texts, "positive":
+            texts}, and a list of such records. The first may also be called "query" or "queries",
+            the second "document" or "documents"; columns whose names begin with "negative" are hard
             negatives. Dictionaries that hold "token_ids" go through untouched.
         y: None for pairs.
         sample_weight: one number for each pair.
@@ -120,9 +120,8 @@ class EmbedderPreprocessor(TextPreprocessor):
             )
         prompts = [self.query_prompt, *(self.document_prompt,) * (len(order) - 1)]
         columns = list(zip(order, prompts, strict=True))
-        rows = self._rows(
-            [p + record[n] for record in records for n, p in columns], sequence_length
-        )
+        texts = [prompt + record[name] for record in records for name, prompt in columns]
+        rows = self._rows(texts, sequence_length)
         return {name: ids.reshape(len(records), len(order), -1) for name, ids in rows.items()}
 
     def compute_output_spec(

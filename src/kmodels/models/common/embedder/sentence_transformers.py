@@ -1,7 +1,7 @@
 """Directories of sentence-transformers: what stands beside the transformer, and how it is written.
 
-The transformer lies in the directory itself, as transformers writes it; modules.json lists it and what
-works on its hidden states, each in a folder of its own.
+The transformer lies in the directory itself, as transformers writes it; modules.json lists it and
+what works on its hidden states, each in a folder of its own.
 """
 
 import json
@@ -94,13 +94,13 @@ def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyA
     wanted = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
     if kinds not in (wanted, [*wanted, "Normalize"]):
         raise InputError(
-            f"{path / MODULES} lists {', '.join(kinds)}; the model has a Transformer, a Pooling, Dense "
-            "layers, and perhaps a Normalize, in this order"
+            f"{path / MODULES} lists {', '.join(kinds)}; the model has a Transformer, a Pooling, "
+            "Dense layers, and perhaps a Normalize, in this order"
         )
     if listed[0]["path"]:
         raise InputError(
-            f"{path / MODULES} has the Transformer in {listed[0]['path']}; give a directory with it "
-            "in the directory itself"
+            f"{path / MODULES} has the Transformer in {listed[0]['path']}; give a directory with "
+            "it in the directory itself"
         )
     tensors: dict[str, LazyArray] = {}
     rules: list[Rule] = []

@@ -31,16 +31,16 @@ class DecoderEmbedder(keras_internals.OwnCompile, OptionalInputs, Encodes, Task)
 
     Args:
         backbone: a `DecoderBackbone` of the family.
-        preprocessor: turns texts into what the backbone takes, or None where the data comes as token
-            ids.
+        preprocessor: turns texts into what the backbone takes, or None where the data comes as
+            token ids.
         pooling: what stands for a text: the "mean" of its tokens, the first ("cls") or the last
             ("lasttoken").
         dense: layers behind that, each with "units", and if wanted "use_bias" and an "activation",
             which is "linear" or "tanh".
         normalize: divides each vector by its length.
         prompts: what `encode` puts in front of texts, by names such as "query" and "document".
-        default_prompt_name: name of the prompt that `encode` uses where it is given none; None for no
-            prompt.
+        default_prompt_name: name of the prompt that `encode` uses where it is given none; None for
+            no prompt.
         similarity_fn_name: what `similarity` computes: "cosine", "dot", "euclidean" or "manhattan".
         truncate_dim: numbers of each vector that `encode` keeps; None for all.
         head_dtype: policy of the dense layers; by default the dtype of the backbone's variables.
@@ -126,7 +126,7 @@ class DecoderEmbedder(keras_internals.OwnCompile, OptionalInputs, Encodes, Task)
 
     def compute_output_spec(self, inputs: Tree, *_: object, **__: object) -> keras.KerasTensor:
         """(B, D), or for pairs (B, C, D)."""
-        ids = inputs["token_ids"] if isinstance(inputs, Mapping) else inputs
+        ids: Any = inputs["token_ids"] if isinstance(inputs, Mapping) else inputs
         output = self.outputs[0]
         return keras.KerasTensor((*ids.shape[:-1], output.shape[-1]), dtype=output.dtype)
 
