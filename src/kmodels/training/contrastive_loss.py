@@ -20,8 +20,8 @@ class ContrastiveLoss(keras.losses.Loss):
     the hard negatives of other queries included. With `matryoshka_dims` the loss is the weighted
     sum of those of the first numbers of each vector, so that vectors may be cut later.
 
-    The batch is the whole one on JAX, also over a mesh. On torch and TensorFlow each device compares
-    its own rows, as in sentence-transformers.
+    The batch is the whole one on JAX, also over a mesh. On torch and TensorFlow each device
+    compares its own rows, as in sentence-transformers.
 
     Args:
         scale: what cosines are multiplied by, the reciprocal of a temperature.
