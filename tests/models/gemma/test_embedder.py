@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from kmodels.models import (
     GemmaTextEmbedder,
     GemmaTextEmbedderPreprocessor,
 )
+from kmodels.models.gemma.family import transformers_form
 from numpy_attention import attention_and_gradients
 from tolerances import tolerance
 
@@ -252,27 +254,47 @@ def test_settings_that_are_none():
             GemmaTextEmbedder.from_preset("gemma3_debug", **settings)
 
 
-def test_the_preset_has_as_many_parameters_as_the_original():
-    """307,581,696 with the dense layers, as keras-hub lists it; 302,863,104 in transformers."""
-    model = GemmaTextEmbedder.from_preset("embedding_gemma_debug")
-    assert model.count_params() < 100_000 and model.settings["dense"][0]["units"] == 48
-    fields = GemmaBackbone.presets["embedding_gemma_300m"]
-    config = GemmaBackbone.make_config(
-        **{k: v for k, v in fields.items() if not k.startswith("task_")}
-    )
-    assert parameters(config) == 302_863_104
-    dense = [layer["units"] for layer in fields["task_dense"]]
-    assert 302_863_104 + 768 * dense[0] + dense[0] * dense[1] == 307_581_696
-    windows = [config.block(i).window for i in range(24)]
-    assert windows == [None if i % 6 == 5 else 257 for i in range(24)]
-
-
-def parameters(config):
-    """Counted from the sizes alone; the test of all presets has transformers count too."""
+def test_the_sizes_of_the_preset():
+    """307,581,696 parameters, as keras-hub lists its embedding_gemma3_300m."""
+    config, dense = published()
     width, head = config.hidden_dim, config.head_dim
     attention = 2 * width * head * (config.num_query_heads + config.num_key_value_heads)
     block = attention + 3 * width * config.mlp_dim + 4 * width + 2 * head
-    return config.vocabulary_size * width + config.num_layers * block + width
+    count = config.vocabulary_size * width + config.num_layers * block + width
+    assert count + 768 * dense[0] + dense[0] * dense[1] == 307_581_696
+    assert [config.block(i).window for i in range(24)] == [
+        None if i % 6 == 5 else 257 for i in range(24)
+    ]
+    model = GemmaTextEmbedder.from_preset("embedding_gemma_debug")
+    assert model.count_params() < 100_000 and model.settings["dense"][0]["units"] == 48
+
+
+@pytest.mark.across("torch")
+def test_the_preset_has_as_many_parameters_as_the_original():
+    import torch
+
+    from torchvision_cpu import define_torchvision_operators
+
+    define_torchvision_operators()
+    import transformers
+
+    config, dense = published()
+    form = transformers_form(SimpleNamespace(config=config))[0]
+    names = set(form) - {"architectures", "model_type"}
+    theirs = transformers.Gemma3TextConfig(**{name: form[name] for name in names})
+    assert theirs.sliding_window == config.block(0).window == 257
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(theirs)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count + 768 * dense[0] + dense[0] * dense[1] == 307_581_696
+
+
+def published():
+    """The config of the published size, and the widths of its dense layers."""
+    fields = GemmaBackbone.presets["embedding_gemma_300m"]
+    own = {name: value for name, value in fields.items() if not name.startswith("task_")}
+    dense = [layer["units"] for layer in fields["task_dense"]]
+    return GemmaBackbone.make_config(**own), dense
 
 
 # === Files ===
