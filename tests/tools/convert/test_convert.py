@@ -118,6 +118,18 @@ def test_a_peer_gives_what_the_model_gives(name, family, sources, tmp_path):
         assert found.difference is not None and found.difference <= tolerance("logits")
 
 
+@pytest.mark.across
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_transformers_and_the_modules_of_an_embedder(pooling, tmp_path):
+    dense = [{"units": 40, "activation": "tanh"}, {"units": 24, "use_bias": False}]
+    settings = {"pooling": pooling, "dense": dense, "normalize": pooling == "mean"}
+    model = GemmaTextEmbedder.from_preset("embedding_gemma_debug", **settings)
+    model.save_to_preset(tmp_path / "model")
+    found = convert(tmp_path / "model", tmp_path / "out", "hf")
+    assert found.difference is not None and found.difference <= tolerance("logits")
+    assert (tmp_path / "out" / "modules.json").is_file()
+
+
 @pytest.fixture
 def without_llama_cpp(monkeypatch):
     found = partial(filter, lambda name: name == "llama_cpp" or find_spec(name) is None)
