@@ -2,7 +2,7 @@
 
 Each case is a folder: `model` (a directory as sentence-transformers writes it) and `expected.npz`
 with `plain` (N, D) of the texts in texts.json, `query` and `document` with their prompts, `hidden`
-of the padded `token_ids` under `padding_mask`, and `hidden64`. `gemma` has losses of pairs besides,
+of the padded `token_ids` under `padding_mask`, `hidden64` and `hidden16`. `gemma` has losses of pairs besides,
 in float64: `loss_<name>` and `gradient_<name>_<tensor>`, of `pairs` in texts.json. Windows are
 narrower than the texts, which differ in length, and a text is longer than the model takes.
 """
@@ -124,7 +124,6 @@ def made(folder: Path, name: str) -> sentence_transformers.SentenceTransformer:
 
 def losses_of(model: sentence_transformers.SentenceTransformer) -> dict[str, np.ndarray]:
     """Losses and gradients in float64, by the names of the files' tensors."""
-    model = model.double()
     plain = losses.MultipleNegativesRankingLoss(model)
     found = {}
     for name, columns, loss in (
@@ -148,6 +147,9 @@ def losses_of(model: sentence_transformers.SentenceTransformer) -> dict[str, np.
 
 def one(folder: Path, name: str) -> None:
     model = made(folder, name)
+    # Before what follows rounds the weights.
+    more = losses_of(model.double()) if name == "gemma" else {}
+    model.float()
     features = model.preprocess(TEXTS)
     inputs = {key: features[key] for key in ("input_ids", "attention_mask")}
     with torch.no_grad():
@@ -162,10 +164,8 @@ def one(folder: Path, name: str) -> None:
         found["similarity"] = model.similarity(found["plain"], found["query"]).numpy()
         backbone = model[0].model.double()
         found["hidden64"] = backbone(**inputs).last_hidden_state.numpy()
-        backbone.float()
-    if name == "gemma":
-        found |= losses_of(model)
-    np.savez(folder / "expected.npz", **found)
+        found["hidden16"] = backbone.bfloat16()(**inputs).last_hidden_state.float().numpy()
+    np.savez(folder / "expected.npz", **found, **more)
 
 
 def write(folder: Path) -> None:

@@ -12,6 +12,7 @@ from arrays import assert_same_tensors, read_npz, to_numpy
 from gradients import value_and_grad
 from kmodels import InputError, ops
 from kmodels.models import (
+    Gemma3Backbone,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaTextEmbedder,
@@ -229,6 +230,14 @@ def test_what_encode_does_not_take(gemma):
         GemmaTextEmbedder(gemma.model.backbone).encode("a")
 
 
+def test_bfloat16_is_as_close_to_float64_as_transformers(gemma):
+    there = gemma.expected["padding_mask"].astype(bool)
+    backbone = GemmaBackbone.from_preset(gemma.path, dtype="bfloat16")
+    exact = gemma.expected["hidden64"][there]
+    ours = np.abs(to_numpy(backbone(gemma.inputs))[there] - exact).mean()
+    assert ours < 1.1 * np.abs(gemma.expected["hidden16"][there] - exact).mean()
+
+
 def test_half_precision(gemma):
     model = GemmaTextEmbedder.from_preset(gemma.path, dtype="mixed_bfloat16")
     found = model.encode(gemma.texts, normalize_embeddings=False)
@@ -252,6 +261,8 @@ def test_settings_that_are_none():
     ):
         with pytest.raises(InputError, match=message):
             GemmaTextEmbedder.from_preset("gemma3_debug", **settings)
+    with pytest.raises(InputError, match="Gemma3Backbone ends at the hidden states; give it to"):
+        Gemma3Backbone(is_embedding_model=True)
 
 
 def test_the_sizes_of_the_preset():
@@ -417,3 +428,13 @@ def test_the_tokenizer_says_what_stands_around_a_text(gemma):
     found = gemma.model.preprocessor(gemma.texts)
     np.testing.assert_array_equal(found["token_ids"], gemma.inputs["token_ids"])
     np.testing.assert_array_equal(found["padding_mask"], gemma.inputs["padding_mask"])
+
+
+def test_files_without_a_place_for_both_sides(gemma, tmp_path):
+    backbone = gemma.model.backbone
+    with pytest.raises(InputError, match=r"GGUF .* no place for use_bidirectional_attention"):
+        GemmaCausalLM(backbone).export_to_gguf(tmp_path / "model.gguf")
+    for preset in ("gemma_debug", "gemma2_debug", "gemma4_debug"):
+        other = GemmaBackbone.from_preset(preset, use_bidirectional_attention=True)
+        with pytest.raises(InputError, match="no counterpart for .*use_bidirectional_attention"):
+            other.export_to_transformers(tmp_path / preset)
