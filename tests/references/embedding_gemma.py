@@ -2,9 +2,10 @@
 
 Each case is a folder: `model` (a directory as sentence-transformers writes it) and `expected.npz`
 with `plain` (N, D) of the texts in texts.json, `query` and `document` with their prompts, `hidden`
-of the padded `token_ids` under `padding_mask`, `hidden64` and `hidden16`. `gemma` has losses of pairs besides,
-in float64: `loss_<name>` and `gradient_<name>_<tensor>`, of `pairs` in texts.json. Windows are
-narrower than the texts, which differ in length, and a text is longer than the model takes.
+of the padded `token_ids` under `padding_mask`, and `hidden64` and `hidden16` of the model in
+float64 and bfloat16. `gemma` has losses of pairs besides, in float64: `loss_<name>` and
+`gradient_<name>_<tensor>`, of `pairs` in texts.json. Windows are narrower than the texts, which
+differ in length, and a text is longer than the model takes.
 """
 
 import json

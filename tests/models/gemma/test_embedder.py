@@ -436,5 +436,5 @@ def test_files_without_a_place_for_both_sides(gemma, tmp_path):
         GemmaCausalLM(backbone).export_to_gguf(tmp_path / "model.gguf")
     for preset in ("gemma_debug", "gemma2_debug", "gemma4_debug"):
         other = GemmaBackbone.from_preset(preset, use_bidirectional_attention=True)
-        with pytest.raises(InputError, match="no counterpart for .*use_bidirectional_attention"):
+        with pytest.raises(InputError, match=r"no counterpart for .*use_bidirectional_attention"):
             other.export_to_transformers(tmp_path / preset)
