@@ -422,6 +422,15 @@ def test_files_of_older_versions(gemma, tmp_path):
     assert model.settings == gemma.model.settings and model.preprocessor.sequence_length == 9
 
 
+@pytest.mark.parametrize(("positions", "length"), [(12, 12), (64, 20)])
+def test_the_length_of_a_text(gemma, tmp_path, positions, length):
+    """The tokenizer's, and at most what the transformer was made for, as in the original."""
+    folder = shutil.copytree(gemma.path, tmp_path / "model")
+    held = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**held, "max_position_embeddings": positions}))
+    assert GemmaTextEmbedder.from_preset(folder).preprocessor.sequence_length == length
+
+
 def test_the_tokenizer_says_what_stands_around_a_text(gemma):
     preprocessor = GemmaTextEmbedderPreprocessor.from_preset(gemma.path)
     assert preprocessor.add_start_token and preprocessor.add_end_token

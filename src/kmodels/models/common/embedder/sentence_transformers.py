@@ -50,8 +50,8 @@ USUAL_SENTENCES: dict[str, tuple[Any, ...]] = {
     "module_output_name": ("token_embeddings",),
     "processing_kwargs": ({}, None),
 }
-# The length at which tokenizers of transformers say that there is no limit.
-ENDLESS = 10**9
+# transformers' default of `max_position_embeddings`.
+POSITIONS = 131_072
 
 
 class EmbedderFormat(HuggingFaceFormat):
@@ -167,11 +167,12 @@ def _length(path: Path, description: Mapping[str, Any]) -> int:
     """Returns the tokens to which sentence-transformers cuts a text."""
     held = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
     _check_usual(path / SENTENCES, held, USUAL_SENTENCES)
+    if held.get("max_seq_length"):
+        return int(held["max_seq_length"])
     file = path / "tokenizer_config.json"
     tokenizer = read_json(file) if file.is_file() else {}
-    most = description.get("max_position_embeddings") or ENDLESS
-    named = held.get("max_seq_length") or tokenizer.get("model_max_length") or ENDLESS
-    return int(named if named < ENDLESS else most)
+    most = description.get("max_position_embeddings") or POSITIONS
+    return int(min(tokenizer.get("model_max_length") or most, most))
 
 
 def _prompts(path: Path) -> dict[str, Any]:
