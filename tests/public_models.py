@@ -41,6 +41,20 @@ CASES = {
         lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
         IDS,
     ),
+    models.GemmaTextEmbedder: (
+        lambda dtype=None, **more: models.GemmaTextEmbedder(
+            models.GemmaBackbone(
+                **GEMMA,
+                dtype=dtype,
+                use_sliding_window_attention=True,
+                sliding_window_size=3,
+                use_bidirectional_attention=True,
+            ),
+            dense=[{"units": 5, "activation": "tanh"}, {"units": 3, "use_bias": False}],
+            **more,
+        ),
+        IDS,
+    ),
     models.CLIPTextEncoder: (lambda **more: models.CLIPTextEncoder(**CLIP, **more), IDS),
     models.CLIPTextModelWithProjection: (
         lambda dtype=None, **more: models.CLIPTextModelWithProjection(

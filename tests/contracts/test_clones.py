@@ -102,9 +102,10 @@ def test_functions_of_the_user():
 TASKS = [cls for cls in CASES if issubclass(cls, Task)]
 MORE = {
     models.GemmaCausalLM: {"sampler": "top_p"},
-    # It has no loss by default; of its vector this one is as good as another.
-    models.CLIPTextModelWithProjection: {
-        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # They have no loss of labels; of their vectors this one is as good as another.
+    **{
+        cls: {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        for cls in (models.CLIPTextModelWithProjection, models.GemmaTextEmbedder)
     },
 }
 

@@ -285,3 +285,27 @@ def test_a_dataset_of_ones_own_is_preprocessed_once(backend):
     model.preprocessor = halved
     model.fit(Batches(), validation_data=Batches(), verbose=0)
     assert len(seen) >= 4 and set(seen) == {1.0}
+
+
+def test_negatives_of_the_whole_batch(backend):
+    """On JAX the loss of pairs does not depend on the mesh; elsewhere one process is one device."""
+    if backend != "jax":
+        return
+    ids = np.random.default_rng(0).integers(3, 300, (16, 2, 9)).astype("int32")
+    inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+    labels = np.zeros(16, "int32")
+
+    def losses():
+        keras.utils.set_random_seed(0)
+        model = models.GemmaTextEmbedder.from_preset("embedding_gemma_debug")
+        if current() is not None:
+            model = in_force().prepare(model)
+        model.compile(keras.optimizers.SGD(1e-2))
+        found = model.fit(inputs, labels, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        # Evaluation fills its last batch, of 4 rows.
+        short = {name: x[:12] for name, x in inputs.items()}
+        return [*found.history["loss"], model.evaluate(short, labels[:12], batch_size=8, verbose=0)]
+
+    alone = losses()
+    distribute("data=4,fsdp=2")
+    np.testing.assert_allclose(losses(), alone, rtol=0, atol=tolerance("losses"))

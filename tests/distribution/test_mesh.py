@@ -206,7 +206,9 @@ def _families():
     vit = models.ViTImageClassifier.from_preset("vit_debug", num_classes=3)
     clip = models.CLIPTextModelWithProjection.from_preset("clip_text_debug")
     clip.enable_lora(rank=2)
-    found = (clip, gemma, qwen3, vit)
+    embedder = models.GemmaTextEmbedder.from_preset("embedding_gemma_debug")
+    embedder.enable_lora(rank=2, targets="all-linear")
+    found = (clip, embedder, gemma, qwen3, vit)
     return [v for model in found for v in model.variables if "seed" not in v.path]
 
 

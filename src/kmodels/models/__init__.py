@@ -17,6 +17,8 @@ from kmodels.models.gemma import (
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
     GemmaConfig,
+    GemmaTextEmbedder,
+    GemmaTextEmbedderPreprocessor,
     GemmaTokenizer,
 )
 from kmodels.models.qwen3 import (
@@ -65,6 +67,8 @@ __all__ = [
     "GemmaCausalLM",
     "GemmaCausalLMPreprocessor",
     "GemmaConfig",
+    "GemmaTextEmbedder",
+    "GemmaTextEmbedderPreprocessor",
     "GemmaTokenizer",
     "Qwen3Backbone",
     "Qwen3CausalLM",

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,11 @@ def class_of(preset: str | Path) -> type:
         raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
     task = open_checkpoint(preset, family, {}, False).task
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
-    return family.tasks[0] if headed else family.backbone
+    if not headed:
+        return family.backbone
+    # Several tasks may read the files of a family; what a file says names the one that it is of.
+    takes = [(cls, set(inspect.signature(cls.__init__).parameters)) for cls in family.tasks]
+    return next((cls for cls, names in takes if set(task) <= names), family.tasks[0])
 
 
 def causal_lm_of(preset: str | Path) -> type:

@@ -53,7 +53,8 @@ def load(
     if cls is not owner and "preprocessor" not in settings:
         checkpoint.verify_preprocessor()
     config = owner.make_config(**{**checkpoint.backbone, **fields})
-    skip = _changed_parts(family, checkpoint, None if cls is owner else settings)
+    takes = set(inspect.signature(cls.__init__).parameters)
+    skip = _changed_parts(family, checkpoint, None if cls is owner else settings, takes)
     skip = [prefix for prefix in skip if prefix not in owner.own_parts]
     fills = load_weights and bool(checkpoint.tensors)
     # Variables that a file fills are not drawn first: that costs time, and a second copy of the
@@ -65,13 +66,18 @@ def load(
     backbone.left_out = checkpoint.left_out
     model = backbone
     if cls is not owner:
-        given = {key: value for key, value in checkpoint.task.items() if value is not None}
+        # What another task of the family has is not of this one.
+        task = {key: value for key, value in checkpoint.task.items() if key in takes}
+        given = {key: value for key, value in task.items() if value is not None}
         headed = "num_classes" not in family.parts or "num_classes" in {**given, **settings}
         if fills and not headed:
             raise InputError(f"{preset} has no head; give num_classes")
         settings = family.defaults(config, {**given, **settings})
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
+            if len(task) < len(checkpoint.task):
+                known = inspect.signature(cls.preprocessor_class.__init__).parameters
+                arguments = {key: value for key, value in arguments.items() if key in known}
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
         with keras_internals.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
@@ -142,12 +148,19 @@ def _split(cls: type, owner: type, overrides: dict[str, Any]) -> tuple[dict, dic
 
 
 def _changed_parts(
-    family: Family, checkpoint: SourceCheckpoint, settings: dict[str, Any] | None
+    family: Family,
+    checkpoint: SourceCheckpoint,
+    settings: dict[str, Any] | None,
+    takes: Collection[str],
 ) -> Collection[str]:
     """Prefixes of the weights that a changed setting makes new; for a backbone (None) the head."""
     skip: set[str] = set()
     for name, prefixes in family.parts.items():
         here = checkpoint.task.get(name) or None
-        if settings is None or (name in settings and (settings[name] or None) != here):
+        if (
+            settings is None
+            or name not in takes
+            or (name in settings and (settings[name] or None) != here)
+        ):
             skip.update(prefixes)
     return sorted(skip)

@@ -121,12 +121,14 @@ def export_to_transformers(
     check_parts(model, text_only, "a directory of transformers")
     family = registry.family(getattr(model, "backbone", model).family)
     form, pictures, table, zeros = family.transformers_form(model)
-    tensors = engine.export(model, table)
+    files, more = model.beside_transformer() if hasattr(model, "beside_transformer") else ({}, [])
+    tensors = engine.export(model, [*table, *more])
     zeros = {name: zero for name, zero in zeros.items() if name not in tensors}
     dtypes = {str(tensor.dtype) for tensor in tensors.values()}
     form = {**form, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32"}
     with staged(directory) as (target, finish):
-        native.refuse_to_replace(target, TRANSFORMERS_FILES)
+        folders = {name.partition("/")[0] for name in files}
+        native.refuse_to_replace(target, {*TRANSFORMERS_FILES, *folders})
         with atomic_directory(target) as folder:
             (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
             if pictures:
@@ -139,10 +141,28 @@ def export_to_transformers(
                 tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None)
             ) is not None:
                 tokenizer.save(folder)
-            file = folder / "model.safetensors"
-            write_safetensors(file, {**tensors, **zeros}, {"format": "pt"})
-            _compare(model, tensors, zeros, read_safetensors(file))
+            for name, content in files.items():
+                (folder / name).parent.mkdir(exist_ok=True)
+                text = json.dumps(content, indent=2) + "\n"
+                (folder / name).write_text(text, encoding="utf-8")
+            written = _write(folder, {**tensors, **zeros})
+            _compare(model, tensors, zeros, written)
         return finish(target)
+
+
+def _write(folder: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """Writes tensors, each with a folder in its name into the file there, and opens them again."""
+    parts: dict[str, dict[str, LazyArray]] = {}
+    for name, tensor in tensors.items():
+        where, _, own = name.rpartition("/")
+        parts.setdefault(where, {})[own] = tensor
+    written: dict[str, LazyArray] = {}
+    for where, held in parts.items():
+        file = folder / where / "model.safetensors"
+        write_safetensors(file, held, {"format": "pt"})
+        start = f"{where}/" if where else ""
+        written |= {start + name: tensor for name, tensor in read_safetensors(file).items()}
+    return written
 
 
 def _compare(

@@ -12,6 +12,7 @@ _EXPORTS = {
     "SGD": "training.optim.optimizers",
     "AdamW": "training.optim.optimizers",
     "Checkpoint": "checkpoint.callback",
+    "ContrastiveLoss": "training.contrastive_loss",
     "Interrupted": "checkpoint.preemption",
     "Runner": "runs.runner",
     "StepCallbacks": "training.step.step_loss",

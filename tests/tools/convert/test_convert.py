@@ -17,6 +17,7 @@ from kmodels.models import (
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
+    GemmaTextEmbedder,
     Qwen3CausalLM,
     ViTBackbone,
     ViTImageClassifier,
@@ -32,16 +33,16 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "convert.md"
 TRACED = [name for name, form in FORMATS.items() if form.traced]
 # Tracing takes seconds: each format from each backend that writes it, with every family once.
 CASES = {
-    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma", "qwen3", "clip"]},
+    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma", "qwen3", "clip", "embed"]},
     "torch": {
-        "onnx": ["gemma", "qwen3", "clip"],
-        "openvino": ["vit", "qwen3", "clip"],
-        "torch-export": ["vit", "gemma", "qwen3", "clip"],
+        "onnx": ["gemma", "qwen3", "clip", "embed"],
+        "openvino": ["vit", "qwen3", "clip", "embed"],
+        "torch-export": ["vit", "gemma", "qwen3", "clip", "embed"],
     },
     "tensorflow": {
         "onnx": ["vit"],
-        "savedmodel": ["gemma", "qwen3", "clip"],
-        "litert": ["vit", "gemma", "qwen3", "clip"],
+        "savedmodel": ["gemma", "qwen3", "clip", "embed"],
+        "litert": ["vit", "gemma", "qwen3", "clip", "embed"],
         "openvino": ["gemma"],
     },
 }
@@ -65,7 +66,9 @@ def sources(tmp_path_factory) -> dict[str, Path]:
     Qwen3CausalLM.from_preset("qwen3_debug", num_layers=1).save_to_preset(folder / "qwen3")
     clip = CLIPTextModelWithProjection.from_preset("clip_text_debug", num_layers=1)
     clip.save_to_preset(folder / "clip")
-    return {name: folder / name for name in ("vit", "gemma", "qwen3", "clip")}
+    embedder = GemmaTextEmbedder.from_preset("embedding_gemma_debug", num_layers=1)
+    embedder.save_to_preset(folder / "embed")
+    return {name: folder / name for name in ("vit", "gemma", "qwen3", "clip", "embed")}
 
 
 def destination_of(folder: Path, name: str) -> Path:
@@ -80,7 +83,8 @@ def test_every_cell_of_the_table_has_a_test():
         assert set(cases) == {name for name in TRACED if backend in FORMATS[name].backends}
     for name in TRACED:
         tried = {family for cases in CASES.values() for family in cases.get(name, ())}
-        assert tried == set(FORMATS[name].families())
+        # An embedder is of Gemma's family, and what it has behind the blocks is its own.
+        assert tried - {"embed"} == set(FORMATS[name].families())
 
 
 @pytest.mark.across("jax", "torch", "tensorflow")
@@ -112,6 +116,18 @@ def test_a_peer_gives_what_the_model_gives(name, family, sources, tmp_path):
         found = convert(sources[family], destination_of(tmp_path, name), name, dtype=dtype)
         assert found.runtime.startswith(FORMATS[name].runtime.name) and found.rounding is None
         assert found.difference is not None and found.difference <= tolerance("logits")
+
+
+@pytest.mark.across
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_transformers_and_the_modules_of_an_embedder(pooling, tmp_path):
+    dense = [{"units": 40, "activation": "tanh"}, {"units": 24, "use_bias": False}]
+    settings = {"pooling": pooling, "dense": dense, "normalize": pooling == "mean"}
+    model = GemmaTextEmbedder.from_preset("embedding_gemma_debug", **settings)
+    model.save_to_preset(tmp_path / "model")
+    found = convert(tmp_path / "model", tmp_path / "out", "hf")
+    assert found.difference is not None and found.difference <= tolerance("logits")
+    assert (tmp_path / "out" / "modules.json").is_file()
 
 
 @pytest.fixture

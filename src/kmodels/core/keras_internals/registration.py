@@ -18,8 +18,9 @@ CLIP = (
 GEMMA = (
     *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
     *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
-    *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "PerLayerEmbedding", "Reordered"),
-    "TokensFirst",
+    *("GemmaCausalLMPreprocessor", "GemmaTextEmbedder", "GemmaTextEmbedderPreprocessor"),
+    *("GemmaTokenizer", "PaddingApart", "PerLayerEmbedding", "Reordered", "TokenPooling"),
+    *("TokensFirst", "UnitLength"),
 )
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
@@ -39,6 +40,7 @@ MODULES = {
     ),
     "kmodels.layers": LAYERS,
     "kmodels.models": (*CLIP, *GEMMA, *QWEN3, *VIT),
+    "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),
 }

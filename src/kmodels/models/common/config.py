@@ -39,7 +39,8 @@ class BlockConfig:
         query_scale: what the attention scores are multiplied by.
         rope_wavelength: base of the rotary embedding.
         rope_scaling: divides the positions.
-        window: keys that a query sees, its own included; None for all before it.
+        window: keys that a query sees, its own included; None for all before it. A block that
+            is not causal sees the keys nearer than this on either side.
         soft_cap: soft cap of the attention scores, or None.
         use_query_key_norm: normalises queries and keys per head.
         use_bias: biases of the projections of queries, keys and values.
@@ -57,6 +58,7 @@ class BlockConfig:
         shares_key_value: whether a later block uses the keys and values of this one.
         per_layer_dim: width of what the embedding of each token adds to this block; 0 for nothing.
         use_layer_scalar: multiplies what the block gives by a number that is not trained.
+        causal: tokens see nothing that stands behind them.
     """
 
     num_query_heads: int
@@ -84,6 +86,7 @@ class BlockConfig:
     shares_key_value: bool = False
     per_layer_dim: int = 0
     use_layer_scalar: bool = False
+    causal: bool = True
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -171,6 +174,11 @@ class DecoderConfig(FrozenConfig):
     @property
     def ties_embeddings(self) -> bool:
         """True if the embedding table is the output layer too."""
+        return True
+
+    @property
+    def is_causal(self) -> bool:
+        """True if tokens see nothing that stands behind them."""
         return True
 
     @property

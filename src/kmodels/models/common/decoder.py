@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.core.errors import check_whole
+from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
@@ -15,6 +15,7 @@ from kmodels.layers.layout_family import of_family
 from kmodels.models.common import peft, sharding
 from kmodels.models.common.inputs import (
     OptionalInputs,
+    PaddingApart,
     Reordered,
     TokensFirst,
     as_tensors,
@@ -35,6 +36,7 @@ class _Steps(NamedTuple):
     final_norm: RMSNorm
     order: TokensFirst
     move: Reordered
+    apart: PaddingApart | None
 
     def run(
         self,
@@ -51,6 +53,8 @@ class _Steps(NamedTuple):
             positions = self.move(positions, front)
         if segment_ids is not None:
             segment_ids = self.move(segment_ids, front)
+        if self.apart is not None:
+            segment_ids = self.apart(self.move(padding_mask, front), segment_ids)
         token_ids = self.move(token_ids, front)
         x = self.embedding(token_ids)
         if intercept is not None:
@@ -174,7 +178,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
             name: keras.Input((None,), dtype="int32", name=name, optional=name != "token_ids")
             for name in ("token_ids", "padding_mask")
         }
-        steps = _Steps(embedding, per_layer, blocks, final_norm, TokensFirst(), Reordered())
+        order = TokensFirst(), Reordered(), None if config.is_causal else PaddingApart()
+        steps = _Steps(embedding, per_layer, blocks, final_norm, *order)
         out = steps.all(**inputs)
         super().__init__(
             config=config,
@@ -292,7 +297,16 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
         Returns:
             (B, T, D).
+
+        Raises:
+            InputError: for a backbone that is not causal, where each new token changes all that the
+                caches hold.
         """
+        if not self.config.is_causal:
+            raise InputError(
+                "use_bidirectional_attention is True, so tokens see what follows them and no text "
+                "is generated; load a causal checkpoint, or encode texts with a text embedder"
+            )
         with direct_calls():
             x = self.token_embedding(token_ids)
             with keras_internals.autocast(self.dtype_policy):

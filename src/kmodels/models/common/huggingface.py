@@ -299,7 +299,9 @@ def transformers_form(
     """
     backbone = getattr(model, "backbone", model)
     kind, causal, bare = names
-    is_bare = backbone is model and backbone.config.ties_embeddings
+    # What an embedder has behind its backbone lies beside it.
+    has_head = backbone is not model and not hasattr(model, "beside_transformer")
+    is_bare = not has_head and backbone.config.ties_embeddings
     form = {
         "architectures": [bare if is_bare else causal],
         "model_type": kind,

@@ -36,7 +36,7 @@ class OptionalInputs:
 
     Attributes:
         optional_inputs: see `kmodels.layers.direct_calls.CalledDirectly`.
-        takes: names of the inputs that it knows; a task's are those of its backbone.
+        takes: names of the inputs that it knows, of a task those that its backbone knows too.
     """
 
     optional_inputs = True
@@ -104,7 +104,7 @@ def as_tensors(model: keras.Model, inputs: Tree) -> dict[str, Any]:
 
 
 def _names(model: keras.Model) -> tuple[str, ...]:
-    return getattr(model, "backbone", model).takes
+    return tuple(name for name in getattr(model, "backbone", model).takes if name in model.takes)
 
 
 def _tensor(x: Any) -> Any:
@@ -112,7 +112,7 @@ def _tensor(x: Any) -> Any:
         return None
     x = keras.ops.convert_to_tensor(x, dtype="int32")
     # Keras takes a last axis of 1 where a model has none.
-    return keras.ops.squeeze(x, -1) if len(x.shape) == 3 else x
+    return keras.ops.squeeze(x, -1) if len(x.shape) == 3 and x.shape[2] == 1 else x
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -143,6 +143,27 @@ class TokensFirst(keras.Operation):
         )
         back = keras.ops.cast(back, "int32")
         return keras.ops.cast(keras.ops.argsort(back, axis=1), "int32"), back
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class PaddingApart(keras.Operation):
+    """Segments in which masked places see each other alone, for attention to both sides.
+
+    Call:
+        mask (B, T) int, 0 for masked places; segment_ids (B, T) int, or None for one segment in
+        each row -> (B, T) int32. For None as the mask it gives the segments as they are.
+    """
+
+    def call(self, mask: Tensor | None, segment_ids: Tensor | None = None) -> Any:
+        """(B, T) -> (B, T)."""
+        if mask is None:
+            return segment_ids
+        is_token = keras.ops.cast(mask, "bool")
+        if segment_ids is None:
+            return keras.ops.cast(is_token, "int32")
+        segment_ids = keras.ops.cast(segment_ids, "int32")
+        lowest = keras.ops.min(segment_ids, axis=1, keepdims=True)
+        return keras.ops.where(is_token, segment_ids, lowest - 1)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -51,7 +51,7 @@ class _OfBlock(Layer):
 
 
 class DecoderAttention(_OfBlock):
-    """Causal attention with grouped key/value heads and rotary positions.
+    """Attention with grouped key/value heads and rotary positions, causal where the config is.
 
     Args:
         config: config of the backbone.
@@ -148,7 +148,7 @@ class DecoderAttention(_OfBlock):
             mask = mask if x_mask is None else x_mask
             if mask is not None:  # (B, S): the keys that are there, for all queries alike
                 mask = keras.ops.expand_dims(keras.ops.cast(mask, "bool"), (1, 2))
-            visible = {"causal": True, "window": self._window(length)}
+            visible = {"causal": block.causal, "window": self._window(length)}
             visible |= {"mask": mask, "segment_ids": segment_ids}
         active = training and self.seed_generator is not None
         y = ops.attention(
@@ -166,7 +166,7 @@ class DecoderAttention(_OfBlock):
         return (y, k, v) if block.shares_key_value and cache is None else y
 
     def _window(self, length: int) -> int | None:
-        """Returns None if the window covers the whole row: a plain causal mask is cheaper."""
+        """Returns None if the window covers the whole row, which then costs no mask of its own."""
         if self.window is not None and isinstance(length, int) and length <= self.window:
             return None
         return self.window

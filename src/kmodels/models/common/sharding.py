@@ -41,7 +41,13 @@ TABLES: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?token_embedding/(?:reverse_)?embeddings": ("vocab", "embed"),
     r"(?:.*/)?token_embedding/lora_rows": (None, "embed"),
 }
-DECODER = TABLES | BLOCKS | PER_LAYER
+# Behind the pooling of an embedder.
+DENSE: dict[str, tuple[str | None, ...]] = {
+    rf"(?:.*/)?dense_\d+/{KERNEL}": ("embed", None),
+    r"(?:.*/)?dense_\d+/(?:.*/)?lora_a": ("embed", None),
+    r"(?:.*/)?dense_\d+/(?:.*/)?lora_b": (None, None),
+}
+DECODER = TABLES | BLOCKS | PER_LAYER | DENSE
 TEXT_ENCODER: dict[str, tuple[str | None, ...]] = {
     **TABLES,
     **BLOCKS,

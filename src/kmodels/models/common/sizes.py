@@ -15,7 +15,7 @@ def sizes(config: DecoderConfig) -> Sizes:
         width=config.hidden_dim,
         vocabulary=config.vocabulary_size,
         gated=True,
-        causal=True,
+        causal=config.is_causal,
     )
 
 

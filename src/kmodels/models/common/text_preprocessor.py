@@ -127,11 +127,18 @@ class TextPreprocessor(Preprocessor):
 
     def _rows(self, texts: list[str], sequence_length: int | None) -> dict[str, np.ndarray]:
         length = _length(sequence_length or self.sequence_length)
+        return self._padded(self.token_rows(texts, length), length)
+
+    def token_rows(
+        self, texts: list[str], sequence_length: int | None = None
+    ) -> list[list[int | None]]:
+        """Returns token ids between start and end token, cut to fit and not padded."""
+        length = _length(sequence_length or self.sequence_length)
         start = [self.tokenizer.start_token_id] if self.add_start_token else []
         end = [self.tokenizer.end_token_id] if self.add_end_token else []
         room = length - len(start) - len(end)
         found = self.tokenizer.encode_batch(texts)
-        return self._padded([[*start, *tokens[:room], *end] for tokens in found], length)
+        return [[*start, *tokens[:room], *end] for tokens in found]
 
     def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
         """Returns token ids, cut or padded behind to one length, and their mask."""

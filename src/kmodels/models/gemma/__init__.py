@@ -2,6 +2,7 @@
 
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
+from kmodels.models.gemma.embedder import GemmaTextEmbedder, GemmaTextEmbedderPreprocessor
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
 from kmodels.models.gemma.preprocessor import (
     Gemma3CausalLMPreprocessor,
@@ -18,5 +19,7 @@ __all__ = [
     "GemmaCausalLM",
     "GemmaCausalLMPreprocessor",
     "GemmaConfig",
+    "GemmaTextEmbedder",
+    "GemmaTextEmbedderPreprocessor",
     "GemmaTokenizer",
 ]

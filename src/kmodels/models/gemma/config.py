@@ -63,6 +63,8 @@ class GemmaConfig(DecoderConfig):
         use_value_norm: normalises values per head, without a scale.
         use_layer_scalar: each layer's result is multiplied by a number of its own.
         norm_offset: is added to the scale of each norm, 1 up to Gemma 3 and 0 in Gemma 4.
+        use_bidirectional_attention: tokens see those behind them too (EmbeddingGemma); in local
+            layers `sliding_window_size // 2` on either side, as transformers reads that number.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -104,6 +106,7 @@ class GemmaConfig(DecoderConfig):
     use_value_norm: bool = False
     use_layer_scalar: bool = False
     norm_offset: float = 1.0
+    use_bidirectional_attention: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,6 +217,11 @@ class GemmaConfig(DecoderConfig):
         return True
 
     @property
+    def is_causal(self) -> bool:
+        """True if tokens see nothing that stands behind them."""
+        return not self.use_bidirectional_attention
+
+    @property
     def logit_soft_cap(self) -> float | None:
         """The soft cap of the logits, or None."""
         return self.final_logit_soft_cap
@@ -225,6 +233,7 @@ class GemmaConfig(DecoderConfig):
         if not local:
             heads = self.num_global_key_value_heads or heads
             width = self.global_head_dim or width
+        window = self.sliding_window_size if self.is_causal else self.sliding_window_size // 2 + 1
         wide = self.use_double_wide_mlp and sources[index] is not None
         return BlockConfig(
             num_query_heads=self.num_query_heads,
@@ -237,7 +246,7 @@ class GemmaConfig(DecoderConfig):
             rope_scaling=(
                 self.local_rope_scaling_factor if local else self.global_rope_scaling_factor
             ),
-            window=self.sliding_window_size if self.is_local(index) else None,
+            window=window if self.is_local(index) else None,
             soft_cap=self.attention_logit_soft_cap,
             use_query_key_norm=self.use_query_key_norm,
             norm_offset=self.norm_offset,
@@ -252,4 +261,5 @@ class GemmaConfig(DecoderConfig):
             shares_key_value=index in sources,
             per_layer_dim=self.hidden_size_per_layer_input,
             use_layer_scalar=self.use_layer_scalar,
+            causal=self.is_causal,
         )

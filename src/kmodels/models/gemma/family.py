@@ -6,9 +6,11 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.embedder.task import PARTS
 from kmodels.models.common.sizes import sizes
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
+from kmodels.models.gemma.embedder import GemmaTextEmbedder
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.gemma.weights import gemma4, gguf, huggingface
@@ -37,6 +39,7 @@ def _no_counterpart(config: GemmaConfig) -> list[str]:
         "a sliding window": generation == 1 and config.use_sliding_window_attention,
         "this query scale": generation == 1 and config.query_scale != config.head_dim**-0.5,
         "attention_logit_soft_cap": generation == 3 and config.attention_logit_soft_cap,
+        "use_bidirectional_attention": generation < 3 and config.use_bidirectional_attention,
         "two rotary bases": generation < 3 and not one_rope,
         "one post-norm without the other": generation > 1
         and not (config.use_post_ffw_norm and config.use_post_attention_norm),
@@ -71,6 +74,7 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         form |= _windows(config)
     if config.generation == 3:
         form["rope_local_base_freq"] = config.local_rope_wavelength
+        form["use_bidirectional_attention"] = config.use_bidirectional_attention
     return decoder.transformers_form(model, names, form, huggingface.rules)
 
 
@@ -93,10 +97,11 @@ def _whole(value: float) -> int | float:
 FAMILY = Family(
     name="gemma",
     backbone=GemmaBackbone,
-    tasks=(GemmaCausalLM, Gemma3CausalLM),
+    tasks=(GemmaCausalLM, Gemma3CausalLM, GemmaTextEmbedder),
     presets=PRESETS,
     formats=(huggingface.FORMAT, gguf.FORMAT),
     sizes=sizes,
     transformers_form=transformers_form,
     keras_hub=PEERS,
+    parts=PARTS,
 )

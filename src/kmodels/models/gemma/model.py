@@ -69,15 +69,27 @@ class Gemma3Backbone(GemmaBackbone):
     Args:
         image_size: size of the vision encoder, which is not here; ignored.
         vision_encoder: None.
+        is_embedding_model: False; `GemmaTextEmbedder` has what keras-hub's class has then.
         **fields: as of `GemmaBackbone`.
 
     Raises:
-        InputError: for a vision encoder.
+        InputError: for a vision encoder, or an embedding model.
     """
 
-    def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):
+    def __init__(
+        self,
+        image_size: object = None,
+        vision_encoder: object = None,
+        is_embedding_model: bool = False,
+        **fields: Any,
+    ):
         if vision_encoder is not None:
             raise InputError("Gemma3Backbone is text only; leave vision_encoder out")
+        if is_embedding_model:
+            raise InputError(
+                "Gemma3Backbone ends at the hidden states; give it to GemmaTextEmbedder with dense="
+                '[{"units": pooling_intermediate_dim}, {"units": embedding_dim}]'
+            )
         keras_hub = ("use_query_key_norm", "global_rope_wavelength", "gate_dim_reduction")
         defaults = {name: GEMMA_3[name] for name in (*keras_hub, "sliding_window_pattern")}
         super().__init__(**{**defaults, "sliding_window_size": 1024, **fields})

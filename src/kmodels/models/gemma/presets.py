@@ -52,6 +52,10 @@ def _size(
     }
 
 
+def _dense(*widths: int) -> list[dict[str, Any]]:
+    return [{"units": width, "use_bias": False} for width in widths]
+
+
 # Below 100,000 parameters; fewer key/value heads than heads, windows below the usual test length.
 _DEBUG = (320, 2, 4, 2, 32)
 _LONG_CONTEXT = {"global_rope_scaling_factor": 8.0}
@@ -78,6 +82,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     | GEMMA_3
     | _LONG_CONTEXT
     | {"query_head_dim_normalize": False},
+    # EmbeddingGemma Team 2025, arXiv:2509.20354; its published config and modules.
+    "embedding_gemma_300m": _size(262_144, 24, 3, 1, 768, 1152, 256)
+    | GEMMA_3
+    | {"sliding_window_size": 512, "use_bidirectional_attention": True}
+    | {"task_dense": _dense(3072, 768)},
     "gemma4_e2b": _size(262_144, 35, 8, 1, 1536, 6144, 256)
     | GEMMA_4
     | _SMALL_4
@@ -98,6 +107,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gemma3_debug": _size(*_DEBUG, 64, 8)
     | GEMMA_3
     | {"sliding_window_size": 8, "sliding_window_pattern": 2},
+    "embedding_gemma_debug": _size(*_DEBUG, 64, 8)
+    | GEMMA_3
+    | {"sliding_window_size": 8, "sliding_window_pattern": 2}
+    | {"use_bidirectional_attention": True, "task_dense": _dense(48, 32)},
     "gemma4_debug": _size(320, 4, 4, 2, 32, 64, 8)
     | GEMMA_4
     | {"sliding_window_size": 8, "sliding_window_pattern": 2, "final_logit_soft_cap": 30.0}

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kmodels.models import registry
+from kmodels.weights import read_safetensors
 
 Arrays = Sequence[np.ndarray]
 
@@ -38,8 +39,30 @@ def transformers(path: Path, samples: Arrays, model: keras.Model) -> list[np.nda
                 given = _patches(sample, model)
             else:
                 given = {"pixel_values": _channels_first(sample)}
-            found.append(_chosen(peer(**given), peer, model).numpy())
+            output = peer(**given)
+            if (path / "modules.json").is_file():
+                found.append(_vectors(path, output.last_hidden_state).numpy())
+            else:
+                found.append(_chosen(output, peer, model).numpy())
     return found
+
+
+def _vectors(path: Path, x: torch.Tensor) -> torch.Tensor:
+    """Returns what the modules beside an embedder's transformer make of hidden states (B, T, D)."""
+    for module in json.loads((path / "modules.json").read_text(encoding="utf-8"))[1:]:
+        folder, kind = path / module["path"], module["type"].rpartition(".")[2]
+        held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if kind == "Pooling":
+            first = held["pooling_mode_cls_token"]
+            x = x.mean(1) if held["pooling_mode_mean_tokens"] else x[:, 0 if first else -1]
+        elif kind == "Dense":
+            tensors = read_safetensors(folder)
+            weights = {name: torch.from_numpy(t.read()).float() for name, t in tensors.items()}
+            x = torch.nn.functional.linear(x, weights["linear.weight"], weights.get("linear.bias"))
+            x = x.tanh() if held["activation_function"].endswith("Tanh") else x
+        else:
+            x = torch.nn.functional.normalize(x, dim=-1)
+    return x
 
 
 def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:

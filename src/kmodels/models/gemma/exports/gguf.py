@@ -55,7 +55,9 @@ def export_to_gguf(model: keras.Model, path: str | Path, dtype: str = "float16")
         raise InputError(f"{path} must be a GGUF file; give a name that ends in .gguf")
     if dtype not in KINDS:
         raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
-    if names := model.backbone.config.of_gemma_4:
+    config = model.backbone.config
+    names = [*config.of_gemma_4, *(() if config.is_causal else ("use_bidirectional_attention",))]
+    if names:
         raise InputError(
             f"a GGUF file of Gemma has no place for {', '.join(names)}; use export_to_transformers"
         )

@@ -108,6 +108,7 @@ def lacks(config: GemmaConfig) -> dict[str, object]:
         **{f"{name}=False": not getattr(config, name) for name in needed},
         "use_post_attention_norm=False": not config.use_post_attention_norm,
         "attention_logit_soft_cap": config.attention_logit_soft_cap,
+        "use_bidirectional_attention": config.use_bidirectional_attention,
         "this query scale": config.query_scale != 1.0,
         "a last layer with sliding_attention": config.kinds[-1] == LOCAL,
         "use_sliding_window_attention=False": (

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.embedder.sentence_transformers import EmbedderFormat
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
 from kmodels.models.gemma.weights import gemma4
@@ -103,7 +104,7 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     wrong = {
         f"an activation {activation!r}": activation not in known,
         "attention_bias": text.get("attention_bias"),
-        "use_bidirectional_attention": (text.get("use_bidirectional_attention") and generation < 4),
+        "use_bidirectional_attention": (text.get("use_bidirectional_attention") and generation < 3),
         "tie_word_embeddings=false": text.get("tie_word_embeddings") is False,
     }
     decoder.refuse(path, wrong)
@@ -122,6 +123,7 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         # Transformers' Gemma 3 reads this setting and does not apply it.
         "attention_logit_soft_cap": text["attn_logit_softcapping"] if generation == 2 else None,
         "sliding_window_size": text["sliding_window"] or 1,
+        "use_bidirectional_attention": bool(text.get("use_bidirectional_attention")),
         **_pattern(text, fields["sliding_window_pattern"]),
     }
     if generation == 2:
@@ -173,7 +175,7 @@ def _pattern(text: dict[str, Any], usual: int) -> dict[str, Any]:
     return {"sliding_window_pattern": pattern}
 
 
-FORMAT = decoder.HuggingFaceFormat(
+FORMAT = EmbedderFormat(
     kinds=GENERATIONS,
     config_class=GemmaConfig,
     fields=backbone_fields,

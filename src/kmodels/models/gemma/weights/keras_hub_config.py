@@ -78,6 +78,8 @@ def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[s
             if config.layer_types is None
             else "these layer_types"
         ): local != same,
+        # Its windows reach one token less far back than transformers'.
+        "use_bidirectional_attention": config.use_bidirectional_attention,
         **dict.fromkeys(config.of_gemma_4, True),
         **{
             f"{name}={getattr(config, name)}": there and getattr(config, name) != ropes[name]

@@ -1,0 +1,154 @@
+"""Texts, and pairs of texts to learn from, to what an embedder takes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import Data
+from kmodels.models.common.records import one_by_one
+from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.text import Tokenizer
+
+QUERIES = ("anchor", "anchors", "query", "queries")
+DOCUMENTS = ("positive", "positives", "document", "documents")
+NEGATIVE = "negative"
+
+
+def columns_of(names: Sequence[str]) -> list[str] | None:
+    """Returns the columns of pairs in their order: query, document, and hard negatives.
+
+    Args:
+        names: names of all columns.
+
+    Returns:
+        The names in this order; None where they are not those of pairs.
+    """
+    queries = [name for name in names if name in QUERIES]
+    documents = [name for name in names if name in DOCUMENTS]
+    negatives = [name for name in names if name.startswith(NEGATIVE)]
+    found = [*queries, *documents, *negatives]
+    whole = len(queries) == len(documents) == 1 and len(found) == len(names)
+    return found if whole else None
+
+
+class EmbedderPreprocessor(TextPreprocessor):
+    """Turns texts into token ids and a mask, and pairs of texts into what `fit` learns from.
+
+    The base of each family's own, which names its tokenizer.
+
+    Args:
+        tokenizer: as of `TextPreprocessor`.
+        sequence_length: tokens of a row; may be set later.
+        add_start_token: puts the start token in front; None for what the tokenizer's own files do.
+        add_end_token: puts the end token behind, also where a text is cut to fit; None likewise.
+        query_prompt: stands in front of each query of a pair.
+        document_prompt: stands in front of each document of a pair, the negatives included.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
+
+    Call:
+        x: texts as of `TextPreprocessor`; or columns of pairs, {"anchor": texts, "positive":
+            texts}, and a list of such records. The first may also be called "query" or "queries",
+            the second "document" or "documents"; columns whose names begin with "negative" are hard
+            negatives. Dictionaries that hold "token_ids" go through untouched.
+        y: None for pairs.
+        sample_weight: one number for each pair.
+        sequence_length: in place of the one set.
+
+        Of texts it gives what `TextPreprocessor` does. Of pairs it gives ({"token_ids",
+        "padding_mask"}, labels), each of the first (B, C, sequence_length) int32 with C the number
+        of columns, and the labels zeros (B,), with weights behind them where there are some.
+
+    Raises:
+        InputError: for what is not text, other columns, or labels of pairs.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        sequence_length: int = 2048,
+        add_start_token: bool | None = None,
+        add_end_token: bool | None = None,
+        query_prompt: str = "",
+        document_prompt: str = "",
+        **kwargs: Any,
+    ):
+        super().__init__(tokenizer, sequence_length, **kwargs)
+        around = self.tokenizer.encode("")
+        start, end = self.tokenizer.start_token_id, self.tokenizer.end_token_id
+        self.add_start_token = start in around if add_start_token is None else add_start_token
+        self.add_end_token = end in around if add_end_token is None else add_end_token
+        self.query_prompt = query_prompt
+        self.document_prompt = document_prompt
+
+    def call(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns token ids and mask of texts or pairs, see the class."""
+        if isinstance(x, Mapping) and "token_ids" in x:
+            return super().call(x, y, sample_weight, sequence_length)
+        records, is_batch = one_by_one(x, self.reader)
+        first = records[0] if records else None
+        if not isinstance(first, Mapping) or set(first) == {"prompts"}:
+            return super().call(x, y, sample_weight, sequence_length)
+        _check_labels(y)
+        x = self._pairs(records, sequence_length)
+        labels = np.zeros(len(records), "int32")
+        if not is_batch:
+            x, labels = {name: value[0] for name, value in x.items()}, labels[0]
+        return keras.utils.pack_x_y_sample_weight(x, labels, sample_weight)
+
+    def _pairs(
+        self, records: Sequence[Mapping[str, str]], sequence_length: int | None
+    ) -> dict[str, np.ndarray]:
+        names = list(records[0])
+        if (order := columns_of(names)) is None:
+            raise InputError(
+                f"{self.reader} got the columns {', '.join(names)}; give texts, or pairs of anchor "
+                "and positive, and hard negatives whose names begin with negative"
+            )
+        if other := next((record for record in records if set(record) != set(names)), None):
+            raise InputError(
+                f"one pair has {', '.join(names)} and another {', '.join(other)}; give all the same"
+            )
+        prompts = [self.query_prompt, *(self.document_prompt,) * (len(order) - 1)]
+        columns = list(zip(order, prompts, strict=True))
+        texts = [prompt + record[name] for record in records for name, prompt in columns]
+        rows = self._rows(texts, sequence_length)
+        return {name: ids.reshape(len(records), len(order), -1) for name, ids in rows.items()}
+
+    def compute_output_spec(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns shapes and dtypes of what `call` gives for symbolic texts."""
+        order = columns_of(list(x)) if isinstance(x, Mapping) else None
+        if order is None:
+            return super().compute_output_spec(x, y, sample_weight, sequence_length)
+        _check_labels(y)
+        spec = self._inputs_spec(x, sequence_length)
+        *batch, length = spec["token_ids"].shape
+        pairs = {name: keras.KerasTensor((*batch, len(order), length), "int32") for name in spec}
+        labels = keras.KerasTensor(tuple(batch), "int32")
+        return keras.utils.pack_x_y_sample_weight(pairs, labels, sample_weight)
+
+    def _settings(self) -> dict[str, Any]:
+        prompts = {"query_prompt": self.query_prompt, "document_prompt": self.document_prompt}
+        return {**super()._settings(), **prompts}
+
+
+def _check_labels(y: Data) -> None:
+    if y is not None:
+        raise InputError(
+            "pairs have no labels: each document belongs to the query beside it; leave y out"
+        )

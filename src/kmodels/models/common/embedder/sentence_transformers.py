@@ -1,0 +1,241 @@
+"""Directories of sentence-transformers: what stands beside the transformer, and how it is written.
+
+The transformer lies in the directory itself, as transformers writes it; modules.json lists it and
+what works on its hidden states, each in a folder of its own.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kmodels.core.errors import InputError
+from kmodels.models.common.embedder.pooling import MEAN, MODES
+from kmodels.models.common.huggingface import HuggingFaceFormat
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
+from kmodels.weights.readers import read_json
+
+MODULES, PROMPTS, SENTENCES = (
+    *("modules.json", "config_sentence_transformers.json"),
+    "sentence_bert_config.json",
+)
+TYPES = "sentence_transformers.models."
+ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": "linear",
+    "torch.nn.modules.activation.Tanh": "tanh",
+}
+# What config.json of a pooling calls each mode before sentence-transformers 6, which reads it too.
+LEGACY = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+# Settings of a module that change what it computes, and the values at which the model computes it.
+USUAL: dict[str, tuple[Any, ...]] = {
+    "include_prompt": (True,),
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": ("sentence_embedding", None),
+    "use_residual": (False,),
+}
+# Those of the transformer.
+USUAL_SENTENCES: dict[str, tuple[Any, ...]] = {
+    "do_lower_case": (False,),
+    "transformer_task": ("feature-extraction",),
+    "module_output_name": ("token_embeddings",),
+    "processing_kwargs": ({}, None),
+}
+# transformers' default of `max_position_embeddings`.
+POSITIONS = 131_072
+
+
+class EmbedderFormat(HuggingFaceFormat):
+    """`HuggingFaceFormat` of a family with an embedder, which reads modules.json too."""
+
+    def open_checkpoint(
+        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+    ) -> SourceCheckpoint:
+        """Understands a directory; see `HuggingFaceFormat.open_checkpoint`.
+
+        Raises:
+            InputError: also for modules, and settings of modules, that the model has no counterpart
+                for.
+        """
+        checkpoint = super().open_checkpoint(path, description, given, weights)
+        if not (path / MODULES).is_file():
+            return checkpoint
+        task, tensors, rules = _modules(path, weights)
+        preprocessor = checkpoint.preprocessor
+        if preprocessor is not None:
+            preprocessor = {**preprocessor, "sequence_length": _length(path, description)}
+        return replace(
+            checkpoint,
+            kind="sentence-transformers",
+            task={**task, **_prompts(path)},
+            preprocessor=preprocessor,
+            tensors={**checkpoint.tensors, **tensors},
+            rules=[*checkpoint.rules, *rules],
+        )
+
+
+# === Reading ===
+
+
+def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyArray], list[Rule]]:
+    """Returns the settings of the task, and the tensors of its dense layers with their rules."""
+    listed: Any = json.loads((path / MODULES).read_text(encoding="utf-8"))
+    kinds = [module["type"].rpartition(".")[2] for module in listed]
+    dense: list[dict[str, Any]] = []
+    wanted = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
+    if kinds not in (wanted, [*wanted, "Normalize"]):
+        raise InputError(
+            f"{path / MODULES} lists {', '.join(kinds)}; the model has a Transformer, a Pooling, "
+            "Dense layers, and perhaps a Normalize, in this order"
+        )
+    if listed[0]["path"]:
+        raise InputError(
+            f"{path / MODULES} has the Transformer in {listed[0]['path']}; give a directory with "
+            "it in the directory itself"
+        )
+    tensors: dict[str, LazyArray] = {}
+    rules: list[Rule] = []
+    task: dict[str, Any] = {"pooling": MEAN, "dense": dense, "normalize": kinds[-1] == "Normalize"}
+    for kind, module in zip(kinds[1:], listed[1:], strict=True):
+        folder = path / module["path"]
+        held = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+        _check_usual(folder, held)
+        if kind == "Pooling":
+            task["pooling"] = _mode(folder, held)
+        elif kind == "Dense":
+            rules += dense_rules(module["path"], len(dense))
+            dense.append(_dense(folder, held))
+            if weights:
+                found = read_safetensors(folder)
+                tensors |= {f"{module['path']}/{name}": x for name, x in found.items()}
+    return task, tensors, rules
+
+
+def dense_rules(folder: str, number: int) -> list[Rule]:
+    """Returns the table of a dense layer; names are those in its folder behind that."""
+    return [
+        Rule(f"{folder}/linear.weight", f"dense_{number}/kernel", transpose),
+        Rule(f"{folder}/linear.bias", f"dense_{number}/bias"),
+    ]
+
+
+def _check_usual(
+    folder: Path, held: Mapping[str, Any], usual: Mapping[str, tuple[Any, ...]] = USUAL
+) -> None:
+    for name, values in usual.items():
+        if name in held and held[name] not in values:
+            raise InputError(
+                f"{folder}: {name} is {held[name]!r}; the model supports {values[0]!r} alone"
+            )
+
+
+def _mode(folder: Path, held: Mapping[str, Any]) -> str:
+    found = held.get("pooling_mode") or [mode for mode, name in LEGACY.items() if held.get(name)]
+    modes = [found] if isinstance(found, str) else list(found) or [MEAN]
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise InputError(
+            f"{folder}: the pooling is {', '.join(modes)}; the model supports one of "
+            f"{', '.join(MODES)}"
+        )
+    return modes[0]
+
+
+def _dense(folder: Path, held: Mapping[str, Any]) -> dict[str, Any]:
+    activation = held.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in ACTIVATIONS:
+        raise InputError(
+            f"{folder}: activation_function is {activation}; the model supports "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return {
+        "units": held["out_features"],
+        "use_bias": held.get("bias", True),
+        "activation": ACTIVATIONS[activation],
+    }
+
+
+def _length(path: Path, description: Mapping[str, Any]) -> int:
+    """Returns the tokens to which sentence-transformers cuts a text."""
+    held = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
+    _check_usual(path / SENTENCES, held, USUAL_SENTENCES)
+    if held.get("max_seq_length"):
+        return int(held["max_seq_length"])
+    file = path / "tokenizer_config.json"
+    tokenizer = read_json(file) if file.is_file() else {}
+    most = description.get("max_position_embeddings") or POSITIONS
+    return int(min(tokenizer.get("model_max_length") or most, most))
+
+
+def _prompts(path: Path) -> dict[str, Any]:
+    held = read_json(path / PROMPTS) if (path / PROMPTS).is_file() else {}
+    prompts = held.get("prompts") or {}
+    return {
+        "prompts": {name: text for name, text in prompts.items() if text is not None},
+        "default_prompt_name": held.get("default_prompt_name"),
+        "similarity_fn_name": held.get("similarity_fn_name") or "cosine",
+        "truncate_dim": held.get("truncate_dim"),
+    }
+
+
+# === Writing ===
+
+
+def form_of(model: keras.Model) -> tuple[dict[str, Any], list[Rule]]:
+    """Returns what an embedder writes beside its transformer.
+
+    Args:
+        model: an embedder.
+
+    Returns:
+        Content of JSON files by their paths in the directory, and the table of the dense layers.
+    """
+    settings, width = model.settings, model.backbone.config.hidden_dim
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(settings["dense"])]
+    kinds += ["Normalize"] if settings["normalize"] else []
+    folders = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
+    modules = [
+        {"idx": number, "name": str(number), "path": folder, "type": TYPES + kind}
+        for number, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
+    ]
+    files: dict[str, Any] = {
+        MODULES: modules,
+        f"{folders[1]}/config.json": {
+            "word_embedding_dimension": width,
+            **{name: mode == settings["pooling"] for mode, name in LEGACY.items()},
+            "include_prompt": True,
+        },
+        PROMPTS: {
+            "model_type": "SentenceTransformer",
+            "prompts": settings["prompts"],
+            "default_prompt_name": settings["default_prompt_name"],
+            "similarity_fn_name": settings["similarity_fn_name"],
+            **({"truncate_dim": settings["truncate_dim"]} if settings["truncate_dim"] else {}),
+        },
+    }
+    if model.preprocessor is not None:
+        length = model.preprocessor.sequence_length
+        files[SENTENCES] = {"max_seq_length": length, "do_lower_case": False}
+    rules: list[Rule] = []
+    names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    for number, layer in enumerate(settings["dense"]):
+        folder = folders[2 + number]
+        rules += dense_rules(folder, number)
+        files[f"{folder}/config.json"] = {
+            "in_features": width,
+            "out_features": layer["units"],
+            "bias": layer["use_bias"],
+            "activation_function": names[layer["activation"]],
+        }
+        width = layer["units"]
+    if settings["normalize"]:
+        files[f"{folders[-1]}/config.json"] = {}
+    return files, rules
