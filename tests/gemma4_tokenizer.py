@@ -20,6 +20,11 @@ TEXTS = (
     "the cat sat on the mat and the dog sat on the log\n\nuser\nmodel\nthought\nsystem\n",
     "What is 2 + 2? It is 4. You are kind. Paris is the capital of France: {city:weather}\n\n\n",
 )
+MARKED = (
+    "the cat sat on the mat\n\n\nuser\n  thing  ",
+    "<|turn>user\nWhat is 2 + 2?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>It is 4.",
+    "hät 貓\n\n\n\n\n\nmodel Paris\n",
+)
 # Turns, a system role, reasoning that is asked for and left out of earlier replies, and functions
 # that are called; less than a checkpoint's own, written for the tests.
 TEMPLATE = """\

@@ -142,7 +142,7 @@ def _add_sizes(writer: "gguf.GGUFWriter", config: GemmaConfig) -> None:
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_rope_freq_base(config.global_rope_wavelength)
     writer.add_vocab_size(config.vocabulary_size)
-    if config.global_rope_scaling_factor != 1.0:
+    if config.global_rope_scaling_factor != 1.0 and generation < 4:
         import gguf
 
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
