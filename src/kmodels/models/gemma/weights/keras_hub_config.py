@@ -1,8 +1,9 @@
-"""keras-hub's Gemma and Gemma 3 beside ours: arguments, and what each cannot express.
+"""keras-hub's Gemma, Gemma 3 and Gemma 4 beside ours: arguments, and what each cannot express.
 
 Facts are those of keras-hub 0.32: one class serves Gemma 1 and 2; the norms of its blocks have an
 epsilon of 1e-6 whatever it is told; queries are always divided by the root of `head_dim`, whatever
-`query_head_dim_normalize` says; windows repeat every 2 blocks, in Gemma 3 every 6.
+`query_head_dim_normalize` says; windows repeat every 2 blocks, in Gemma 3 every 6. Its Gemma 4 does
+as it is told; a number of key/value heads for global layers makes their keys values too.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
-from kmodels.models.gemma.presets import GEMMA_3
+from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
 from kmodels.models.gemma.weights import keras_hub
 
 EPSILON = 1e-6
@@ -25,6 +26,13 @@ SHARED = (
 ROPE_SCALING = ("local_rope_scaling_factor", "global_rope_scaling_factor")
 ONE_ROPE = {f"{where}_rope_wavelength": 10_000.0 for where in ("local", "global")}
 TWO_ROPES = {**ONE_ROPE, "global_rope_wavelength": GEMMA_3["global_rope_wavelength"]}
+# What Gemma 4 is told besides, by one name in both; and the bases where keras-hub says None.
+SHARED_4 = (
+    *(name for name in SHARED if "post" not in name and name != "query_head_dim_normalize"),
+    *("intermediate_dim", "layer_types", "sliding_window_pattern", "num_kv_shared_layers"),
+    *("use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+    *("global_head_dim", "global_rope_partial_rotary_factor", *ROPE_SCALING),
+)
 
 
 def _strange(given: Settings, task: Settings) -> list[str]:
@@ -100,6 +108,44 @@ def _gemma_3_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     return [name for name, there in found.items() if there]
 
 
+def _strange_4(given: Settings, task: Settings) -> list[str]:
+    asked = ("use_bidirectional_attention", "is_embedding_model", "enable_moe_block")
+    cap = task.get("final_logit_cap")
+    found = {**{name: given[name] for name in asked}, "final_logit_cap": cap}
+    return [name for name, there in found.items() if there]
+
+
+def _gemma_4_fields(given: Settings) -> dict[str, Any]:
+    groups = given["num_global_key_value_heads"]
+    ropes = {name: given[name] or usual for name, usual in TWO_ROPES.items()}
+    same = {name: given[name] for name in SHARED_4}
+    own = None if groups == given["num_key_value_heads"] else groups
+    more = {"num_global_key_value_heads": own, "attention_k_eq_v": groups is not None}
+    return {**GEMMA_4, **same, **ropes, **more}
+
+
+def _gemma_4_arguments(config: GemmaConfig) -> dict[str, Any]:
+    own = config.num_global_key_value_heads or config.num_key_value_heads
+    return {
+        **{name: getattr(config, name) for name in (*SHARED_4, *TWO_ROPES)},
+        "layer_types": list(config.kinds),
+        "num_global_key_value_heads": own if config.attention_k_eq_v else None,
+        "image_size": None,
+    }
+
+
+def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
+    always = ("use_query_key_norm", "use_value_norm", "use_layer_scalar", "use_post_ffw_norm")
+    found = {f"{name}=False": not getattr(config, name) for name in always}
+    found["use_post_attention_norm=False"] = not config.use_post_attention_norm
+    found["this query scale, since it takes 1"] = config.query_scale != 1.0
+    name = "num_global_key_value_heads"
+    found[f"{name} without attention_k_eq_v"] = (
+        not config.attention_k_eq_v and getattr(config, name) is not None
+    )
+    return [name for name, there in found.items() if there]
+
+
 GEMMA = KerasHubMapping(
     backbone="GemmaBackbone",
     task="GemmaCausalLM",
@@ -129,6 +175,19 @@ GEMMA3 = KerasHubMapping(
     table=keras_hub.rules,
     belongs=lambda config, settings: config.use_query_key_norm,
     unsupported_out=_gemma_3_lacks,
-    ignored="vision_encoder",
+    ignored=("vision_encoder",),
 )
-PEERS = (GEMMA3, GEMMA)
+GEMMA4 = KerasHubMapping(
+    backbone="Gemma4Backbone",
+    task="Gemma4CausalLM",
+    ours=GemmaBackbone,
+    our_task=GemmaCausalLM,
+    fields=_gemma_4_fields,
+    unsupported_in=_strange_4,
+    arguments=_gemma_4_arguments,
+    table=keras_hub.rules,
+    belongs=lambda config, settings: config.generation == 4,
+    unsupported_out=_gemma_4_lacks,
+    ignored=("vision_encoder", "audio_encoder"),
+)
+PEERS = (GEMMA4, GEMMA3, GEMMA)
