@@ -245,7 +245,7 @@ def test_both_towers_give_the_vision_tower(models):
 
 
 def test_other_models_of_keras_hub_have_no_counterpart(models):
-    with pytest.raises(InputError, match="VGGBackbone has no counterpart; Gemma3Back"):
+    with pytest.raises(InputError, match="VGGBackbone has no counterpart; Gemma4Back"):
         interop.from_hub(models.VGGBackbone(stackwise_num_repeats=[1], stackwise_num_filters=[2]))
 
 

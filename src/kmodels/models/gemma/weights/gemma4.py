@@ -79,7 +79,7 @@ def form(config: GemmaConfig) -> dict[str, Any]:
     full = {
         "rope_type": "proportional",
         "rope_theta": config.global_rope_wavelength,
-        "factor": config.global_rope_scaling_factor,
+        **({"factor": scaling} if (scaling := config.global_rope_scaling_factor) != 1.0 else {}),
         "partial_rotary_factor": config.global_rope_partial_rotary_factor,
     }
     return {
