@@ -215,7 +215,7 @@ def test_keys_and_values_that_shared_layers_do_not_use_are_passed_by(references,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size_per_layer_input": 300}, "vocab_size_per_layer_input=300, which is to be"),
+        ({"vocab_size_per_layer_input": 340}, "vocab_size_per_layer_input=340, which is to be"),
         (
             {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_shared_layers": 1},
             "keys and values of these layers for those that share",

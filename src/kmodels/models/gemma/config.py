@@ -126,6 +126,11 @@ class GemmaConfig(DecoderConfig):
         for name in ("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input"):
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value)
+        if (rows := self.per_layer_vocabulary) < self.vocabulary_size:
+            raise InputError(
+                f"vocab_size_per_layer_input is {rows}; give at least vocabulary_size, "
+                f"{self.vocabulary_size}, as each token has a row"
+            )
         if (self.global_head_dim or 2) % 2:
             raise InputError(
                 f"global_head_dim is {self.global_head_dim}; rotary embedding needs an even number"
