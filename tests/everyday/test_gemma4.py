@@ -43,9 +43,7 @@ def test_apply_chat_template_and_answer(directory):
     tokenizer = model.preprocessor.tokenizer
     given = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)
     ids = np.array([given["input_ids"]], "int32")
-    answer = model.generate(
-        {"token_ids": ids, "padding_mask": np.ones_like(ids)}, max_new_tokens=5
-    )
+    answer = model.generate({"token_ids": ids, "padding_mask": np.ones_like(ids)}, max_new_tokens=5)
     reply = tokenizer.detokenize(
         answer["token_ids"][0, ids.shape[1] :][answer["padding_mask"][0, ids.shape[1] :] > 0]
     )

@@ -50,8 +50,8 @@ def load(
             kind = f"gpt2 with pre={cut}"
         raise InputError(
             f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) and {MERGED!r} "
-            f"are read, and 'gpt2' with pre={' or '.join(byte_level.PATTERNS)}; or give the directory of a "
-            "tokenizer.json"
+            f"are read, and 'gpt2' with pre={' or '.join(byte_level.PATTERNS)}; or give the "
+            "directory of a tokenizer.json"
         )
     template = setting(reader, "tokenizer.chat_template", None)
     settings = {} if template is None else {"chat_template": template}
@@ -211,8 +211,8 @@ def _check_merges(pairs: list[list[str]], file: str, instead: str) -> None:
         text = "".join(parts)
         if " " in text or ("\n" in text and text.strip("\n")):
             raise InputError(
-                f"{file} holds merges within lines and of line ends, without blanks; this tokenizer "
-                f"merges {parts[0]!r} and {parts[1]!r}: {instead}"
+                f"{file} holds merges within lines and of line ends, without blanks; this "
+                f"tokenizer merges {parts[0]!r} and {parts[1]!r}: {instead}"
             )
 
 

@@ -150,7 +150,9 @@ class Template:
             return written
         last = max(i for i, part in enumerate(written.parts) if part.learn)
         parts = written.parts[:last]
-        return Written([*parts, Part(turns.prompt, False)] if turns and turns.prompt else parts, False)
+        return Written(
+            [*parts, Part(turns.prompt, False)] if turns and turns.prompt else parts, False
+        )
 
     def chat_format(self, tokenizer: Tokenizer | None) -> Turns | None:
         """Returns the format that writes messages, None where the tokenizer's own template does.

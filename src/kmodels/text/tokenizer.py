@@ -84,7 +84,9 @@ class Tokenizer(ChatTokenizer):
         )
 
     def _usual_stops(self) -> list[int]:
-        found = (self.core.token_to_id(text) for text in (_USUAL["end"][0], *ENDS_OF_TURNS.values()))
+        found = (
+            self.core.token_to_id(text) for text in (_USUAL["end"][0], *ENDS_OF_TURNS.values())
+        )
         return list(dict.fromkeys([self.end_token_id, *(i for i in found if i is not None)]))
 
     def _usual(self, role: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Chats with a Gemma 4: its own template, the one that is built in, what ends a reply, and a use."""
+"""Chats with a Gemma 4: its own template, the one that is built in, and what ends a reply."""
 
 import io
 import json

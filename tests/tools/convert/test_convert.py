@@ -121,9 +121,7 @@ def without_llama_cpp(monkeypatch):
 
 
 @pytest.mark.across
-@pytest.mark.parametrize(
-    "preset", ["gemma_debug", "gemma2_debug", "gemma3_debug", "gemma4_debug"]
-)
+@pytest.mark.parametrize("preset", ["gemma_debug", "gemma2_debug", "gemma3_debug", "gemma4_debug"])
 def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cpp):
     scale = {"query_head_dim_normalize": True} if preset == "gemma2_debug" else {}
     model = GemmaCausalLM.from_preset(preset, **scale)

@@ -57,7 +57,7 @@ def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     kind = file.get_field("general.architecture").contents()
     kinds = {name: number for number, name in reading.MODEL_ARCH_NAMES.items()}
     names = reading.get_tensor_name_map(kinds[kind], form["num_hidden_layers"])
-    # Norms multiply by the weight in llama.cpp, and by 1 more than it in transformers up to Gemma 3.
+    # Norms multiply by the weight in llama.cpp, and by 1 more in transformers up to Gemma 3.
     less = 0 if kind == "gemma4" else 1
     scalars = [held for held in peer.named_buffers() if held[0].endswith("layer_scalar")]
     with torch.no_grad():
