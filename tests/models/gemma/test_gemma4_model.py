@@ -214,8 +214,11 @@ def test_both_tables_are_resized():
         ({"num_kv_shared_layers": 3}, "no layer before them has full_attention to share"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, and no layer before them"),
         ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1; give at least 0"),
-        ({"vocab_size_per_layer_input": 0}, "vocab_size_per_layer_input is 0; give at least 1"),
-        ({"vocab_size_per_layer_input": 319}, "is 319; give at least vocabulary_size, 320, as"),
+        ({"vocab_size_per_layer_input": 0}, "vocab_size_per_layer_input is 0; give at least 320"),
+        (
+            {"vocab_size_per_layer_input": 319},
+            "vocab_size_per_layer_input is 319; give at least 320",
+        ),
         ({"global_rope_partial_rotary_factor": 1.5}, "is 1.5; give a share in"),
     ],
 )

@@ -101,6 +101,30 @@ def decoder_attention(config: DecoderConfig, block: str, output: str) -> list[Ru
     return table
 
 
+def decoder_per_layer(config: DecoderConfig, block: str) -> list[Rule]:
+    """Returns the rules of per-layer embeddings and of the number of each block, where they are.
+
+    Args:
+        config: config of the backbone.
+        block: keras-hub's name of a block, with {i}.
+    """
+    held, within, ours = config.block(0), "per_layer_embedding", "block_{i}/per_layer"
+    table = []
+    if held.per_layer_dim:
+        table = [
+            Rule("per_layer_token_embedding/embeddings", f"{within}/table/embeddings"),
+            Rule("per_layer_model_projection/kernel", f"{within}/model_projection/kernel"),
+            Rule("per_layer_projection_norm/scale", f"{within}/norm/scale"),
+            Rule(f"{block}/per_layer_input_gate/kernel", f"{ours}/input_gate/kernel"),
+            Rule(f"{block}/per_layer_up_proj/kernel", f"{ours}/projection/kernel"),
+            Rule(f"{block}/post_per_layer_input_norm/scale", f"{ours}/norm/scale"),
+        ]
+    if held.use_layer_scalar:
+        one = reshape((), (1,))
+        table.append(Rule(f"{block}/layer_scalar", "block_{i}/layer_scalar", one))
+    return table
+
+
 def _projections(block: BlockConfig) -> dict[str, int]:
     """Returns the number of heads of each projection in front of the scores."""
     groups = block.num_key_value_heads

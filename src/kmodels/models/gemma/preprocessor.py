@@ -11,8 +11,7 @@ from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
 from kmodels.text import Tokenizer, Turns
 from kmodels.text.templates import AUTO
 
-# The chat templates of the instruction-tuned checkpoints, up to Gemma 3 and of Gemma 4. The latter
-# begins a reply without reasoning with an empty channel; templates leave reasoning out of replies.
+# The chat formats of the instruction-tuned checkpoints. Gemma 4's prompt ends in an empty channel.
 CHATS = {
     "gemma": Turns(
         user="<start_of_turn>user\n{content}<end_of_turn>\n<start_of_turn>model\n",

@@ -6,6 +6,7 @@ epsilon of 1e-6 whatever it is told; queries are always divided by the root of `
 as it is told; a number of key/value heads for global layers makes their keys values too.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
@@ -13,7 +14,7 @@ from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
 from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
-from kmodels.models.gemma.weights import keras_hub
+from kmodels.models.gemma.weights import gemma4, keras_hub
 
 EPSILON = 1e-6
 PATTERNS = {"gemma": 2, "gemma3": 6}
@@ -26,7 +27,9 @@ SHARED = (
 ROPE_SCALING = ("local_rope_scaling_factor", "global_rope_scaling_factor")
 ONE_ROPE = {f"{where}_rope_wavelength": 10_000.0 for where in ("local", "global")}
 TWO_ROPES = {**ONE_ROPE, "global_rope_wavelength": GEMMA_3["global_rope_wavelength"]}
-# What Gemma 4 is told besides, by one name in both; and the bases where keras-hub says None.
+STRANGE_4 = ("use_bidirectional_attention", "is_embedding_model", "enable_moe_block")
+GROUPS = "num_global_key_value_heads"
+# What Gemma 4 is told by one name in both.
 SHARED_4 = (
     *(name for name in SHARED if "post" not in name and name != "query_head_dim_normalize"),
     *("intermediate_dim", "layer_types", "sliding_window_pattern", "num_kv_shared_layers"),
@@ -103,46 +106,16 @@ def _gemma_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     return [name for name, there in found.items() if there]
 
 
-def _gemma_3_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
-    found = _lacks(config, PATTERNS["gemma3"], TWO_ROPES)
-    return [name for name, there in found.items() if there]
-
-
-def _strange_4(given: Settings, task: Settings) -> list[str]:
-    asked = ("use_bidirectional_attention", "is_embedding_model", "enable_moe_block")
-    cap = task.get("final_logit_cap")
-    found = {**{name: given[name] for name in asked}, "final_logit_cap": cap}
-    return [name for name, there in found.items() if there]
-
-
 def _gemma_4_fields(given: Settings) -> dict[str, Any]:
-    groups = given["num_global_key_value_heads"]
+    groups, same = given[GROUPS], {name: given[name] for name in SHARED_4}
     ropes = {name: given[name] or usual for name, usual in TWO_ROPES.items()}
-    same = {name: given[name] for name in SHARED_4}
     own = None if groups == given["num_key_value_heads"] else groups
-    more = {"num_global_key_value_heads": own, "attention_k_eq_v": groups is not None}
-    return {**GEMMA_4, **same, **ropes, **more}
-
-
-def _gemma_4_arguments(config: GemmaConfig) -> dict[str, Any]:
-    own = config.num_global_key_value_heads or config.num_key_value_heads
-    return {
-        **{name: getattr(config, name) for name in (*SHARED_4, *TWO_ROPES)},
-        "layer_types": list(config.kinds),
-        "num_global_key_value_heads": own if config.attention_k_eq_v else None,
-        "image_size": None,
-    }
+    return {**GEMMA_4, **same, **ropes, GROUPS: own, "attention_k_eq_v": groups is not None}
 
 
 def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
-    always = ("use_query_key_norm", "use_value_norm", "use_layer_scalar", "use_post_ffw_norm")
-    found = {f"{name}=False": not getattr(config, name) for name in always}
-    found["use_post_attention_norm=False"] = not config.use_post_attention_norm
-    found["this query scale, since it takes 1"] = config.query_scale != 1.0
-    name = "num_global_key_value_heads"
-    found[f"{name} without attention_k_eq_v"] = (
-        not config.attention_k_eq_v and getattr(config, name) is not None
-    )
+    own = config.num_global_key_value_heads and not config.attention_k_eq_v
+    found = {**gemma4.otherwise(config), f"{GROUPS} without attention_k_eq_v": own}
     return [name for name, there in found.items() if there]
 
 
@@ -158,13 +131,13 @@ GEMMA = KerasHubMapping(
     belongs=lambda config, settings: not config.use_query_key_norm,
     unsupported_out=_gemma_lacks,
 )
-GEMMA3 = KerasHubMapping(
+GEMMA3 = replace(
+    GEMMA,
     backbone="Gemma3Backbone",
     task="Gemma3CausalLM",
     ours=Gemma3Backbone,
     our_task=Gemma3CausalLM,
     fields=_gemma_3_fields,
-    unsupported_in=_strange,
     arguments=lambda config: {
         **_arguments(config),
         **{name: getattr(config, name) for name in ROPE_SCALING},
@@ -172,20 +145,28 @@ GEMMA3 = KerasHubMapping(
         "use_query_key_norm": True,
         "image_size": None,
     },
-    table=keras_hub.rules,
     belongs=lambda config, settings: config.use_query_key_norm,
-    unsupported_out=_gemma_3_lacks,
+    unsupported_out=lambda config, settings: [
+        name for name, there in _lacks(config, PATTERNS["gemma3"], TWO_ROPES).items() if there
+    ],
     ignored=("vision_encoder",),
 )
-GEMMA4 = KerasHubMapping(
+GEMMA4 = replace(
+    GEMMA,
     backbone="Gemma4Backbone",
     task="Gemma4CausalLM",
-    ours=GemmaBackbone,
-    our_task=GemmaCausalLM,
     fields=_gemma_4_fields,
-    unsupported_in=_strange_4,
-    arguments=_gemma_4_arguments,
-    table=keras_hub.rules,
+    unsupported_in=lambda given, task: [
+        name for name in (*STRANGE_4, "final_logit_cap") if {**given, **task}.get(name)
+    ],
+    arguments=lambda config: {
+        **{name: getattr(config, name) for name in (*SHARED_4, *TWO_ROPES)},
+        "layer_types": list(config.kinds),
+        GROUPS: (getattr(config, GROUPS) or config.num_key_value_heads)
+        if config.attention_k_eq_v
+        else None,
+        "image_size": None,
+    },
     belongs=lambda config, settings: config.generation == 4,
     unsupported_out=_gemma_4_lacks,
     ignored=("vision_encoder", "audio_encoder"),
