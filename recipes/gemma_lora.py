@@ -33,7 +33,7 @@ class Settings(recipe.Common):
     template: str = flag(
         "auto",
         "auto (messages by the tokenizer's own chat template, all else by instruction) | "
-        "chat_template | instruction | alpaca | gemma (chat), or a text of your own",
+        "chat_template | instruction | alpaca | gemma or gemma4 (chat), or a text of your own",
     )
     loss_on: str = flag("all", "tokens to learn", choices=("all", "responses"))
     sequence_length: int = flag(128, "tokens of a row", small=64)

@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.text import Tokenizer
+from kmodels.text.marks import TURNS
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, build
-from kmodels.text.tokenizer import TURNS
 from kmodels.text.training import train_tokenizer
 
 SIZES = {"patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16}
@@ -26,6 +27,18 @@ GEMMA_2 = {
     "final_logit_soft_cap": 1.5,
     "use_sliding_window_attention": True,
     "sliding_window_size": 6,
+}
+
+GEMMA_4 = {
+    "num_layers": 5,
+    "intermediate_dim": 48,
+    "image_size": 16,
+    "global_head_dim": 12,
+    "final_logit_soft_cap": 1.5,
+    "sliding_window_size": 6,
+    "global_rope_partial_rotary_factor": 0.5,
+    "layer_norm_epsilon": 1e-5,
+    "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL],
 }
 
 
@@ -80,6 +93,19 @@ def _gemma_3(models):
     )
 
 
+def _gemma_4(models):
+    """With per-layer embeddings and shared keys and values, as the small sizes."""
+    sizes = {**GEMMA, **GEMMA_4, "hidden_size_per_layer_input": 6, "num_kv_shared_layers": 2}
+    sizes |= {"use_double_wide_mlp": True, "vocab_size_per_layer_input": 320}
+    return models.Gemma4CausalLM(backbone=models.Gemma4Backbone(**sizes), preprocessor=None)
+
+
+def _gemma_4_global(models):
+    """With keys that are values in global layers, as the large size."""
+    sizes = {**GEMMA, **GEMMA_4, "num_global_key_value_heads": 1, "global_rope_wavelength": 100.0}
+    return models.Gemma4CausalLM(backbone=models.Gemma4Backbone(**sizes), preprocessor=None)
+
+
 MAKERS = {
     "vit": _vit,
     "vit_classifier": _vit_classifier,
@@ -91,6 +117,8 @@ MAKERS = {
     "gemma": _gemma,
     "gemma2": _gemma_2,
     "gemma3": _gemma_3,
+    "gemma4": _gemma_4,
+    "gemma4_global": _gemma_4_global,
 }
 
 
@@ -132,6 +160,8 @@ def output(model, x):
     """Values on the host; keras-hub's towers take their images by name."""
     if isinstance(model.input, dict) and not isinstance(x, dict):
         x = {"images": x}
+    if isinstance(model.input, dict) and "position_ids" in model.input:
+        x = {**x, "position_ids": np.cumsum(x["padding_mask"], 1) - 1}
     return keras.ops.convert_to_numpy(model(x, training=False))
 
 

@@ -15,7 +15,7 @@ from tolerances import tolerance
 pytestmark = [pytest.mark.needs("keras_hub"), pytest.mark.across("torch")]
 # What a backend computes; refusals and files are the same on each.
 EVERYWHERE = pytest.mark.across("torch", "jax", "tensorflow")
-RANKS = {"vit": 4, "dinov2": 4, "gemma": 8, "gemma3": 8}
+RANKS = {"vit": 4, "dinov2": 4, "gemma": 8, "gemma3": 8, "gemma4": 8}
 
 
 @pytest.fixture(scope="module")

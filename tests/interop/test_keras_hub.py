@@ -208,6 +208,31 @@ def test_what_keras_hubs_gemma_lacks_is_named(fields, named):
         interop.to_hub(GemmaBackbone(**GEMMA, **fields))
 
 
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"use_value_norm": False}, "use_value_norm=False"),
+        ({"query_pre_attention_scalar": 4.0}, "this query scale"),
+        ({"attention_k_eq_v": False}, "num_global_key_value_heads without attention_k_eq_v"),
+    ],
+)
+def test_what_keras_hubs_gemma_4_lacks_is_named(changes, named):
+    ours = GemmaBackbone.from_preset("gemma4_debug", **changes)
+    with pytest.raises(InputError, match=f"Gemma4Backbone has no counterpart for {named}"):
+        interop.to_hub(ours)
+
+
+def test_what_a_gemma_4_of_keras_hub_has_besides_is_named(models):
+    sizes = {**hub_models.GEMMA, **hub_models.GEMMA_4}
+    for changes in (
+        {"use_bidirectional_attention": True},
+        {"enable_moe_block": True, "num_experts": 2, "expert_intermediate_dim": 4},
+    ):
+        theirs = models.Gemma4Backbone(**sizes, **changes)
+        with pytest.raises(InputError, match=f"for Gemma4Backbone with {next(iter(changes))}"):
+            interop.from_hub(theirs)
+
+
 def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
     theirs = hub_models.make("vit_classifier", models)
     theirs.save_to_preset(str(tmp_path / "classifier"))
@@ -245,7 +270,7 @@ def test_both_towers_give_the_vision_tower(models):
 
 
 def test_other_models_of_keras_hub_have_no_counterpart(models):
-    with pytest.raises(InputError, match="VGGBackbone has no counterpart; Gemma3Back"):
+    with pytest.raises(InputError, match="VGGBackbone has no counterpart; Gemma4Back"):
         interop.from_hub(models.VGGBackbone(stackwise_num_repeats=[1], stackwise_num_filters=[2]))
 
 

@@ -157,7 +157,7 @@ def test_what_cannot_be_answered_is_one_line(gemma):
         (
             lambda: lacking.chat_token_ids([CHAT]),
             "messages need a chat template: the tokenizer has none, and its vocabulary lacks "
-            "<start_of_turn>, <end_of_turn>; set tokenizer.chat_template",
+            "<start_of_turn>, <end_of_turn>, <|turn>, <turn|>, <|channel>, <channel|>; set tok",
         ),
         (
             lambda: bare.chat_token_ids([CHAT], tools=[TOOL], enable_thinking=False),

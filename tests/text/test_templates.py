@@ -79,7 +79,7 @@ def test_chat_is_that_of_the_instruction_tuned_models():
 @pytest.mark.parametrize("spec", ["nothing", "{response} {instruction}", "{response}"])
 def test_an_unknown_template(spec):
     with pytest.raises(
-        InputError, match=r"choose auto, chat_template, instruction, alpaca, gemma, or write"
+        InputError, match=r"choose auto, chat_template, instruction, alpaca, gemma, gemma4, or"
     ):
         Template(spec, CHATS)
 

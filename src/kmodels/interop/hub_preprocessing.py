@@ -61,7 +61,7 @@ def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
 
 
 def _tokenizer(tokenizer: Tokenizer, kind: type) -> Any:
-    more = {}
-    if "has_vision_tokens" in inspect.signature(kind.__init__).parameters:
-        more["has_vision_tokens"] = False
+    # Tokens of images, sounds and videos, which its Gemma 3 and 4 ask the vocabulary for.
+    names = inspect.signature(kind.__init__).parameters
+    more = {name: False for name in names if name.startswith("has_") and name.endswith("_tokens")}
     return kind(tokenizer.to_sentencepiece(), **more)

@@ -28,8 +28,8 @@ def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
         InputError: for weights that are not plain numbers, or adapters beside them.
     """
     backbone = getattr(model, "backbone", model)
-    ignored = getattr(backbone, peer.ignored, None) if peer.ignored else None
-    left = {id(variable) for variable in (ignored.weights if ignored is not None else ())}
+    parts = [part for name in peer.ignored if (part := getattr(backbone, name, None)) is not None]
+    left = {id(variable) for part in parts for variable in part.weights}
     found: dict[str, Any] = {}
     for variable in model.weights:
         if id(variable) in left:

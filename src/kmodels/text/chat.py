@@ -1,5 +1,6 @@
 """Chats as token ids, and which of these are the model's own words."""
 
+import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -149,6 +150,16 @@ class ChatTokenizer:
             opened = {**settings, "add_generation_prompt": is_open}
             return templates.render(template, messages[:count], names, **opened)
 
+        def opening(before: str, place: int, message: Mapping[str, Any]) -> str:
+            """Returns what is written before a reply, where the prompt for one is longer.
+
+            Gemma 4's ends with an empty channel where nothing is to be thought.
+            """
+            word = secrets.token_hex(16)
+            said = [*messages[:place], {"role": message["role"], "content": word}]
+            bare = templates.render(template, said, names, **settings).partition(word)[0]
+            return bare if before.startswith(bare) else before
+
         text = templates.render(template, messages, names, **settings)
         replies = []
         for place, message in enumerate(messages):
@@ -156,6 +167,8 @@ class ChatTokenizer:
                 continue
             before = text_of(place, True) if place else None
             through = text_of(place + 1, False)
+            if before is not None and not through.startswith(before):
+                before = opening(before, place, message)
             if before is None or not (text.startswith(through) and through.startswith(before)):
                 raise InputError(
                     f"the chat template does not begin the chat as it writes messages[:{place + 1}]"

@@ -12,10 +12,13 @@ from tokenizers import Tokenizer
 from kmodels.core.errors import InputError
 from kmodels.text import byte_level
 from kmodels.text import pieces as build
+from kmodels.text.marks import MARKS
 from kmodels.weights.gguf import open_gguf, setting
 
 # Pieces of a text that two tokenizers are compared on.
 ASKED = 1000
+# What llama.cpp calls the vocabulary of Gemma 4: merges over plain text, with bytes for the rest.
+MERGED = "gemma4"
 
 
 def load(
@@ -24,8 +27,8 @@ def load(
     """Returns the tokenizer of a GGUF file, the names of its special tokens, and its chat template.
 
     Args:
-        path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma, or with
-            byte-level merges as for Qwen.
+        path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma up to 3,
+            with merges as for Gemma 4, or with byte-level merges as for Qwen.
         special: pieces to treat as control tokens though the file says otherwise.
 
     Returns:
@@ -42,13 +45,13 @@ def load(
 
     kind, texts, cut = value("model"), value("tokens"), value("pre")
     merged = kind == "gpt2" and cut in byte_level.PATTERNS
-    if not (kind == "llama" or merged) or not texts:
+    if not (kind in ("llama", MERGED) or merged) or not texts:
         if kind == "gpt2":
             kind = f"gpt2 with pre={cut}"
         raise InputError(
-            f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) is read, "
-            f"and 'gpt2' with pre={' or '.join(byte_level.PATTERNS)}; or give the directory of a "
-            "tokenizer.json"
+            f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) and {MERGED!r} "
+            f"are read, and 'gpt2' with pre={' or '.join(byte_level.PATTERNS)}; or give the "
+            "directory of a tokenizer.json"
         )
     template = setting(reader, "tokenizer.chat_template", None)
     settings = {} if template is None else {"chat_template": template}
@@ -67,6 +70,11 @@ def _build(
     scores = value("scores", [0.0] * len(texts))
     kinds = value("token_type", [build.NORMAL] * len(texts))
     pieces = [build.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]
+    pairs = None
+    if value("model") == MERGED:
+        pairs = byte_level.pairs(value("merges", []))
+        # Marks that a file has as text, so that they are seen, are control tokens elsewhere.
+        special = (*special, *MARKS)
     prefix = bool(value("add_space_prefix", True))
     core = build.build(
         pieces,
@@ -76,6 +84,7 @@ def _build(
             remove_extra_whitespaces=bool(value("remove_extra_whitespaces", False)),
         ),
         dummy_prefix=prefix,
+        pairs=pairs,
     )
     return core, _roles(texts, value)
 
@@ -117,6 +126,7 @@ class GGUFVocabulary(NamedTuple):
         kinds: kinds of each, as in `pieces.Piece`.
         unknown: id of the token for what no other stands for, or None.
         space_prefix: whether a blank is put before a text.
+        merges: pairs of pieces with a blank between them, the first to be merged first.
     """
 
     texts: list[str]
@@ -124,6 +134,7 @@ class GGUFVocabulary(NamedTuple):
     kinds: list[int]
     unknown: int | None
     space_prefix: bool
+    merges: list[str]
 
 
 def describe(
@@ -131,6 +142,7 @@ def describe(
     rows: int,
     file: str = "a GGUF file",
     instead: str = "write hf, or the model without a preprocessor",
+    merged: bool = False,
 ) -> GGUFVocabulary:
     """Returns what `load` reads, of a tokenizer that merges pieces as SentencePiece does.
 
@@ -140,6 +152,7 @@ def describe(
             get one that no text gives.
         file: what it is for, in errors.
         instead: what to do where it cannot be, in errors.
+        merged: whether the file holds the merges too, as those of Gemma 4, or scores alone.
 
     Raises:
         InputError: for another kind of tokenizer, or one that would give other ids from a file.
@@ -157,10 +170,12 @@ def describe(
     kinds = [build.UNUSED] * rows
     scores = [float(-len(model["merges"]))] * rows
     # A piece is merged when the first merge that makes it is due.
+    pairs = [m if isinstance(m, list) else m.split(" ") for m in model["merges"]]
     ranks: dict[str, int] = {}
-    for rank, merge in enumerate(model["merges"]):
-        parts = merge if isinstance(merge, list) else merge.split(" ")
+    for rank, parts in enumerate(pairs):
         ranks.setdefault("".join(parts), rank)
+    if merged:
+        _check_merges(pairs, file, instead)
     added = {token["id"]: token["special"] for token in described["added_tokens"]}
     for text, i in vocabulary.items():
         if i >= rows:
@@ -171,22 +186,40 @@ def describe(
             kinds[i] = build.BYTE
         elif i in added:
             kinds[i] = build.CONTROL if added[i] else build.USER_DEFINED
+            if merged and text in MARKS:
+                kinds[i] = build.USER_DEFINED
         if text == model["unk_token"]:
             kinds[i] = build.UNKNOWN
-    found = GGUFVocabulary(
-        texts, scores, kinds, vocabulary.get(model["unk_token"]), "Prepend" in steps
-    )
-    if not _is_equal(core, found):
+    unknown, prefix = vocabulary.get(model["unk_token"]), "Prepend" in steps
+    # A merge into a token that was left out with its row is never due.
+    held = [" ".join(parts) for parts in pairs if vocabulary["".join(parts)] < rows]
+    found = GGUFVocabulary(texts, scores, kinds, unknown, prefix, held)
+    if not _is_equal(core, found, merged):
         raise InputError(
-            f"this tokenizer cuts text by more than the scores of its pieces, which is all that "
-            f"{file} holds: {instead}"
+            f"this tokenizer cuts text by more than the {'merges' if merged else 'scores'} of its "
+            f"pieces, which is all that {file} holds: {instead}"
         )
     return found
 
 
-def _is_equal(core: Tokenizer, found: GGUFVocabulary) -> bool:
+def _check_merges(pairs: list[list[str]], file: str, instead: str) -> None:
+    """Raises `InputError` for merges that llama.cpp would not do: it cuts text at line ends first.
+
+    A blank would be taken for the one between the two pieces.
+    """
+    for parts in pairs:
+        text = "".join(parts)
+        if " " in text or ("\n" in text and text.strip("\n")):
+            raise InputError(
+                f"{file} holds merges within lines and of line ends, without blanks; this "
+                f"tokenizer merges {parts[0]!r} and {parts[1]!r}: {instead}"
+            )
+
+
+def _is_equal(core: Tokenizer, found: GGUFVocabulary, merged: bool) -> bool:
     """Returns whether a file would cut text alike; pieces in any order make text to ask about."""
-    settings = {
+    settings: dict[str, Any] = {
+        **({"model": MERGED, "merges": found.merges} if merged else {}),
         "scores": found.scores,
         "token_type": found.kinds,
         "add_space_prefix": found.space_prefix,

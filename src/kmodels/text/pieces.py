@@ -81,6 +81,7 @@ def build(
     special: Sequence[str] = (),
     normalize: normalizers.Normalizer | None = None,
     dummy_prefix: bool = False,
+    pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Tokenizer:
     """Returns a `tokenizers.Tokenizer` with the ids of SentencePiece.
 
@@ -91,6 +92,7 @@ def build(
         special: texts to treat as control tokens besides those of kind CONTROL.
         normalize: by default blanks become SPACE and nothing else is touched.
         dummy_prefix: `normalize` puts a blank in front, which decoding takes away.
+        pairs: the merges, the first to be done first; by default those that scores make.
 
     Returns:
         A tokenizer without start and end tokens.
@@ -106,7 +108,7 @@ def build(
     else:
         model = BPE(
             vocab={p.text: i for i, p in enumerate(pieces)},
-            merges=merges(pieces),
+            merges=merges(pieces) if pairs is None else list(pairs),
             unk_token=None if unknown is None else pieces[unknown].text,
             fuse_unk=True,
             byte_fallback=byte_fallback,

@@ -47,12 +47,19 @@ class Turns:
         model: what follows a reply and is learnt.
         between: what stands between a reply and the next turn.
         tokens: tokens that the vocabulary must have.
+        system: a turn of the system, with {content}; empty where its text stands before that of the
+            user.
+        prompt: what follows the opening of the model's turn where a reply is asked for.
+        aside: pattern of what is left out of replies, such as reasoning.
     """
 
     user: str
     model: str
     between: str
     tokens: tuple[str, ...]
+    system: str = ""
+    prompt: str = ""
+    aside: str = ""
 
 
 # The templates with a context and without; each has {response} last.
@@ -142,7 +149,10 @@ class Template:
         if reply:
             return written
         last = max(i for i, part in enumerate(written.parts) if part.learn)
-        return Written(written.parts[:last], False)
+        parts = written.parts[:last]
+        return Written(
+            [*parts, Part(turns.prompt, False)] if turns and turns.prompt else parts, False
+        )
 
     def chat_format(self, tokenizer: Tokenizer | None) -> Turns | None:
         """Returns the format that writes messages, None where the tokenizer's own template does.
@@ -193,12 +203,16 @@ class Template:
             if not isinstance(message["content"], str):
                 raise InputError("a message's content is in parts; give one text")
             content = message["content"].strip()
-            if message["role"] == "system":
+            if message["role"] == "system" and turns.system:
+                parts.append(Part(turns.system.replace("{content}", content), False))
+            elif message["role"] == "system":
                 system = content + "\n\n"
             elif message["role"] == "user":
                 parts.append(Part(turns.user.replace("{content}", system + content), False))
                 system = ""
             else:
+                if turns.aside:
+                    content = re.sub(turns.aside, "", content, flags=re.DOTALL).strip()
                 parts += [Part(content + turns.model, True), Part(turns.between, False)]
         if not any(part.learn for part in parts):
             raise InputError("field 'messages' has no reply to learn from")

@@ -15,10 +15,9 @@ from kmodels.core.remote import local_copy
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 from kmodels.text import settings as described
 from kmodels.text.chat import ChatTokenizer
+from kmodels.text.marks import ENDS_OF_TURNS, MARKS, TURNS
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
 
-# Markers of turns, which older vocabulary files do not declare as control tokens.
-TURNS = ("<start_of_turn>", "<end_of_turn>")
 _USUAL = {
     "start": ("<bos>", "<s>", "<|begin_of_text|>"),
     "end": ("<eos>", "</s>", "<|end_of_text|>"),
@@ -48,7 +47,8 @@ class Tokenizer(ChatTokenizer):
         pad_token_id: id of the padding token.
         stop_token_ids: ids that end a generated text: the end token, `<eos>`, the end of a turn,
             and those that a checkpoint's configuration names.
-        special_token_ids: ids that `detokenize` leaves out.
+        special_token_ids: ids that `detokenize` leaves out: control tokens, except for those that a
+            reply of Gemma 4 could not be read without, such as <channel|>.
         settings: as given.
     """
 
@@ -78,13 +78,15 @@ class Tokenizer(ChatTokenizer):
         self.stop_token_ids = list(dict.fromkeys([*self._usual_stops(), *stop]))
         added = core.get_added_tokens_decoder().items()
         self.special_token_ids = sorted(
-            {i for i, token in added if token.special}
+            {i for i, token in added if token.special and token.content not in MARKS}
             | {self.end_token_id, self.pad_token_id}
             | ({self.start_token_id} if self.start_token_id is not None else set())
         )
 
     def _usual_stops(self) -> list[int]:
-        found = (self.core.token_to_id(text) for text in (_USUAL["end"][0], *TURNS[1:]))
+        found = (
+            self.core.token_to_id(text) for text in (_USUAL["end"][0], *ENDS_OF_TURNS.values())
+        )
         return list(dict.fromkeys([self.end_token_id, *(i for i in found if i is not None)]))
 
     def _usual(self, role: str) -> str | None:
@@ -330,7 +332,8 @@ class Tokenizer(ChatTokenizer):
         return [self._decode(row, leave) for row in rows]
 
     def _decode(self, ids: list[int], leave: set[int]) -> str:
-        return self.core.decode([i for i in ids if i not in leave], skip_special_tokens=True)
+        # The tokens that are left out are known; the package would leave out more.
+        return self.core.decode([i for i in ids if i not in leave], skip_special_tokens=False)
 
 
 def _line(error: Exception) -> str:

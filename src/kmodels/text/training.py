@@ -9,12 +9,12 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from kmodels.text.pieces import SPACE
-from kmodels.text.tokenizer import TURNS, Tokenizer
+from kmodels.text.tokenizer import Tokenizer
 
 __all__ = ["train_tokenizer"]
 
 # Gemma's order: ids 0 to 3, then the markers of turns, then the 256 bytes.
-_SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", *TURNS)
+_SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 SMALLEST = len(_SPECIAL) + len(_BYTES) + 128
 

@@ -192,14 +192,13 @@ def test_the_config_of_the_layer_of_per_layer_embeddings():
 
 
 def test_both_tables_are_resized():
-    model = fresh(vocab_size_per_layer_input=300)
-    ids = IDS % 300
-    before = predicted(model, ids)
+    model = fresh(vocab_size_per_layer_input=340)
+    before = predicted(model, IDS)
     model.resize_token_embeddings(331)
     config = model.backbone.config
     assert (config.vocabulary_size, config.per_layer_vocabulary) == (331, 331)
     assert model.backbone.per_layer_embedding.table.embeddings.shape == (331, 32)
-    after = predicted(model, ids)
+    after = predicted(model, IDS)
     np.testing.assert_allclose(after[..., :320], before, rtol=0, atol=LIMIT)
     again = GemmaCausalLM.from_config(model.get_config())
     assert [w.shape for w in again.weights] == [w.shape for w in model.weights]
@@ -215,7 +214,11 @@ def test_both_tables_are_resized():
         ({"num_kv_shared_layers": 3}, "no layer before them has full_attention to share"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, and no layer before them"),
         ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1; give at least 0"),
-        ({"vocab_size_per_layer_input": 0}, "vocab_size_per_layer_input is 0; give at least 1"),
+        ({"vocab_size_per_layer_input": 0}, "vocab_size_per_layer_input is 0; give at least 320"),
+        (
+            {"vocab_size_per_layer_input": 319},
+            "vocab_size_per_layer_input is 319; give at least 320",
+        ),
         ({"global_rope_partial_rotary_factor": 1.5}, "is 1.5; give a share in"),
     ],
 )
@@ -226,8 +229,6 @@ def test_what_does_not_fit_is_named(change, message):
 
 def test_formats_without_a_place_for_it_say_so(model, tmp_path):
     assert model.get_quantization_layer_structure("gptq") is None  # blocks take more than x
-    with pytest.raises(InputError, match="GGUF file of Gemma has no place for global_head_dim, "):
-        model.export_to_gguf(tmp_path / "model.gguf")
     for change, message in (
         ({"use_value_norm": False}, "has no counterpart for use_value_norm=False"),
         ({"layer_types": [GLOBAL, LOCAL] * 2}, "for a last layer with sliding_attention"),
@@ -244,6 +245,7 @@ def test_formats_without_a_place_for_it_say_so(model, tmp_path):
         # As transformers counts them, its numbers of layers included, which are buffers there.
         ("gemma4_e2b", 4_628_569_344 + 35),
         ("gemma4_e4b", 7_463_013_376 + 42),
+        ("gemma4_12b", 11_907_350_272 + 48),
         ("gemma4_31b", 30_697_345_280 + 60),
     ],
 )

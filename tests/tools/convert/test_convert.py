@@ -137,7 +137,7 @@ def without_llama_cpp(monkeypatch):
 
 
 @pytest.mark.across
-@pytest.mark.parametrize("preset", ["gemma_debug", "gemma2_debug", "gemma3_debug"])
+@pytest.mark.parametrize("preset", ["gemma_debug", "gemma2_debug", "gemma3_debug", "gemma4_debug"])
 def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cpp):
     scale = {"query_head_dim_normalize": True} if preset == "gemma2_debug" else {}
     model = GemmaCausalLM.from_preset(preset, **scale)
@@ -148,6 +148,29 @@ def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cp
         assert found.runtime.startswith("transformers ") and found.difference is not None
         assert found.difference <= tolerance("logits")
         assert (found.rounding is None) == (dtype == "float32")
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("default")  # of the peers
+def test_a_gemma_4_of_hugging_face_goes_wherever_a_gemma_goes(
+    references, tmp_path, without_llama_cpp
+):
+    source = references / "gemma4" / "all" / "model"
+    for name, form in FORMATS.items():
+        if form.traced or "gemma" not in form.families():
+            continue
+        (tmp_path / name).mkdir()
+        found = convert(source, destination_of(tmp_path / name, name), name)
+        assert found.difference is not None
+        if name != "gguf":  # which is in half precision
+            assert found.difference <= tolerance("logits"), name
+    model = GemmaCausalLM.from_preset(source)
+    preset = tmp_path / "preset"
+    model.save_to_preset(preset)
+    model.save(tmp_path / "it.keras")
+    for made in (preset, tmp_path / "it.keras"):
+        found = convert(made, tmp_path / f"{made.stem}.gguf", "gguf", dtype="float32")
+        assert found.difference is not None and found.difference <= tolerance("logits")
 
 
 @pytest.mark.across

@@ -1,7 +1,7 @@
 """GGUF files of decoders, as llama.cpp writes them; quantized tensors become floats."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ KERNELS = {
 # Names of the usual norms; a family with more gives its own.
 NORMS = {"attn_norm": "attention_norm", "ffn_norm": "mlp_norm"}
 HEAD_NORMS = {"attn_q_norm": "attention/query_norm", "attn_k_norm": "attention/key_norm"}
+# Per-layer embeddings: the kernels inside a block, and what stands outside.
+PER_LAYER = {"inp_gate": "per_layer/input_gate", "proj": "per_layer/projection"}
+PER_LAYER_TABLE = "per_layer_token_embd.weight"
+FEED_FORWARD, GROUPS = "feed_forward_length", "attention.head_count_kv"
 
 
 def rules(
@@ -49,7 +53,18 @@ def rules(
     ]
     if not config.ties_embeddings:
         table.append(Rule(OUTPUT, "token_embedding/reverse_embeddings"))
-    for source, target in KERNELS.items():
+    block = config.block(0)
+    if block.per_layer_dim:
+        within = "per_layer_embedding"
+        table += [
+            Rule(PER_LAYER_TABLE, f"{within}/table/embeddings"),
+            Rule("per_layer_model_proj.weight", f"{within}/model_projection/kernel", transpose),
+            Rule("per_layer_proj_norm.weight", f"{within}/norm/scale", scale),
+        ]
+        norms = {**norms, "post_norm": "per_layer/norm"}
+    if block.use_layer_scalar:
+        table.append(Rule(f"{BLOCK}.layer_output_scale.weight", "block_{i}/layer_scalar"))
+    for source, target in (KERNELS | (PER_LAYER if block.per_layer_dim else {})).items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
     for source, target in norms.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale", scale))
@@ -76,28 +91,59 @@ class File:
         """Returns a setting of the architecture."""
         return self.value(f"{self.architecture}.{name}", default)
 
-    def fields(self, head_dim: int) -> dict[str, Any]:
+    def need(self, *wanted: str) -> None:
+        """Raises `InputError` for a file that lacks a setting of the architecture."""
+        if missing := [name for name in wanted if self.get(name) is None]:
+            names = ", ".join(f"{self.architecture}.{name}" for name in missing)
+            raise InputError(f"{self.path} lacks {names}")
+
+    def by_layer(self, name: str, layers: int, default: object = None) -> list[int]:
+        """Returns a setting of each layer; a file may say one for all.
+
+        Args:
+            name: of the architecture.
+            layers: number of layers.
+            default: where the file does not say it.
+
+        Raises:
+            InputError: for a list of another length.
+        """
+        found = self.get(name, default)
+        found = found if isinstance(found, list) else [found] * layers
+        if len(found) != layers:
+            raise InputError(
+                f"{self.path} says {self.architecture}.{name} of {len(found)} layers and has "
+                f"{layers}; copy it again"
+            )
+        return [int(value) for value in found]
+
+    def fields(self, head_dim: int, varying: Collection[str] = ()) -> dict[str, Any]:
         """Returns the fields that every `DecoderConfig` has.
 
         Args:
             head_dim: where the file does not say it.
+            varying: settings that may be another in each layer, of which this gives the first.
 
         Raises:
-            InputError: for a file that lacks one.
+            InputError: for a file that lacks one, or has others by layer.
         """
         get = self.get
-        wanted = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
-        if missing := [name for name in wanted if get(name) is None]:
-            names = ", ".join(f"{self.architecture}.{name}" for name in missing)
-            raise InputError(f"{self.path} lacks {names}")
-        heads = int(get("attention.head_count"))
+        self.need("block_count", "embedding_length", FEED_FORWARD, "attention.head_count")
+        heads, layers = int(get("attention.head_count")), int(get("block_count"))
+        widths, groups = self.by_layer(FEED_FORWARD, layers), self.by_layer(GROUPS, layers, heads)
+        for name, values in ((FEED_FORWARD, widths), (GROUPS, groups)):
+            if name not in varying and len(set(values)) > 1:
+                raise InputError(
+                    f"{self.path} has another {self.architecture}.{name} in some layers; the model "
+                    "has one for all"
+                )
         return {
             "vocabulary_size": int(self.tensors[TABLE].shape[1]),
-            "num_layers": int(get("block_count")),
+            "num_layers": layers,
             "num_query_heads": heads,
-            "num_key_value_heads": int(get("attention.head_count_kv", heads)),
+            "num_key_value_heads": next(iter(groups), heads),
             "hidden_dim": int(get("embedding_length")),
-            "intermediate_dim": int(get("feed_forward_length")),
+            "intermediate_dim": next(iter(widths), 0),
             "head_dim": int(get("attention.key_length", head_dim)),
             "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
         }
@@ -120,6 +166,7 @@ class GGUFFormat:
         config_class: config class of the family.
         fields: a file to the fields of the config.
         table: a config to the rules.
+        unused: a config to the tensors that a file may hold and the model does not need.
     """
 
     name: str
@@ -127,6 +174,7 @@ class GGUFFormat:
     config_class: Callable[..., DecoderConfig]
     fields: Callable[[File], dict[str, Any]]
     table: Callable[[Any], Sequence[Rule]]
+    unused: Callable[[Any], Collection[str]] = field(default=lambda config: ())
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns whether this is a GGUF file."""
@@ -156,9 +204,10 @@ class GGUFFormat:
             raise InputError(
                 f"{path} has settings of the wrong kind: {error}; copy it again"
             ) from None
-        table = self.table(self.config_class(**backbone))
+        config = self.config_class(**backbone)
+        table, left = self.table(config), self.unused(config)
         self._check_biases(file, table)
-        held = file.tensors.items() if weights else ()
+        held = [(name, t) for name, t in file.tensors.items() if weights and name not in left]
         has_tokenizer = file.value("tokenizer.ggml.tokens") is not None
         return SourceCheckpoint(
             path=path,

@@ -126,9 +126,10 @@ class GemmaConfig(DecoderConfig):
     def _check_layers(self) -> None:
         """Checks what differs from layer to layer."""
         check_whole("hidden_size_per_layer_input", self.hidden_size_per_layer_input, least=0)
-        for name in ("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input"):
+        least = {"vocab_size_per_layer_input": self.vocabulary_size}  # each token has a row
+        for name in ("global_head_dim", "num_global_key_value_heads", *least):
             if (value := getattr(self, name)) is not None:
-                check_whole(name, value)
+                check_whole(name, value, least=least.get(name, 1))
         if (self.global_head_dim or 2) % 2:
             raise InputError(
                 f"global_head_dim is {self.global_head_dim}; rotary embedding needs an even number"

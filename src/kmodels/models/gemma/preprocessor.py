@@ -11,14 +11,23 @@ from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, GemmaTokenizer
 from kmodels.text import Tokenizer, Turns
 from kmodels.text.templates import AUTO
 
-# The chat template of the instruction-tuned checkpoints.
+# The chat formats of the instruction-tuned checkpoints. Gemma 4's prompt ends in an empty channel.
 CHATS = {
     "gemma": Turns(
         user="<start_of_turn>user\n{content}<end_of_turn>\n<start_of_turn>model\n",
         model="<end_of_turn>",
         between="\n",
         tokens=("<start_of_turn>", "<end_of_turn>"),
-    )
+    ),
+    "gemma4": Turns(
+        user="<|turn>user\n{content}<turn|>\n<|turn>model\n",
+        model="<turn|>",
+        between="\n",
+        tokens=("<|turn>", "<turn|>", "<|channel>", "<channel|>"),
+        system="<|turn>system\n{content}<turn|>\n",
+        prompt="<|channel>thought\n<channel|>",
+        aside=r"<\|channel>.*?(<channel\|>|\Z)|<channel\|>",
+    ),
 }
 
 
@@ -33,9 +42,10 @@ class GemmaCausalLMPreprocessor(CausalLMPreprocessor):
         add_start_token: put <bos> in front.
         add_end_token: put <eos> behind; a chat's turns end with their own token instead.
         template: how records become text. "auto": messages by the tokenizer's own chat template, or
-            by "gemma" where it has none, and all else as "instruction" does. "chat_template": all
-            by the tokenizer's own. Else "instruction", "alpaca", "gemma" (the chat format of the
-            instruction-tuned models), or a text with {instruction}, {context} and {response}.
+            by "gemma" or "gemma4" where it has none, whichever markers the vocabulary has, and all
+            else as "instruction" does. "chat_template": all by the tokenizer's own. Else
+            "instruction", "alpaca", "gemma", "gemma4" (the chat formats of the instruction-tuned
+            models), or a text with {instruction}, {context} and {response}.
             Strings go through as they are, and so do {prompts, responses} except for chats.
         loss_on: "all" tokens, or "responses" alone.
         **kwargs: of `keras.layers.Layer`, such as `name`.

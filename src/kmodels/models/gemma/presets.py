@@ -60,10 +60,12 @@ def _dense(*widths: int) -> list[dict[str, Any]]:
 _DEBUG = (320, 2, 4, 2, 32)
 _LONG_CONTEXT = {"global_rope_scaling_factor": 8.0}
 _SMALL_4 = {"hidden_size_per_layer_input": 256, "global_head_dim": 512}
+_LARGE_4 = GEMMA_4 | {"final_logit_soft_cap": 30.0, "sliding_window_size": 1024}
+_LARGE_4 |= {"global_head_dim": 512, "attention_k_eq_v": True}
 
 # Gemma Team 2024 (arXiv:2403.08295 table 1), 2024 (arXiv:2408.00118 table 1),
 # 2025 (arXiv:2503.19786); 270M by its published config. Gemma 4: the sizes with which transformers
-# converts the published checkpoints (its `convert_gemma4_weights.py`).
+# converts the published checkpoints (its `convert_gemma4_weights.py`), 12B by its GGUF file.
 PRESETS: dict[str, dict[str, Any]] = {
     "gemma_2b_en": _size(256_000, 18, 8, 1, 2048, 32_768, 256),
     "gemma_7b_en": _size(256_000, 28, 16, 16, 3072, 49_152, 256),
@@ -96,10 +98,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     | GEMMA_4
     | _SMALL_4
     | {"final_logit_soft_cap": 30.0, "num_kv_shared_layers": 18},
+    "gemma4_12b": _size(262_144, 48, 16, 8, 3840, 15_360, 256)
+    | _LARGE_4
+    | {"num_global_key_value_heads": 1},
     "gemma4_31b": _size(262_144, 60, 32, 16, 5376, 21_504, 256)
-    | GEMMA_4
-    | {"final_logit_soft_cap": 30.0, "sliding_window_size": 1024, "global_head_dim": 512}
-    | {"num_global_key_value_heads": 4, "attention_k_eq_v": True},
+    | _LARGE_4
+    | {"num_global_key_value_heads": 4},
     "gemma_debug": _size(*_DEBUG, 128, 8),
     "gemma2_debug": _size(*_DEBUG, 128, 8)
     | GEMMA_2

@@ -14,7 +14,7 @@ from kmodels.core.remote import local_copy
 from kmodels.core.types import DTypeLike
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
-from kmodels.text.tokenizer import TURNS
+from kmodels.text.marks import TURNS
 
 # keras-hub takes a text that is longer, and in base64, for the content of a file.
 LONGEST_PATH = 2048

@@ -80,11 +80,14 @@ def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     kind = file.get_field("general.architecture").contents()
     kinds = {name: number for number, name in reading.MODEL_ARCH_NAMES.items()}
     names = reading.get_tensor_name_map(kinds[kind], form["num_hidden_layers"])
+    # Norms multiply by the weight in llama.cpp, and by 1 more in transformers up to Gemma 3.
+    less = 0 if kind == "gemma4" else 1
+    scalars = [held for held in peer.named_buffers() if held[0].endswith("layer_scalar")]
     with torch.no_grad():
-        for name, weight in peer.named_parameters():
-            values = torch.from_numpy(tensors[names.get_name(name, (".weight",))])
-            # Norms multiply by the weight in llama.cpp, and by 1 more than it in transformers.
-            weight.copy_(values - 1 if name.endswith("norm.weight") else values)
+        for name, weight in (*peer.named_parameters(), *scalars):
+            known = names.get_name(name, (".weight",))
+            values = torch.from_numpy(tensors[known if known in tensors else f"{known}.weight"])
+            weight.copy_(values - less if name.endswith("norm.weight") else values)
         given = ({"input_ids": torch.from_numpy(sample).long()} for sample in samples)
         return [peer.eval()(**inputs).logits.numpy() for inputs in given]
 

@@ -42,6 +42,8 @@ def outputs(model: keras.Model, inputs: Tree) -> Any:
     """Returns what a model gives of images, or of the ids of rows without padding."""
     if _takes_text(model):
         whole = {"token_ids": inputs, "padding_mask": keras.ops.ones_like(inputs)}
+        if "position_ids" in model.input:  # keras-hub's Gemma 4
+            whole["position_ids"] = keras.ops.cumsum(whole["padding_mask"], axis=1) - 1
         return model(whole, training=False)
     return model(inputs, training=False)
 

@@ -1,6 +1,7 @@
 """A Gemma as llama.cpp reads it: one GGUF file with sizes, weights and vocabulary."""
 
 import importlib.util
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,12 @@ import numpy as np
 from kmodels import lora
 from kmodels.core.errors import InputError
 from kmodels.core.remote import write_file
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.weights import gguf as weights_gguf
 from kmodels.text import gguf as vocabulary
+from kmodels.text.marks import ENDS_OF_TURNS
 from kmodels.text.settings import with_names
-from kmodels.text.tokenizer import TURNS
 from kmodels.weights import LazyArray, export
 
 if TYPE_CHECKING:
@@ -27,15 +29,15 @@ KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
 FILES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0"}
 ARCHITECTURES = {number: name for name, number in weights_gguf.GENERATIONS.items()}
 # Tokens that the published models were trained on; the config of a model does not say.
-CONTEXT = {1: 8192, 2: 8192, 3: 32_768}
+CONTEXT = {1: 8192, 2: 8192, 3: 32_768, 4: 131_072}
 Q8_0_ROW = 32
-# The template that Gemma's instruction models were trained on; llama.cpp would take that of another
-# family.
+# The template that Gemma's instruction models were trained on, between the markers of a generation;
+# llama.cpp would take that of another family.
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' }}"
+    "{{ bos_token }}{% for message in messages %}{{ '<START>' }}"
     "{{ 'model' if message['role'] == 'assistant' else message['role'] }}{{ '\n' }}"
-    "{{ message['content'] | trim }}{{ '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    "{{ message['content'] | trim }}{{ '<END>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<START>model\n' }}{% endif %}"
 )
 
 
@@ -56,8 +58,7 @@ def export_to_gguf(model: keras.Model, path: str | Path, dtype: str = "float16")
     if dtype not in KINDS:
         raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
     config = model.backbone.config
-    names = [*config.of_gemma_4, *(() if config.is_causal else ("use_bidirectional_attention",))]
-    if names:
+    if names := _without_place(config):
         raise InputError(
             f"a GGUF file of Gemma has no place for {', '.join(names)}; use export_to_transformers"
         )
@@ -65,8 +66,29 @@ def export_to_gguf(model: keras.Model, path: str | Path, dtype: str = "float16")
         raise InputError("writing GGUF needs the gguf package: pip install 'kmodels[gguf]'")
     if lora.describe(model):
         raise InputError("a GGUF file has no place for LoRA adapters; call merge_lora first")
-    tensors = export(model, weights_gguf.rules(model.backbone.config))
+    tensors = export(model, weights_gguf.rules(config))
+    if config.generation == 4 and GLOBAL in config.kinds:
+        factors = np.array(weights_gguf.rope_factors(config), "float32")
+        tensors[weights_gguf.ROPE_FACTORS] = LazyArray(
+            factors.shape, factors.dtype, lambda: factors
+        )
     return write_file(path, lambda temporary: _write(temporary, model, tensors, KINDS[dtype]))
+
+
+def _without_place(config: GemmaConfig) -> list[str]:
+    """Returns settings that the file could not tell apart from others when it is read again."""
+    if config.generation < 4:
+        return config.of_gemma_4
+    rows = config.per_layer_vocabulary if config.hidden_size_per_layer_input else None
+    absent = {
+        f"vocab_size_per_layer_input={rows}, which is to be vocabulary_size": (
+            rows not in (None, config.vocabulary_size)
+        ),
+        "keys and values of these layers for those that share": weights_gguf.shares_otherwise(
+            config
+        ),
+    }
+    return [name for name, there in absent.items() if there]
 
 
 def _write(path: Path, model: keras.Model, tensors: dict[str, LazyArray], kind: str) -> None:
@@ -75,7 +97,7 @@ def _write(path: Path, model: keras.Model, tensors: dict[str, LazyArray], kind: 
     config = model.backbone.config
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.generation])
     _add_sizes(writer, config)
-    _add_vocabulary(writer, model, config.vocabulary_size)
+    _add_vocabulary(writer, model, config)
     writer.add_file_type(gguf.LlamaFileType[FILES[kind]])
     kinds = {name: _kind(gguf, tensor, kind) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
@@ -106,25 +128,36 @@ def _kind(gguf: "ModuleType", tensor: LazyArray, kind: str) -> Any:
 
 def _add_sizes(writer: "gguf.GGUFWriter", config: GemmaConfig) -> None:
     generation = config.generation
+    blocks = [config.block(i) for i in range(config.num_layers)]
+    width = config.global_head_dim or config.head_dim
     writer.add_context_length(CONTEXT[generation])
     writer.add_embedding_length(config.hidden_dim)
     writer.add_block_count(config.num_layers)
-    writer.add_feed_forward_length(config.mlp_dim)
+    writer.add_feed_forward_length(_one_or_all([block.mlp_dim for block in blocks]))
     writer.add_head_count(config.num_query_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_head_count_kv(_one_or_all([block.num_key_value_heads for block in blocks]))
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_rope_freq_base(config.global_rope_wavelength)
     writer.add_vocab_size(config.vocabulary_size)
-    if config.global_rope_scaling_factor != 1.0:
+    if config.global_rope_scaling_factor != 1.0 and generation < 4:
         import gguf
 
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(config.global_rope_scaling_factor)
     if generation > 1:
         writer.add_sliding_window(config.sliding_window_size)
+    if generation == 4:
+        writer.add_rope_freq_base_swa(config.local_rope_wavelength)
+        writer.add_rope_dimension_count_swa(config.head_dim)
+        writer.add_key_length_swa(config.head_dim)
+        writer.add_value_length_swa(config.head_dim)
+        writer.add_sliding_window_pattern([kind == LOCAL for kind in config.kinds])
+        writer.add_shared_kv_layers(config.num_kv_shared_layers)
+        writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+        writer.add_final_logit_softcapping(config.final_logit_soft_cap or 0.0)
     if generation == 2:
         if config.attention_logit_soft_cap is not None:
             writer.add_attn_logit_softcapping(config.attention_logit_soft_cap)
@@ -135,14 +168,24 @@ def _add_sizes(writer: "gguf.GGUFWriter", config: GemmaConfig) -> None:
         writer.add_sliding_window_pattern(config.sliding_window_pattern)
 
 
-def _add_vocabulary(writer: "gguf.GGUFWriter", model: keras.Model, rows: int) -> None:
+def _one_or_all(values: list[int]) -> int | list[int]:
+    """Returns a setting of all layers as one number where it is one."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+def _add_vocabulary(writer: "gguf.GGUFWriter", model: keras.Model, config: GemmaConfig) -> None:
     tokenizer = getattr(model.preprocessor, "tokenizer", None)
     if tokenizer is None:
         writer.add_tokenizer_model("none")
         return
-    found = vocabulary.describe(tokenizer.core, rows)
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
+    # Of a Gemma 4 llama.cpp reads the merges themselves, with the scores beside them.
+    merged = config.generation == 4
+    found = vocabulary.describe(tokenizer.core, config.vocabulary_size, merged=merged)
+    writer.add_tokenizer_model(vocabulary.MERGED if merged else "llama")
+    if merged:
+        writer.add_token_merges(found.merges)
+    else:
+        writer.add_tokenizer_pre("default")
     writer.add_token_list(found.texts)
     writer.add_token_scores(found.scores)
     writer.add_token_types(found.kinds)
@@ -155,11 +198,15 @@ def _add_vocabulary(writer: "gguf.GGUFWriter", model: keras.Model, rows: int) ->
         writer.add_bos_token_id(tokenizer.start_token_id)
     if found.unknown is not None:
         writer.add_unk_token_id(found.unknown)
-    if (end_of_turn := tokenizer.core.token_to_id(TURNS[1])) is not None:
-        writer.add_eot_token_id(end_of_turn)
+    ids = {start: tokenizer.core.token_to_id(end) for start, end in ENDS_OF_TURNS.items()}
+    start = next((text for text, i in ids.items() if i is not None), None)
     templates = with_names({"chat_template": tokenizer.chat_template}, {})["chat_template"]
-    if templates or end_of_turn is not None:
-        writer.add_chat_template(templates or TEMPLATE)
+    if start is not None:
+        writer.add_eot_token_id(ids[start])
+        usual = TEMPLATE.replace("<START>", start).replace("<END>", ENDS_OF_TURNS[start])
+        templates = templates or usual
+    if templates:
+        writer.add_chat_template(templates)
 
 
 def _check(path: Path, config: GemmaConfig) -> None:
@@ -185,6 +232,8 @@ def _meaning(config: GemmaConfig) -> dict[str, Any]:
         *("attention_logit_soft_cap", "final_logit_soft_cap"),
     )
     found = {name: getattr(config, name) for name in names}
+    if config.generation == 4:
+        return found | _blocks(config)
     found["layer_norm_epsilon"] = float(np.float32(config.layer_norm_epsilon))
     found["layers with a window"] = [i for i, there in enumerate(local) if there]
     for what, kinds in (("local", any(local)), ("global", not all(local))):
@@ -193,4 +242,16 @@ def _meaning(config: GemmaConfig) -> dict[str, Any]:
             found[name] = float(np.float32(getattr(config, name)))
     if any(local):
         found["sliding_window_size"] = config.sliding_window_size
+    return found
+
+
+def _blocks(config: GemmaConfig) -> dict[str, Any]:
+    """Returns what decides the results of a Gemma 4, block by block."""
+    found: dict[str, Any] = {"per_layer_vocabulary": config.per_layer_vocabulary}
+    for i in range(config.num_layers):
+        block = asdict(config.block(i))
+        block["turned channels"] = int(block.pop("rope_turned") * block["head_dim"] // 2)
+        for name in ("epsilon", "rope_wavelength", "rope_scaling", "query_scale"):
+            block[name] = float(np.float32(block[name]))
+        found |= {f"{name} of layer {i}": value for name, value in block.items()}
     return found

@@ -79,7 +79,7 @@ def form(config: GemmaConfig) -> dict[str, Any]:
     full = {
         "rope_type": "proportional",
         "rope_theta": config.global_rope_wavelength,
-        "factor": config.global_rope_scaling_factor,
+        **({"factor": scaling} if (scaling := config.global_rope_scaling_factor) != 1.0 else {}),
         "partial_rotary_factor": config.global_rope_partial_rotary_factor,
     }
     return {
@@ -101,15 +101,19 @@ def form(config: GemmaConfig) -> dict[str, Any]:
     }
 
 
+def otherwise(config: GemmaConfig) -> dict[str, object]:
+    """Returns what each Gemma 4 has and this config leaves out, as `lacks` does."""
+    always = [name for name in GEMMA_4 if name.startswith("use_") and "window" not in name]
+    found = {f"{name}=False": not getattr(config, name) for name in always}
+    return {**found, "this query scale": config.query_scale != 1.0}
+
+
 def lacks(config: GemmaConfig) -> dict[str, object]:
     """Returns what transformers' Gemma 4 has no counterpart for: names to whether it is there."""
-    needed = ("use_query_key_norm", "use_value_norm", "use_layer_scalar", "use_post_ffw_norm")
     return {
-        **{f"{name}=False": not getattr(config, name) for name in needed},
-        "use_post_attention_norm=False": not config.use_post_attention_norm,
+        **otherwise(config),
         "attention_logit_soft_cap": config.attention_logit_soft_cap,
         "use_bidirectional_attention": config.use_bidirectional_attention,
-        "this query scale": config.query_scale != 1.0,
         "a last layer with sliding_attention": config.kinds[-1] == LOCAL,
         "use_sliding_window_attention=False": (
             LOCAL in config.kinds and not config.use_sliding_window_attention

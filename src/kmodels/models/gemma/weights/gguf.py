@@ -1,15 +1,27 @@
-"""GGUF files of Gemma 1, 2 and 3, as llama.cpp writes them; quantized tensors become floats."""
+"""GGUF files of Gemma 1 to 4, as llama.cpp writes them; quantized tensors become floats."""
 
+import math
 from typing import Any
 
+from kmodels.core.errors import InputError
 from kmodels.models.common import gguf as decoder
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL, sources
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
-from kmodels.weights import Rule, Transform
+from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4
+from kmodels.weights import Rule, Transform, identity
 
-GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3}
+GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3, "gemma4": 4}
 # The largest of each generation divides queries by the root of another number; files do not tell.
 LARGEST = {2: 46, 3: 62}
+# What divides the frequencies of the channels in global layers of Gemma 4: 1 where they turn.
+ROPE_FACTORS, STILL = "rope_freqs.weight", 1e30
+NEEDED_4 = (
+    *("attention.sliding_window", "attention.sliding_window_pattern", "attention.key_length"),
+    *("attention.key_length_swa", "rope.freq_base", "rope.freq_base_swa"),
+    "embedding_length_per_layer_input",
+)
+# Where a file of Gemma 4 is silent, llama.cpp caps the logits at this; 0 is no cap.
+USUAL_CAP = 30.0
 
 # llama.cpp stores norms with the 1 added that the model adds itself.
 plus_one = Transform(lambda x: x - 1, lambda x: x + 1)
@@ -21,13 +33,46 @@ def rules(config: GemmaConfig) -> list[Rule]:
     if config.generation > 1:
         norms["post_attention_norm"] = "post_attention_norm"
         norms["post_ffw_norm"] = "post_mlp_norm"
-    if config.generation == 3:
+    if config.generation > 2:
         norms |= decoder.HEAD_NORMS
-    return decoder.rules(config, norms, plus_one)
+    return decoder.rules(config, norms, identity if config.generation == 4 else plus_one)
+
+
+def unused(config: GemmaConfig) -> list[str]:
+    """Returns tensors that are settings, and keys and values of layers that share others'.
+
+    Published checkpoints hold the latter, and llama.cpp's converter copies them.
+    """
+    if config.generation < 4:
+        return []
+    names = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
+    shared = [i for i, source in enumerate(config.sources) if source is not None]
+    return [ROPE_FACTORS, *(f"blk.{i}.{name}" for i in shared for name in names)]
+
+
+def shares_otherwise(config: GemmaConfig) -> bool:
+    """Returns whether llama.cpp would give layers other keys and values than the model.
+
+    It takes those of the last layer but one that has some in layers with a window, and those of the
+    last in the others, whatever these layers are.
+    """
+    own = config.num_layers - config.num_kv_shared_layers
+    taken = {LOCAL: own - 2, GLOBAL: own - 1}
+    pairs = zip(config.kinds, config.sources, strict=True)
+    return any(source not in (None, taken[kind]) for kind, source in pairs)
+
+
+def rope_factors(config: GemmaConfig) -> list[float]:
+    """Returns what divides the frequency of each pair of channels in global layers."""
+    pairs = (config.global_head_dim or config.head_dim) // 2
+    turned = int(config.global_rope_partial_rotary_factor * (2 * pairs) // 2)
+    return [1.0] * turned + [STILL] * (pairs - turned)
 
 
 def _fields(file: decoder.File) -> dict[str, Any]:
     generation, get = GENERATIONS[file.architecture], file.get
+    if generation == 4:
+        return _gemma_4(file)
     fields = file.fields(head_dim=256)
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     layers = fields["num_layers"]
@@ -52,4 +97,97 @@ def _fields(file: decoder.File) -> dict[str, Any]:
     return fields
 
 
-FORMAT = decoder.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules)
+def _gemma_4(file: decoder.File) -> dict[str, Any]:
+    """Returns the config of a Gemma 4, whose settings differ by layer.
+
+    Raises:
+        InputError: for what the model has no counterpart for, or what releases of llama.cpp take
+            for different things.
+    """
+    get = file.get
+    file.need(*NEEDED_4)
+    fields = file.fields(head_dim=256, varying=(decoder.FEED_FORWARD, decoder.GROUPS))
+    layers, wide = fields["num_layers"], int(get("attention.key_length"))
+    narrow = int(get("attention.key_length_swa"))
+    pattern = get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(pattern) != layers:
+        raise InputError(
+            f"{file.path} has gemma4.attention.sliding_window_pattern={pattern!r}; a list with one "
+            "entry for each layer is read"
+        )
+    kinds = [LOCAL if windowed else GLOBAL for windowed in pattern]
+    shared = int(get("attention.shared_kv_layers", 0))
+    owners = [i for i, source in enumerate(sources(kinds, shared)) if source is None]
+    groups = file.by_layer(decoder.GROUPS, layers, fields["num_query_heads"])
+    heads = {kind: {n for n, k in zip(groups, kinds, strict=True) if k == kind} for kind in kinds}
+    widths = file.by_layer(decoder.FEED_FORWARD, layers)
+    own, rest = set(widths[: layers - shared]), set(widths[layers - shared :])
+    has_value = {f"blk.{i}.attn_v.weight" in file.tensors for i in owners if kinds[i] == GLOBAL}
+    cap = float(get("final_logit_softcapping", USUAL_CAP))
+    wrong = {
+        "experts": get("expert_count", 0),
+        "rope.scaling": get("rope.scaling.type", "none") != "none" or get("rope.scaling.factor"),
+        "heads of another number in layers of one kind": any(len(n) > 1 for n in heads.values()),
+        "these feed_forward_length": len(own) != 1
+        or len(rest) > 1
+        or not rest <= own | {2 * width for width in own},
+        "values of their own in some global layers alone": len(has_value) > 1,
+        "values of another width than keys": (
+            int(get("attention.value_length", wide)) != wide
+            or int(get("attention.value_length_swa", narrow)) != narrow
+        ),
+        "rope.dimension_count below the width of a head": (
+            int(get("rope.dimension_count", wide)) != wide
+            or int(get("rope.dimension_count_swa", narrow)) != narrow
+        ),
+    }
+    if problems := [name for name, there in wrong.items() if there]:
+        raise InputError(f"{file.path}: the model has no counterpart for {', '.join(problems)}")
+    everywhere = next(iter(heads.get(GLOBAL, ())), None)
+    local = next(iter(heads.get(LOCAL, ())), everywhere)
+    table, width = file.tensors.get(decoder.PER_LAYER_TABLE), int(get(NEEDED_4[-1]))
+    rows = None if table is None or not width else int(table.shape[1])
+    fields |= {
+        **GEMMA_4,
+        "head_dim": narrow,
+        "num_key_value_heads": local,
+        "layer_types": kinds,
+        "global_head_dim": None if wide == narrow else wide,
+        "num_global_key_value_heads": None if everywhere == local else everywhere,
+        "attention_k_eq_v": has_value == {False},
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": bool(rest) and rest != own,
+        "hidden_size_per_layer_input": width,
+        "vocab_size_per_layer_input": None if rows == fields["vocabulary_size"] else rows,
+        "sliding_window_size": int(get("attention.sliding_window")),
+        "final_logit_soft_cap": cap or None,
+        "local_rope_wavelength": float(get("rope.freq_base_swa")),
+        "global_rope_wavelength": float(get("rope.freq_base")),
+    }
+    if GLOBAL in kinds:
+        fields["global_rope_partial_rotary_factor"] = _turned(file, wide)
+    if shares_otherwise(GemmaConfig(**fields)):
+        raise InputError(
+            f"{file.path} shares keys and values of layers that llama.cpp does not take them from; "
+            "give the Hugging Face directory that it was converted from"
+        )
+    return fields
+
+
+def _turned(file: decoder.File, head_dim: int) -> float:
+    """Returns the share of the channels that turn in global layers, which a tensor says."""
+    tensor = file.tensors.get(ROPE_FACTORS)
+    values = [] if tensor is None else [float(value) for value in tensor.data]
+    turned = values.count(1.0)
+    still = all(value >= 0.99 * STILL for value in values[turned:])
+    if len(values) != head_dim // 2 or not still:
+        raise InputError(
+            f"{file.path} has no {ROPE_FACTORS} of {head_dim // 2} numbers that are 1 and then "
+            f"{STILL:g}; convert it again with llama.cpp's converter"
+        )
+    share = 2 * turned / head_dim
+    # Rounded down, a share can lose a pair where it is multiplied out again.
+    return share if int(share * head_dim // 2) == turned else math.nextafter(share, 1.0)
+
+
+FORMAT = decoder.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules, unused)

@@ -1,18 +1,20 @@
-"""keras-hub's Gemma and Gemma 3 beside ours: arguments, and what each cannot express.
+"""keras-hub's Gemma, Gemma 3 and Gemma 4 beside ours: arguments, and what each cannot express.
 
 Facts are those of keras-hub 0.32: one class serves Gemma 1 and 2; the norms of its blocks have an
 epsilon of 1e-6 whatever it is told; queries are always divided by the root of `head_dim`, whatever
-`query_head_dim_normalize` says; windows repeat every 2 blocks, in Gemma 3 every 6.
+`query_head_dim_normalize` says; windows repeat every 2 blocks, in Gemma 3 every 6. Its Gemma 4 does
+as it is told; a number of key/value heads for global layers makes their keys values too.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
-from kmodels.models.gemma.presets import GEMMA_3
-from kmodels.models.gemma.weights import keras_hub
+from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
+from kmodels.models.gemma.weights import gemma4, keras_hub
 
 EPSILON = 1e-6
 PATTERNS = {"gemma": 2, "gemma3": 6}
@@ -25,6 +27,15 @@ SHARED = (
 ROPE_SCALING = ("local_rope_scaling_factor", "global_rope_scaling_factor")
 ONE_ROPE = {f"{where}_rope_wavelength": 10_000.0 for where in ("local", "global")}
 TWO_ROPES = {**ONE_ROPE, "global_rope_wavelength": GEMMA_3["global_rope_wavelength"]}
+STRANGE_4 = ("use_bidirectional_attention", "is_embedding_model", "enable_moe_block")
+GROUPS = "num_global_key_value_heads"
+# What Gemma 4 is told by one name in both.
+SHARED_4 = (
+    *(name for name in SHARED if "post" not in name and name != "query_head_dim_normalize"),
+    *("intermediate_dim", "layer_types", "sliding_window_pattern", "num_kv_shared_layers"),
+    *("use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+    *("global_head_dim", "global_rope_partial_rotary_factor", *ROPE_SCALING),
+)
 
 
 def _strange(given: Settings, task: Settings) -> list[str]:
@@ -97,8 +108,16 @@ def _gemma_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     return [name for name, there in found.items() if there]
 
 
-def _gemma_3_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
-    found = _lacks(config, PATTERNS["gemma3"], TWO_ROPES)
+def _gemma_4_fields(given: Settings) -> dict[str, Any]:
+    groups, same = given[GROUPS], {name: given[name] for name in SHARED_4}
+    ropes = {name: given[name] or usual for name, usual in TWO_ROPES.items()}
+    own = None if groups == given["num_key_value_heads"] else groups
+    return {**GEMMA_4, **same, **ropes, GROUPS: own, "attention_k_eq_v": groups is not None}
+
+
+def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
+    own = config.num_global_key_value_heads and not config.attention_k_eq_v
+    found = {**gemma4.otherwise(config), f"{GROUPS} without attention_k_eq_v": own}
     return [name for name, there in found.items() if there]
 
 
@@ -114,13 +133,13 @@ GEMMA = KerasHubMapping(
     belongs=lambda config, settings: not config.use_query_key_norm,
     unsupported_out=_gemma_lacks,
 )
-GEMMA3 = KerasHubMapping(
+GEMMA3 = replace(
+    GEMMA,
     backbone="Gemma3Backbone",
     task="Gemma3CausalLM",
     ours=Gemma3Backbone,
     our_task=Gemma3CausalLM,
     fields=_gemma_3_fields,
-    unsupported_in=_strange,
     arguments=lambda config: {
         **_arguments(config),
         **{name: getattr(config, name) for name in ROPE_SCALING},
@@ -128,9 +147,30 @@ GEMMA3 = KerasHubMapping(
         "use_query_key_norm": True,
         "image_size": None,
     },
-    table=keras_hub.rules,
     belongs=lambda config, settings: config.use_query_key_norm,
-    unsupported_out=_gemma_3_lacks,
-    ignored="vision_encoder",
+    unsupported_out=lambda config, settings: [
+        name for name, there in _lacks(config, PATTERNS["gemma3"], TWO_ROPES).items() if there
+    ],
+    ignored=("vision_encoder",),
 )
-PEERS = (GEMMA3, GEMMA)
+GEMMA4 = replace(
+    GEMMA,
+    backbone="Gemma4Backbone",
+    task="Gemma4CausalLM",
+    fields=_gemma_4_fields,
+    unsupported_in=lambda given, task: [
+        name for name in (*STRANGE_4, "final_logit_cap") if {**given, **task}.get(name)
+    ],
+    arguments=lambda config: {
+        **{name: getattr(config, name) for name in (*SHARED_4, *TWO_ROPES)},
+        "layer_types": list(config.kinds),
+        GROUPS: (getattr(config, GROUPS) or config.num_key_value_heads)
+        if config.attention_k_eq_v
+        else None,
+        "image_size": None,
+    },
+    belongs=lambda config, settings: config.generation == 4,
+    unsupported_out=_gemma_4_lacks,
+    ignored=("vision_encoder", "audio_encoder"),
+)
+PEERS = (GEMMA4, GEMMA3, GEMMA)
