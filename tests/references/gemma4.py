@@ -49,6 +49,12 @@ FEATURES = {
     "turned": {"rope_parameters": TURNED},
     "capped": {"final_logit_softcapping": 4.0},
 }
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 12,
+}
 ALL = {
     **PLAIN,
     **{name: value for feature in FEATURES.values() for name, value in feature.items()},
@@ -111,12 +117,16 @@ def write_adapter(folder: Path) -> None:
 
 def write(folder: Path) -> None:
     transformers.logging.set_verbosity_error()
-    for name, feature in {"plain": {}, **FEATURES}.items():
+    for name, feature in {"plain": {}, **FEATURES, "experts": EXPERTS}.items():
         # Where hidden states are asked for, `generate` leaves out a shortcut that fails on shared
         # keys and values without per-layer embeddings.
         config = transformers.Gemma4TextConfig(**{**PLAIN, **feature}, output_hidden_states=True)
+        config._experts_implementation = "eager"  # the other one has no float64
         one(folder / name, config, "1GB")
     one(folder / "all", transformers.Gemma4TextConfig(**ALL), "60KB")
+    config = transformers.Gemma4TextConfig(**ALL, **EXPERTS)
+    config._experts_implementation = "eager"
+    one(folder / "all_experts", config, "60KB")
     write_flat(folder)
     write_multimodal(folder)
     write_adapter(folder)

@@ -5,6 +5,7 @@ from kmodels.layers.base import Layer
 from kmodels.layers.dense import Dense
 from kmodels.layers.dropout import Dropout, DropPath
 from kmodels.layers.embedding import Embedding
+from kmodels.layers.grouped_dense import GroupedDense
 from kmodels.layers.mlp import MLP, GatedMLP, SwiGLU
 from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm
 from kmodels.layers.position_embedding import PositionEmbedding
@@ -18,6 +19,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "GatedMLP",
+    "GroupedDense",
     "Layer",
     "LayerNorm",
     "LayerScale",

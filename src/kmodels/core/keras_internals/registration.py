@@ -8,18 +8,18 @@ import importlib
 from typing import Any
 
 LAYERS = (
-    *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "GatedMLP", "LayerNorm"),
-    *("LayerScale", "MLP", "PositionEmbedding", "RMSNorm", "SwiGLU"),
+    *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "GatedMLP", "GroupedDense"),
+    *("LayerNorm", "LayerScale", "MLP", "PositionEmbedding", "RMSNorm", "SwiGLU"),
 )
 CLIP = (
     *("CLIPPreprocessor", "CLIPTextBlock", "CLIPTextEncoder", "CLIPTextModelWithProjection"),
     "CLIPTokenizer",
 )
 GEMMA = (
-    *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
+    *("Experts", "Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
     *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
     *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "PerLayerEmbedding", "Reordered"),
-    "TokensFirst",
+    *("Router", "TokensFirst"),
 )
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),

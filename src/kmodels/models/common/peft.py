@@ -20,6 +20,8 @@ PER_LAYER = {
     "per_layer/input_gate": "per_layer_input_gate",
     "per_layer/projection": "per_layer_projection",
 }
+# The projection of a router, in models with experts.
+ROUTER = {"experts/router/projection": "router.proj"}
 MODEL_PROJECTION = "per_layer_model_projection"
 # A model with its head, and without.
 PREFIXES = ("model.", "")
@@ -42,6 +44,8 @@ def names(
     if backbone.per_layer_embedding is not None:
         layers = {**LAYERS, **PER_LAYER}
         beside["per_layer_embedding/model_projection"] = MODEL_PROJECTION
+    if backbone.config.block(0).num_experts:
+        layers = {**layers, **ROUTER}
     return [
         {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in layers.items()}
         | {ours: f"{prefix}{x}" for ours, x in beside.items()}
