@@ -2,8 +2,8 @@
 
 Cases are as those of `references.gemma`. `flat` is the config.json of `all` in the older spelling,
 `multimodal` a directory of a Gemma4ForConditionalGeneration with towers, `unified` one of the model
-without them, each with `expected.npz`. `adapter` is written by PEFT over `all`, `adapter.npz` holds
-the logits of both.
+without them, each with `expected.npz`. `adapter` is written by PEFT over `all`, `adapter_experts`
+and `adapter_some` over `all_experts`; `<name>.npz` holds the logits without and with them.
 """
 
 import json
@@ -103,16 +103,27 @@ def write_multimodal(folder: Path) -> None:
         np.savez(folder / name / "expected.npz", token_ids=ids, logits=logits)
 
 
-def write_adapter(folder: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "all" / "model")
+def write_adapter(folder: Path, base: str, name: str, targets: list[str], **more: object) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / base / "model")
     ids = torch.randint(3, 160, (2, 9), generator=torch.Generator().manual_seed(7))
-    targets = ["q_proj", "v_proj", "per_layer_input_gate", "per_layer_model_projection"]
     with torch.no_grad():
         plain = model(ids).logits
-        adapted = with_random_lora(model, targets)
+        adapted = with_random_lora(model, targets, **more)
         logits = adapted(ids).logits
-    adapted.save_pretrained(folder / "adapter")
-    np.savez(folder / "adapter.npz", inputs=ids, plain=plain, logits=logits)
+    adapted.save_pretrained(folder / name)
+    np.savez(folder / f"{name}.npz", inputs=ids, plain=plain, logits=logits)
+
+
+def write_adapters(folder: Path) -> None:
+    targets = ["q_proj", "v_proj", "per_layer_input_gate", "per_layer_model_projection"]
+    write_adapter(folder, "all", "adapter", targets)
+    both = ["experts.down_proj", "experts.gate_up_proj"]
+    write_adapter(
+        folder, "all_experts", "adapter_experts", ["q_proj", "router.proj"], target_parameters=both
+    )
+    some = [f"model.layers.{i}.experts.{name}" for i, name in ((1, "down_proj"), (3, "gate_up_proj"))]
+    more = {"rank_pattern": {some[1]: 2}, "alpha_pattern": {some[0]: 5}}
+    write_adapter(folder, "all_experts", "adapter_some", [], target_parameters=some, **more)
 
 
 def write(folder: Path) -> None:
@@ -129,4 +140,4 @@ def write(folder: Path) -> None:
     one(folder / "all_experts", config, "60KB")
     write_flat(folder)
     write_multimodal(folder)
-    write_adapter(folder)
+    write_adapters(folder)

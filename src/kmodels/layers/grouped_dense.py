@@ -41,6 +41,7 @@ class GroupedDense(Layer):
     kernel: keras.Variable
     # As in `Dense`, of which this has neither.
     bias = quantized = None
+    not_quantized = "has a kernel for each expert, which there is in no 4 or 8 bits"
 
     def __init__(
         self,
@@ -88,19 +89,12 @@ class GroupedDense(Layer):
         """(N, in), (G,) -> (N, units)."""
         traced.note()
         if self._adapter is not None:
-            return self._adapter(x, sizes)
+            return self._adapter.grouped(x, sizes)
         return self.linear(x, sizes)
 
     def linear(self, x: Tensor, sizes: Tensor) -> Any:
         """Returns the layer without its adapter."""
         return ops.grouped_dense(x, self.kernel, sizes)
-
-    def quantize_kernel(self, mode: str) -> None:
-        """Raises `InputError`: there is no product of quantized groups."""
-        raise InputError(
-            f"{self.path} holds {self.groups} experts, for which there is no {mode}; leave the "
-            "model of experts in bfloat16"
-        )
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes the kernel, and what stands beside it by name."""

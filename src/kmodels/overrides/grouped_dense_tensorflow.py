@@ -51,7 +51,8 @@ def grouped_dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, sizes: tf.Tensor) 
         (found,) = _loop(forward, groups, ((None, kernel.shape[2]),), x.dtype)
         return tf.ensure_shape(found.concat(), (x.shape[0], kernel.shape[2])), backward
 
-    return grouped(ops.convert_to_tensor(x), ops.convert_to_tensor(kernel))
+    # A variable would be captured, and not be an argument.
+    return grouped(*(tf.convert_to_tensor(ops.convert_to_tensor(a)) for a in (x, kernel)))
 
 
 def _loop(step: Any, groups: int, shapes: Any, dtype: tf.DType) -> Any:

@@ -32,9 +32,7 @@ def supports(call: OpCall) -> str | None:
 
 
 @override(grouped_dense, supports)
-def grouped_dense_torch(
-    x: torch.Tensor, kernel: torch.Tensor, sizes: torch.Tensor
-) -> torch.Tensor:
+def grouped_dense_torch(x: torch.Tensor, kernel: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """`torch.nn.functional.grouped_mm`, which has gradients of its own."""
     x, kernel, sizes = as_tensor(x), as_tensor(kernel), as_tensor(sizes)
     check_grouped(x, kernel)

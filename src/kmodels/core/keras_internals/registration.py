@@ -16,7 +16,13 @@ CLIP = (
     "CLIPTokenizer",
 )
 GEMMA = (
-    *("Experts", "Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
+    *(
+        "Experts",
+        "Gemma3Backbone",
+        "Gemma3CausalLM",
+        "Gemma3CausalLMPreprocessor",
+        "Gemma3Tokenizer",
+    ),
     *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
     *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "PerLayerEmbedding", "Reordered"),
     *("Router", "TokensFirst"),

@@ -12,12 +12,12 @@ from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.common.peft import LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
+from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
-from kmodels.weights.transforms import transpose_each
 from kmodels.weights.readers import read_json
+from kmodels.weights.transforms import transpose_each
 
 log = logging.getLogger("kmodels")
 
@@ -49,7 +49,6 @@ EXPERT_NORMS = {
     "pre_feedforward_layernorm_2": "experts_norm",
     "post_feedforward_layernorm_2": "experts_result_norm",
 }
-EXPERTS = {"experts.gate_up_proj": "experts/gate_up", "experts.down_proj": "experts/down"}
 # What `per_layer_config` may say of a layer, and the width where nothing says it.
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL_HEAD_DIM = 512
@@ -75,7 +74,7 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
         layers |= ROUTER
         table += [
             Rule(f"{BLOCK}.{source}", f"block_{{i}}/{target}/kernel", transpose_each)
-            for source, target in EXPERTS.items()
+            for target, source in EXPERTS.items()
         ]
         router = "block_{i}/experts/router"
         table += [
