@@ -124,8 +124,8 @@ def names(model: keras.Model, paths: Iterable[str]) -> dict[str, str]:
 def in_order(model: keras.Model, names: Iterable[str]) -> list[str]:
     """Returns names of transformers in the order in which a module of theirs holds them."""
     table = next(iter(_tables(model)), {})
-    ends = [name.rpartition(".")[2] for name in table.values()]
-    return sorted(names, key=lambda name: ends.index(name.rpartition(".")[2]))
+    ends = [peft_parameters.end(name) for name in table.values()]
+    return sorted(names, key=lambda name: ends.index(peft_parameters.end(name)))
 
 
 def outside_blocks(model: keras.Model) -> list[str]:

@@ -14,6 +14,11 @@ from kmodels.layers import GroupedDense
 INNER = ".base_layer"
 
 
+def end(name: str) -> str:
+    """Returns module and tensor alone, such as "experts.down_proj"."""
+    return ".".join(name.split(".")[-2:])
+
+
 def modules(names: Iterable[str]) -> dict[str, str]:
     """Returns the module in a file for the name of each tensor that has an adapter.
 
@@ -43,8 +48,8 @@ def targets(chosen: Iterable[str], others: Iterable[str]) -> list[str]:
         chosen: names of the tensors that have an adapter.
         others: names of those of experts that have none.
     """
-    ends = {name: ".".join(name.split(".")[-2:]) for name in chosen}
-    unclear = any(".".join(name.split(".")[-2:]) in ends.values() for name in others)
+    ends = {name: end(name) for name in chosen}
+    unclear = any(end(name) in ends.values() for name in others)
     return sorted(ends) if unclear else sorted(set(ends.values()))
 
 
