@@ -121,7 +121,9 @@ def write_adapters(folder: Path) -> None:
     write_adapter(
         folder, "all_experts", "adapter_experts", ["q_proj", "router.proj"], target_parameters=both
     )
-    some = [f"model.layers.{i}.experts.{name}" for i, name in ((1, "down_proj"), (3, "gate_up_proj"))]
+    some = [
+        f"model.layers.{i}.experts.{name}" for i, name in ((1, "down_proj"), (3, "gate_up_proj"))
+    ]
     more = {"rank_pattern": {some[1]: 2}, "alpha_pattern": {some[0]: 5}}
     write_adapter(folder, "all_experts", "adapter_some", [], target_parameters=some, **more)
 
