@@ -3,7 +3,7 @@
 Cases are as those of `references.gemma`. `flat` is the config.json of `all` in the older spelling,
 `multimodal` a directory of a Gemma4ForConditionalGeneration with towers, `unified` one of the model
 without them, each with `expected.npz`. `adapter` is written by PEFT over `all`, `adapter_experts`
-and `adapter_some` over `all_experts`; `<name>.npz` holds the logits without and with them.
+and `adapter_some` over `all_experts`; `experts.npz` holds the results of a layer of experts; `<name>.npz` holds the logits without and with them.
 """
 
 import json
@@ -103,6 +103,21 @@ def write_multimodal(folder: Path) -> None:
         np.savez(folder / name / "expected.npz", token_ids=ids, logits=logits)
 
 
+def write_experts(folder: Path) -> None:
+    """The experts of a layer for a given choice: in bfloat16 the router may choose otherwise."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "experts" / "model", experts_implementation="eager"
+    )
+    experts = model.model.layers[0].experts.bfloat16()
+    generator = torch.Generator().manual_seed(13)
+    x = torch.randn(300, 32, generator=generator).bfloat16()
+    weights, indices = torch.rand(300, 6, generator=generator).topk(2)
+    with torch.no_grad():
+        found = {"y16": experts(x, indices, weights).float()}
+        found["y64"] = experts.double()(x.double(), indices, weights.double())
+    np.savez(folder / "experts.npz", x=x.float(), indices=indices, weights=weights, **found)
+
+
 def write_adapter(folder: Path, base: str, name: str, targets: list[str], **more: object) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / base / "model")
     ids = torch.randint(3, 160, (2, 9), generator=torch.Generator().manual_seed(7))
@@ -142,4 +157,5 @@ def write(folder: Path) -> None:
     one(folder / "all_experts", config, "60KB")
     write_flat(folder)
     write_multimodal(folder)
+    write_experts(folder)
     write_adapters(folder)

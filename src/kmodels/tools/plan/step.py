@@ -152,7 +152,10 @@ class Plan:
     def savings(self) -> list[Saving]:
         """Flags that lower the peak, the one that saves most first; each counts alone."""
         found = []
+        experts = any(block.experts for block in self._sizes.blocks)
         for flag, setup in _leaner(self.setup, self._sizes.tokens is None, self.mesh.replicas):
+            if experts and setup.quantize:
+                continue  # which they have no form for
             saved = self.estimate.bytes - self._estimate(setup).bytes
             if saved > self.estimate.bytes // 100:
                 found.append(Saving(flag, saved))
