@@ -3,7 +3,8 @@
 Cases are as those of `references.gemma`. `flat` is the config.json of `all` in the older spelling,
 `multimodal` a directory of a Gemma4ForConditionalGeneration with towers, `unified` one of the model
 without them, each with `expected.npz`. `adapter` is written by PEFT over `all`, `adapter_experts`
-and `adapter_some` over `all_experts`; `experts.npz` holds the results of a layer of experts; `<name>.npz` holds the logits without and with them.
+and `adapter_some` over `all_experts`; `<name>.npz` holds the logits without and with them.
+`experts.npz` holds what a layer of experts gives.
 """
 
 import json

@@ -31,6 +31,7 @@ def grouped_dense(x: Tensor, kernel: Tensor, sizes: Tensor) -> Tensor:
     Source: the blocks of equal length are those of https://arxiv.org/abs/2211.15841
     """
     check_grouped(x, kernel)
+    sizes = ops.convert_to_tensor(sizes, "int32")
     groups, width = kernel.shape[0], kernel.shape[2]
     rows: Any = ops.shape(x)[0]
     # Each block of rows has one kernel, and the last one of a group is filled up. So all shapes are

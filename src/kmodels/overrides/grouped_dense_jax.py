@@ -77,7 +77,7 @@ def _backward(kept: Kept, gradient: jax.Array) -> tuple[jax.Array, jax.Array, No
     """Is the same for the rows; a kernel's gradient is the sum over its blocks."""
     x, kernel, sizes = kept
     length, blocks = _blocks(x.shape[0], kernel.shape[0], sizes)
-    for_x = _by_blocks(gradient, jnp.swapaxes(kernel, 1, 2), sizes)
+    for_x = _products(gradient, jnp.swapaxes(kernel, 1, 2), sizes)
     x, gradient = _padded(x, length), _padded(gradient, length)
 
     def step(total: jax.Array, block: Any) -> tuple[jax.Array, None]:
