@@ -95,7 +95,7 @@ def test_too_few_devices(backend):
 def debug_models():
     """A ViT and each generation of Gemma, with adapters on every matrix."""
     made = [models.ViTImageClassifier.from_preset("vit_debug", num_classes=10)]
-    for name in ("gemma_debug", "gemma2_debug", "gemma3_debug", "gemma4_debug"):
+    for name in ("gemma_debug", "gemma2_debug", "gemma3_debug", "gemma4_debug", "gemma4_moe_debug"):
         made.append(models.GemmaCausalLM.from_preset(name))
     for model in made:
         model.enable_lora(2, targets="all-linear", dora=True)

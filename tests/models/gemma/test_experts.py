@@ -11,10 +11,9 @@ from arrays import read_npz, to_numpy
 from decoder_case import DecoderCase
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.layers import GroupedDense, remat
+from kmodels.layers import Experts, GroupedDense, Router, remat
 from kmodels.memory.sizes import Setup
 from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaConfig
-from kmodels.models.common.experts import Experts, Router
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.tools.plan import Plan
 from kmodels.weights import read_safetensors

@@ -8,24 +8,19 @@ import importlib
 from typing import Any
 
 LAYERS = (
-    *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "GatedMLP", "GroupedDense"),
-    *("LayerNorm", "LayerScale", "MLP", "PositionEmbedding", "RMSNorm", "SwiGLU"),
+    *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "Experts", "GatedMLP"),
+    *("GroupedDense", "LayerNorm", "LayerScale", "MLP", "PositionEmbedding", "RMSNorm", "Router"),
+    "SwiGLU",
 )
 CLIP = (
     *("CLIPPreprocessor", "CLIPTextBlock", "CLIPTextEncoder", "CLIPTextModelWithProjection"),
     "CLIPTokenizer",
 )
 GEMMA = (
-    *(
-        "Experts",
-        "Gemma3Backbone",
-        "Gemma3CausalLM",
-        "Gemma3CausalLMPreprocessor",
-        "Gemma3Tokenizer",
-    ),
+    *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
     *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
     *("GemmaCausalLMPreprocessor", "GemmaTokenizer", "PerLayerEmbedding", "Reordered"),
-    *("Router", "TokensFirst"),
+    "TokensFirst",
 )
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),

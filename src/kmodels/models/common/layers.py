@@ -7,10 +7,9 @@ import keras
 
 from kmodels import ops
 from kmodels.core.types import Tensor
-from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm, SwiGLU
+from kmodels.layers import Dense, Dropout, Experts, GatedMLP, Layer, RMSNorm, SwiGLU
 from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.models.common.config import BlockConfig, DecoderConfig
-from kmodels.models.common.experts import Experts
 
 if TYPE_CHECKING:
     from kmodels.generation.cache import LayerCache

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.layers.experts.router import check_experts
 from kmodels.models.common import layer_kinds
 from kmodels.models.common.config import BlockConfig, DecoderConfig
-from kmodels.models.common.experts import check_experts
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 
 # What only Gemma 4 has.
