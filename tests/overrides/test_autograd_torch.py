@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from itertools import pairwise
 from pathlib import Path
 
 import keras
@@ -57,8 +58,7 @@ if keras.backend.backend() == "torch":
 
     def of_groups(a, b, offs):
         """What `grouped_mm` does, which has no double: rows by kernels, or columns by rows."""
-        cuts = [0, *offs.tolist()]
-        parts = [slice(start, end) for start, end in zip(cuts, cuts[1:], strict=False)]
+        parts = [slice(*ends) for ends in pairwise([0, *offs.tolist()])]
         if b.ndim == 3:
             return torch.cat([a[part] @ b[i] for i, part in enumerate(parts)])
         return torch.stack([a[:, part] @ b[part] for part in parts])

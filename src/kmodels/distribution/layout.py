@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Maps what a dimension is to the mesh axis that cuts it; a table may also name the axis itself.
 MESH_AXES = {
-    **{"embed": "fsdp", "heads": "model", "mlp": "model", "experts": "model", "vocab": "model"},
+    **{"embed": "fsdp", "heads": "model", "mlp": "model", "vocab": "model"},
+    **{"experts": "model"},
     **{"fsdp": "fsdp", "model": "model"},
 }
 # By dimension; None for one that is never cut.

@@ -7,13 +7,16 @@ from keras import ops
 
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
-from kmodels.overrides._tensors_tensorflow import later
+from kmodels.overrides._tensors_tensorflow import later, static_shape
 
 State = tuple[tf.Tensor, ...]
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves CPUs."""
+    """Serves CPUs, and rows enough."""
+    rows = call.x.shape[0]
+    if rows is not None and rows < call.kernel.shape[0]:
+        return "the loop asks each group, and most have no row"
     if tf.config.list_physical_devices("GPU"):
         return "XLA, by which steps are compiled on a GPU, has no slices of unknown length"
     return None
@@ -25,7 +28,7 @@ def grouped_dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, sizes: tf.Tensor) 
     check_grouped(x, kernel)
     ends = tf.cumsum(ops.convert_to_tensor(sizes))
     starts = ends - sizes
-    groups = kernel.shape[0]
+    groups = static_shape(kernel)[0]
 
     def own(array: tf.Tensor, group: tf.Tensor) -> Any:
         return array[starts[group] : ends[group]]
