@@ -240,6 +240,7 @@ def test_adapters_of_peft_both_ways(references, tmp_path, name):
 
 @pytest.mark.needs("peft")
 @pytest.mark.across("torch")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_peft_loads_what_was_trained_here(references, tmp_path):
     import peft
     import torch
