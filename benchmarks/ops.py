@@ -64,6 +64,17 @@ def cases() -> list[Case]:
         found.append(
             ("dense", "8x197x1536 to 384", dtype, [(8, 197, 1536), (1536, width), (width,)], {})
         )
+        for tokens_, groups, chosen, inner, outer in (
+            (512, 8, 2, 256, 512),
+            (256, 128, 8, 256, 128),
+        ):
+            rows = tokens_ * chosen
+            draw = np.random.default_rng(1)
+            sizes = draw.multinomial(rows, draw.dirichlet(np.full(groups, 2.0)))
+            label = f"{tokens_} tokens to {chosen} of {groups}, {inner} to {outer}"
+            shapes = [(rows, inner), (groups, inner, outer)]
+            grouped = {"sizes": keras.ops.convert_to_tensor(sizes.astype("int32"))}
+            found.append(("grouped_dense", label, dtype, shapes, grouped))
         found.append(("dense", "8x17x64 to 64", dtype, [(8, 17, 64), (64, 64), (64,)], {}))
         seeded = {"rate": 0.1, "seed": keras.random.SeedGenerator(2)}
         found.append(("dropout", "8x197x1536 rate 0.1", dtype, [(8, 197, 1536)], seeded))

@@ -52,7 +52,7 @@ class DecoderCase:
 
         self.model.export_to_transformers(folder)
         theirs = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager"
+            folder, attn_implementation="eager", experts_implementation="eager"
         )
         with torch.no_grad():
             ids = torch.as_tensor(self.expected["token_ids"])

@@ -214,6 +214,21 @@ def cases() -> list[OpCase]:
         ("dense", "one row", [normal(1, 1, 6), normal(6, 4), normal(4)], {}),
         ("dense", "large", [normal(2, 64, 96), normal(96, 192), normal(192)], {}),
         ("dense", "four axes, no bias", [normal(2, 3, 5, 6), normal(6, 4)], {}),
+        *(
+            (
+                "grouped_dense",
+                label,
+                [normal(sum(sizes), width), normal(len(sizes), width, 16)],
+                {"sizes": np.array(sizes, "int32")},
+            )
+            for label, width, sizes in (
+                ("a group without rows", 8, (3, 0, 5, 1)),
+                ("all rows in one group", 8, (0, 0, 9, 0)),
+                ("more groups than rows", 8, (0, 1, 0, 0, 0, 1, 0)),
+                ("long groups", 32, (70, 1, 40, 17)),
+                ("an odd width", 7, (3, 0, 5, 1)),
+            )
+        ),
         ("rotary_embedding", "row of positions", [normal(2, 5, 3, 8)], {"positions": TURNS[0]}),
         ("rotary_embedding", "two rows", [normal(2, 5, 3, 8)], ROTARY),
         ("rotary_embedding", "half turned", [normal(2, 5, 3, 8)], {**ROTARY, "turned": 0.5}),
@@ -255,7 +270,7 @@ def cases() -> list[OpCase]:
 TELLING = (
     *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
     *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
-    *("one query, mask of keys", "quick GELU", "soft cap", "two rows"),
+    *("an odd width", "one query, mask of keys", "quick GELU", "soft cap", "two rows"),
 )
 
 
@@ -275,6 +290,8 @@ def without_rows(case: OpCase) -> OpCase:
     rows = {"attention": 3, "gated_gelu": 2, "gated_silu": 2}.get(name, 1)
     given = [x[:0] if i < rows else x for i, x in enumerate(given)]
     of_batch = ("labels", "weights")
+    if name == "grouped_dense":
+        keywords = {"sizes": 0 * keywords["sizes"]}
     if name == "attention":
         of_batch = ("mask", "segment_ids", "block_ids")
     keywords = {key: x[:0] if key in of_batch else x for key, x in keywords.items()}

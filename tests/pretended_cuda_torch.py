@@ -21,6 +21,7 @@ from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import (
     attention_torch,
     dropout_torch,
+    grouped_dense_torch,
     linear_cross_entropy_torch,
     rms_norm_torch,
 )
@@ -180,6 +181,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(cuda, "flex", pausing(cuda.flex))
     monkeypatch.setattr(attention_torch, "on_cpu", lambda query: False)
     monkeypatch.setattr(dropout_torch, "on_cuda", lambda device: True)
+    monkeypatch.setattr(grouped_dense_torch, "on_cuda", lambda x: True)
+    monkeypatch.setattr(grouped_dense_torch, "has_kernel", lambda device: True)
     monkeypatch.setattr(rms_norm_torch, "by_rows", lambda x: False)
     monkeypatch.setattr(linear_cross_entropy_torch, "on_cuda", lambda hidden: True)
     monkeypatch.setattr(numbers_torch, "on_cuda", lambda: True)

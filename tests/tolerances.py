@@ -17,6 +17,7 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "gated_silu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "mlp": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
+    "grouped_dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "gelu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
     "linear_cross_entropy": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},

@@ -109,10 +109,25 @@ def _train(make, mesh, callbacks, **options):
     return np.array(model.fit(*data, **more, **settings).history["loss"]), model
 
 
+def make_experts(dtype="float32", lora=False):
+    """Two experts of eight for each token, of which a device of the axis `model` has some."""
+    backbone = models.GemmaBackbone.from_preset(
+        "gemma4_moe_debug", vocabulary_size=64, num_experts=8, dtype=dtype
+    )
+    model = models.GemmaCausalLM(backbone)
+    if lora:
+        parameters = ("experts/gate_up", "experts/down")
+        model.enable_lora(4, targets="all-linear", target_parameters=parameters)
+    inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, :-1])}
+    return model, (inputs, IDS[:, 1:]), {"sample_weight": WEIGHTS}
+
+
 CASES = {
     "vit": (make_vit, {}, ("data=8", "data=4,model=2", "data=2,fsdp=4")),
     "vit in bfloat16": (make_vit, {"dtype": "mixed_bfloat16"}, ("fsdp=8",)),
     "gemma": (make_gemma, {"lora": False}, ("data=2,fsdp=2,model=2",)),
+    "experts": (make_experts, {}, ("data=2,fsdp=2,model=2", "model=8")),
+    "experts with lora": (make_experts, {"lora": True}, ("data=2,model=4",)),
     "gemma with lora": (make_gemma, {}, ("fsdp=8",)),
     "gemma with lora in bfloat16": (make_gemma, {"dtype": "bfloat16"}, ("data=4,model=2",)),
 }

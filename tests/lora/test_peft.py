@@ -212,7 +212,7 @@ def of_the_future(folder, config):
 
 
 def replicated(folder, config):
-    config.update(layer_replication=[[0, 1]], target_parameters=["w"], fan_in_fan_out=True)
+    config.update(layer_replication=[[0, 1]], fan_in_fan_out=True)
 
 
 def wrong_pattern(folder, config):
@@ -239,10 +239,7 @@ def no_rank(folder, config):
         (changed_base, "init_lora_weights='pissa_niter_4', which changes the base too"),
         (changed_base_in_capitals, "init_lora_weights='OLoRA', which changes the base too"),
         (of_the_future, "unsupported kind: use_new_kind=True, new_number=3$"),
-        (
-            replicated,
-            r"fan_in_fan_out=True, layer_replication=\[\[0, 1\]\], target_parameters=\['w'\]",
-        ),
+        (replicated, r"fan_in_fan_out=True, layer_replication=\[\[0, 1\]\]$"),
         (wrong_pattern, "has a rank_pattern or alpha_pattern in"),
         (some_tokens, "is damaged: settings"),
         (whole_vocabulary, "is damaged: settings"),

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from itertools import pairwise
 from pathlib import Path
 
 import keras
@@ -19,6 +20,7 @@ if keras.backend.backend() == "torch":
         _attention_cuda_torch,
         attention_torch,
         dense_torch,
+        grouped_dense_torch,
     )
 
     SOURCE = Path(kmodels.__file__).parent
@@ -48,6 +50,18 @@ if keras.backend.backend() == "torch":
         """The kernel of CUDA has no double here; the definition stands for it."""
         found = _attention_blocks_torch.plain(*inputs, None, None, True, None, None, 0.7)
         return _attention_cuda_torch.again(found, inputs, options)
+
+    SIZES = torch.tensor([2, 0, 3, 1])
+
+    def grouped(x, kernel, sizes):
+        return grouped_dense_torch.grouped_dense_torch(x, kernel, sizes)
+
+    def of_groups(a, b, offs):
+        """What `grouped_mm` does, which has no double: rows by kernels, or columns by rows."""
+        parts = [slice(*ends) for ends in pairwise([0, *offs.tolist()])]
+        if b.ndim == 3:
+            return torch.cat([a[part] @ b[i] for i, part in enumerate(parts)])
+        return torch.stack([a[:, part] @ b[part] for part in parts])
 
     HEADS = [(2, 4, 4, 3), (2, 4, 2, 3), (2, 4, 2, 3)]
     MLP = [(2, 3, 4), (4, 5), (5,), (5, 2), (2,)]
@@ -81,6 +95,10 @@ if keras.backend.backend() == "torch":
             (lambda x, k: ops.dense(x, k), [(3, 4), (4, 5)]),
         ],
         "dropout_torch._Dropout": [(lambda x: ops.dropout(x, 0.4, seed()) ** 2, [(3, 4)])],
+        "grouped_dense_torch._Grouped": [
+            (lambda x, k: grouped(x, k, SIZES), [(6, 3), (4, 3, 2)]),
+            (lambda k: grouped(torch.ones(6, 3).double(), k, SIZES), [(4, 3, 2)]),
+        ],
         "gated_silu_torch._GatedSilu": [(lambda g, u: ops.gated_silu(g, u), [(3, 4), (3, 4)])],
         "gated_gelu_torch._GatedGelu": [(lambda g, u: ops.gated_gelu(g, u), [(3, 4), (3, 4)])],
         "linear_cross_entropy_torch._Losses": [
@@ -146,6 +164,7 @@ if keras.backend.backend() == "torch":
             monkeypatch.setattr(
                 dense_torch, "product", lambda x, k, b=None: torch.nn.functional.linear(x, k.T, b)
             )
+        monkeypatch.setattr(grouped_dense_torch, "grouped_mm", of_groups)
         monkeypatch.setattr(attention_torch, "SHORT", 0)
         call, shapes = CASES[name][number]
         generator = torch.Generator().manual_seed(number)

@@ -2,8 +2,9 @@
 
 Cases are as those of `references.gemma`. `flat` is the config.json of `all` in the older spelling,
 `multimodal` a directory of a Gemma4ForConditionalGeneration with towers, `unified` one of the model
-without them, each with `expected.npz`. `adapter` is written by PEFT over `all`, `adapter.npz` holds
-the logits of both.
+without them, each with `expected.npz`. `adapter` is written by PEFT over `all`, `adapter_experts`
+and `adapter_some` over `all_experts`; `<name>.npz` holds the logits without and with them.
+`experts.npz` holds what a layer of experts gives.
 """
 
 import json
@@ -48,6 +49,12 @@ FEATURES = {
     "per_layer": {"hidden_size_per_layer_input": 6},
     "turned": {"rope_parameters": TURNED},
     "capped": {"final_logit_softcapping": 4.0},
+}
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 12,
 }
 ALL = {
     **PLAIN,
@@ -97,26 +104,59 @@ def write_multimodal(folder: Path) -> None:
         np.savez(folder / name / "expected.npz", token_ids=ids, logits=logits)
 
 
-def write_adapter(folder: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "all" / "model")
+def write_experts(folder: Path) -> None:
+    """The experts of a layer for a given choice: in bfloat16 the router may choose otherwise."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "experts" / "model", experts_implementation="eager"
+    )
+    experts = model.model.layers[0].experts.bfloat16()
+    generator = torch.Generator().manual_seed(13)
+    x = torch.randn(300, 32, generator=generator).bfloat16()
+    weights, indices = torch.rand(300, 6, generator=generator).topk(2)
+    with torch.no_grad():
+        found = {"y16": experts(x, indices, weights).float()}
+        found["y64"] = experts.double()(x.double(), indices, weights.double())
+    np.savez(folder / "experts.npz", x=x.float(), indices=indices, weights=weights, **found)
+
+
+def write_adapter(folder: Path, base: str, name: str, targets: list[str], **more: object) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / base / "model")
     ids = torch.randint(3, 160, (2, 9), generator=torch.Generator().manual_seed(7))
-    targets = ["q_proj", "v_proj", "per_layer_input_gate", "per_layer_model_projection"]
     with torch.no_grad():
         plain = model(ids).logits
-        adapted = with_random_lora(model, targets)
+        adapted = with_random_lora(model, targets, **more)
         logits = adapted(ids).logits
-    adapted.save_pretrained(folder / "adapter")
-    np.savez(folder / "adapter.npz", inputs=ids, plain=plain, logits=logits)
+    adapted.save_pretrained(folder / name)
+    np.savez(folder / f"{name}.npz", inputs=ids, plain=plain, logits=logits)
+
+
+def write_adapters(folder: Path) -> None:
+    targets = ["q_proj", "v_proj", "per_layer_input_gate", "per_layer_model_projection"]
+    write_adapter(folder, "all", "adapter", targets)
+    both = ["experts.down_proj", "experts.gate_up_proj"]
+    write_adapter(
+        folder, "all_experts", "adapter_experts", ["q_proj", "router.proj"], target_parameters=both
+    )
+    some = [
+        f"model.layers.{i}.experts.{name}" for i, name in ((1, "down_proj"), (3, "gate_up_proj"))
+    ]
+    more = {"rank_pattern": {some[1]: 2}, "alpha_pattern": {some[0]: 5}}
+    write_adapter(folder, "all_experts", "adapter_some", [], target_parameters=some, **more)
 
 
 def write(folder: Path) -> None:
     transformers.logging.set_verbosity_error()
-    for name, feature in {"plain": {}, **FEATURES}.items():
+    for name, feature in {"plain": {}, **FEATURES, "experts": EXPERTS}.items():
         # Where hidden states are asked for, `generate` leaves out a shortcut that fails on shared
         # keys and values without per-layer embeddings.
         config = transformers.Gemma4TextConfig(**{**PLAIN, **feature}, output_hidden_states=True)
+        config._experts_implementation = "eager"  # the other one has no float64
         one(folder / name, config, "1GB")
     one(folder / "all", transformers.Gemma4TextConfig(**ALL), "60KB")
+    config = transformers.Gemma4TextConfig(**ALL, **EXPERTS)
+    config._experts_implementation = "eager"
+    one(folder / "all_experts", config, "60KB")
     write_flat(folder)
     write_multimodal(folder)
-    write_adapter(folder)
+    write_experts(folder)
+    write_adapters(folder)

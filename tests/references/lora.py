@@ -74,9 +74,9 @@ def _randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(0.25 * noise)
 
 
-def with_random_lora(model: torch.nn.Module, targets: list[str]) -> torch.nn.Module:
+def with_random_lora(model: torch.nn.Module, targets: list[str], **more: object) -> torch.nn.Module:
     """The model under adapters of PEFT at these layers, which change what it gives."""
-    settings = {"target_modules": targets, "lora_alpha": 6}
+    settings = {"target_modules": targets, "lora_alpha": 6, **more}
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, **settings)).eval()
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():

@@ -2,8 +2,8 @@
 
 A family says once what the dimensions of its variables are (`layout` of its backbone), in the
 words of `MESH_AXES`: "embed" is the width that all blocks share, "heads" the heads of attention,
-"mlp" the width inside an MLP, "vocab" the rows of an embedding table. This module decides what
-follows for a mesh, for weights, LoRA's matrices and slots alike.
+"mlp" the width inside an MLP, "experts" the experts of a mixture, "vocab" the rows of an embedding
+table. This module decides what follows for a mesh, for weights, LoRA's matrices and slots alike.
 """
 
 import logging
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 # Maps what a dimension is to the mesh axis that cuts it; a table may also name the axis itself.
 MESH_AXES = {
     **{"embed": "fsdp", "heads": "model", "mlp": "model", "vocab": "model"},
+    **{"experts": "model"},
     **{"fsdp": "fsdp", "model": "model"},
 }
 # By dimension; None for one that is never cut.

@@ -5,6 +5,7 @@ from kmodels.layers.base import Layer
 from kmodels.layers.dense import Dense
 from kmodels.layers.dropout import Dropout, DropPath
 from kmodels.layers.embedding import Embedding
+from kmodels.layers.experts import Experts, GroupedDense, Router
 from kmodels.layers.mlp import MLP, GatedMLP, SwiGLU
 from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm
 from kmodels.layers.position_embedding import PositionEmbedding
@@ -17,12 +18,15 @@ __all__ = [
     "DropPath",
     "Dropout",
     "Embedding",
+    "Experts",
     "GatedMLP",
+    "GroupedDense",
     "Layer",
     "LayerNorm",
     "LayerScale",
     "PositionEmbedding",
     "RMSNorm",
+    "Router",
     "SwiGLU",
     "rematerialize",
 ]

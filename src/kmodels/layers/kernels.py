@@ -59,7 +59,7 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     wanted, own = base(layer), adapter(layer)
     held = [name for name in ADAPTER if name in shapes]
     if held and own:
-        rank, other = own["lora_a"].shape[1], shapes["lora_a"][1]
+        rank, other = own["lora_a"].shape[-1], shapes["lora_a"][-1]
         if rank != other:
             return f"its adapter has rank {rank}, the file's {other}"
         if held != list(own):

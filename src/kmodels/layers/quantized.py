@@ -107,6 +107,13 @@ def fill(quantized: QuantizedKernel, kernel: np.ndarray) -> None:
     quantized.scale.assign(scale)
 
 
+def check_layers(model: keras.Model) -> None:
+    """Raises `InputError` for a model with a layer whose kernel has no quantized form."""
+    for layer in keras_internals.sublayers(model):
+        if reason := getattr(layer, "not_quantized", None):
+            raise InputError(f"{layer.path} {reason}; leave the model in half precision")
+
+
 def quantize(model: keras.Model, mode: object) -> None:
     """Replaces the kernel of every linear layer of a model.
 
@@ -118,6 +125,7 @@ def quantize(model: keras.Model, mode: object) -> None:
         InputError: for other modes, a quantized model, or one with adapters.
     """
     check_mode(mode)
+    check_layers(model)
     for layer in keras_internals.sublayers(model):
         if hasattr(layer, "quantize_kernel"):
             layer.quantize_kernel(mode)

@@ -12,7 +12,7 @@ from kmodels import ops
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.layers import initializers, kernels
+from kmodels.layers import Dense, GroupedDense, initializers, kernels
 from kmodels.layers.shard_granularity import add_weight
 
 
@@ -27,6 +27,7 @@ class LoraSettings:
         targets: names or patterns of the layers, see `enable_lora`.
         rslora: alpha / sqrt(rank) instead (Kalajdzievski 2023).
         dora: learns each output's length of weights apart from direction (Liu et al. 2024).
+        target_parameters: names or patterns of kernels of experts, see `enable_lora`.
 
     Raises:
         InputError: for values out of range.
@@ -38,6 +39,7 @@ class LoraSettings:
     targets: str | Sequence[str] = ("query", "value")
     rslora: bool = False
     dora: bool = False
+    target_parameters: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
@@ -48,13 +50,20 @@ class LoraSettings:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"LoRA dropout is {self.dropout!r}; give a rate in [0, 1)")
-        if not self.targets:
+        if not self.targets and not self.target_parameters:
             raise InputError('LoRA got no targets; name layers, such as ("query", "value")')
+        if self.target_parameters and (self.dropout or self.dora):
+            what = "dora" if self.dora else f"dropout {self.dropout}"
+            raise InputError(f"LoRA has {what}, which adapters of experts lack; leave it out")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON has them."""
         targets = self.targets if isinstance(self.targets, str) else list(self.targets)
-        return {**asdict(self), "targets": targets}
+        found = {**asdict(self), "targets": targets}
+        if not (parameters := found.pop("target_parameters")):
+            return found
+        names = parameters if isinstance(parameters, str) else list(parameters)
+        return {**found, "target_parameters": names}
 
     @property
     def scaling(self) -> float:
@@ -65,8 +74,18 @@ class LoraSettings:
 
 def kaiming_uniform(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     """Draws uniformly in ±1 / sqrt(fan_in): PEFT's choice for the first matrix."""
-    limit = 1.0 / math.sqrt(shape[0])
+    limit = 1.0 / math.sqrt(shape[-2])
     return (rng.random(tuple(shape), "float32") * 2 - 1) * np.float32(limit)
+
+
+def matrices(layer: Dense | GroupedDense, rank: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Returns shape and granularity of lora_a and lora_b; those of experts are (E, in, out) too."""
+    lead = (layer.groups,) if isinstance(layer, GroupedDense) else ()
+    *outer, inward, outward = layer.shard_granularity
+    return {
+        "lora_a": ((*lead, layer.input_dim, rank), (*outer, inward, None)),
+        "lora_b": ((*lead, rank, layer.units), (*outer, None, outward)),
+    }
 
 
 class Adapter:
@@ -77,34 +96,31 @@ class Adapter:
     at zero, so that an adapted layer starts as it was.
 
     Args:
-        layer: a built `layers.Dense` without an adapter.
+        layer: a built `layers.Dense` or `layers.GroupedDense` without an adapter.
         settings: rank and so on.
 
     Weights:
-        lora_a (in, rank), lora_b (rank, out), with DoRA lora_magnitude (out,).
+        lora_a (in, rank), lora_b (rank, out), with DoRA lora_magnitude (out,). Those of experts
+        have an axis of experts in front.
 
     Attributes:
         base_kernel: the kernel's values before merging, None while the adapter is not merged.
     """
 
-    def __init__(self, layer: keras.Layer, settings: LoraSettings):
+    def __init__(self, layer: Any, settings: LoraSettings):
         self.layer = layer
         self.settings = settings
         self.base_kernel: np.ndarray | None = None
         self.seed: keras.random.SeedGenerator | None = None
         rank, path = settings.rank, layer.path
-        shapes = {"lora_a": (layer.input_dim, rank), "lora_b": (rank, layer.units)}
-        granularity = {
-            "lora_a": (layer.shard_granularity[0], None),
-            "lora_b": (None, layer.shard_granularity[1]),
-        }
+        sizes = matrices(layer, rank)
         draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
         with keras_internals.changing(layer):
             made = {
                 name: add_weight(
                     layer,
-                    granularity[name],
-                    shape=shapes[name],
+                    sizes[name][1],
+                    shape=sizes[name][0],
                     initializer=initializers.Keyed(draw, f"{path}/{name}"),
                     dtype="float32",
                     name=name,
@@ -157,6 +173,12 @@ class Adapter:
         ratio = keras.ops.cast(keras.ops.cast(self.magnitude, "float32") / lengths, x.dtype)
         y = (self.layer.linear(x, None) + side) * ratio
         return y if bias is None else y + bias
+
+    def grouped(self, x: Tensor, sizes: Tensor) -> Any:
+        """Returns what a `GroupedDense` gives for x (N, in) and the rows of each group."""
+        side = ops.grouped_dense(x, keras.ops.cast(self.a, x.dtype), sizes) * self.settings.scaling
+        side = ops.grouped_dense(side, keras.ops.cast(self.b, x.dtype), sizes)
+        return self.layer.linear(x, sizes) + side
 
     def lengths(self) -> Any:
         """Returns the length of each output's weights with the adapter, (out,) float32."""

@@ -9,17 +9,17 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.layers import Dense
-from kmodels.lora import vocabulary
+from kmodels.layers import Dense, GroupedDense
+from kmodels.lora import peft, vocabulary
 from kmodels.lora.adapter import Adapter, LoraSettings
-from kmodels.lora.targets import choose, linear_layers
+from kmodels.lora.targets import adaptable_layers, choose, choose_experts, expert_layers
 from kmodels.weights import gather
 
 
 def adapters(model: keras.Model, merged: bool = False) -> dict[str, Adapter]:
     """Returns the adapters by path of their layer; with `merged` those that were merged."""
     name = "merged" if merged else "adapter"
-    found = {path: getattr(layer, name) for path, layer in linear_layers(model).items()}
+    found = {path: getattr(layer, name) for path, layer in adaptable_layers(model).items()}
     return {path: adapter for path, adapter in found.items() if adapter is not None}
 
 
@@ -42,15 +42,26 @@ def enable(
     """
     if adapters(model) or adapters(model, merged=True):
         raise InputError("this model has LoRA adapters already; make a new one to start over")
-    layers = choose(model, settings.targets)
+    layers = chosen(model, settings)
     begin = vocabulary.choose(model, trainable_token_indices, modules_to_save)
     warn_of_rank(layers, settings.rank)
     put(model, {path: (layer, settings) for path, layer in layers.items()})
     begin()
 
 
+def chosen(model: keras.Model, settings: LoraSettings) -> dict[str, Dense | GroupedDense]:
+    """Returns the layers that get an adapter, by path.
+
+    Raises:
+        InputError: for unknown targets.
+    """
+    names = peft.names(model, expert_layers(model))
+    experts = choose_experts(model, settings.target_parameters, names)
+    return {**choose(model, settings.targets), **experts}
+
+
 def put(
-    model: keras.Model, chosen: Mapping[str, tuple[Dense, LoraSettings]], freeze: bool = True
+    model: keras.Model, chosen: Mapping[str, tuple[Any, LoraSettings]], freeze: bool = True
 ) -> None:
     """Freezes a model and gives each chosen layer an adapter of its own settings."""
     for variable in model.weights if freeze else ():
@@ -69,7 +80,7 @@ def beside(layer: Dense, rank: int, alpha: float | None) -> list[Any]:
     return layer.adapter.variables
 
 
-def warn_of_rank(layers: Mapping[str, Dense], rank: int) -> None:
+def warn_of_rank(layers: Mapping[str, Dense | GroupedDense], rank: int) -> None:
     """Warns of a rank that no product of the two matrices has; it costs numbers and gains none."""
     limits = {path: min(layer.input_dim, layer.units) for path, layer in layers.items()}
     if not (narrow := [path for path, limit in limits.items() if rank > limit]):
@@ -169,7 +180,7 @@ def restore(
 ) -> None:
     """Gives a new model the adapters of `describe`, to be filled from a file."""
     if description:
-        layers = linear_layers(model)
+        layers = adaptable_layers(model)
         held = {path: settings for path, settings in description.items() if path in layers}
         chosen = {path: (layers[path], LoraSettings(**s)) for path, s in held.items()}
         put(model, chosen, freeze)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import local_copy, staged
-from kmodels.layers import Dense
-from kmodels.lora import peft, peft_vocabulary, seal
-from kmodels.lora.adapter import LoraSettings
+from kmodels.layers import Dense, GroupedDense
+from kmodels.lora import peft, peft_parameters, peft_vocabulary, seal
+from kmodels.lora.adapter import Adapter, LoraSettings
 from kmodels.lora.enable import adapters, put
 from kmodels.lora.peft_vocabulary import lazy
-from kmodels.lora.targets import linear_layers
+from kmodels.lora.targets import adaptable_layers, expert_layers, linear_layers
 from kmodels.lora.vocabulary import rows, trained_whole
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
@@ -52,8 +53,8 @@ def save_adapter(
         hint = "; call unmerge_lora first" if adapters(model, merged=True) else ""
         raise InputError(f"save_adapter found no LoRA adapters{hint or '; call enable_lora first'}")
     heads = _heads(model)
-    linear = linear_layers(model)
-    names = peft.names(model, linear)
+    linear, experts = linear_layers(model), expert_layers(model)
+    names = peft.names(model, [*linear, *experts])
     vocabulary, more = peft_vocabulary.described(model, save_embedding_layers)
     if nameless := [path for path in (*found, *heads) if path not in names]:
         raise InputError(
@@ -62,7 +63,13 @@ def save_adapter(
             "save_to_preset"
         )
     tensors = {}
+    adapted = peft.in_order(model, [names[path] for path in found if path in experts])
+    modules = peft_parameters.modules(adapted)
     for path, adapter in found.items():
+        if path in experts:
+            for part, array in _of_experts(adapter).items():
+                tensors[f"{modules[names[path]]}.{part}"] = array
+            continue
         for variable, part in zip(adapter.variables, peft.PARTS, strict=False):
             tensors[f"{names[path]}.{part}"] = lazy(variable, transposed=part != peft.PARTS[2])
     for path, layer in heads.items():
@@ -73,10 +80,11 @@ def save_adapter(
     config = peft.config(
         {names[path]: adapter.settings for path, adapter in found.items()},
         others=[
-            *(name for path, name in names.items() if path not in found),
+            *(names[path] for path in linear if path in names and path not in found),
             *peft.outside_blocks(model),
         ],
         heads=[*(names[path] for path in heads), *more.pop("modules_to_save", [])],
+        experts=[names[path] for path in experts if path in names],
     )
     config |= more
 
@@ -97,6 +105,16 @@ def save_adapter(
             return finish(target)
 
         return write_by({peft.PREFIX + name: tensor for name, tensor in tensors.items()}, write)
+
+
+def _of_experts(adapter: Adapter) -> dict[str, LazyArray]:
+    """Returns the two matrices of experts by part, as PEFT lays them side by side."""
+    layer, found = adapter.layer, {}
+    sizes = peft_parameters.shapes(layer, adapter.settings.rank)
+    for place, (variable, shape) in enumerate(zip(adapter.variables, sizes, strict=True)):
+        change = partial(peft_parameters.to_file, first=place == 0)
+        found[peft.PARTS[place]] = lazy(variable).map(shape, change)
+    return found
 
 
 def _heads(model: keras.Model) -> dict[str, Dense]:
@@ -157,12 +175,17 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
     put(backbone, chosen)
     vocabulary.put()
     for path, parts in filled.items():
-        layer = linear_layers(model)[path]
+        layer = adaptable_layers(model)[path]
         for part, array in parts.items():
-            _variable(layer, part).assign(np.ascontiguousarray(array.T, "float32"))
+            if isinstance(layer, GroupedDense):
+                first = part == peft.PARTS[0]
+                array = peft_parameters.from_file(array, first, layer.groups)
+            else:
+                array = array.T
+            _variable(layer, part).assign(np.ascontiguousarray(array, "float32"))
 
 
-def _variable(layer: Dense, part: str) -> Any:
+def _variable(layer: Dense | GroupedDense, part: str) -> Any:
     heads = {"weight": layer.kernel, "bias": layer.bias}
     if part in heads:
         return heads[part]
@@ -175,15 +198,18 @@ Filled = dict[str, dict[str, np.ndarray]]
 
 def _match(
     model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft.Described
-) -> tuple[dict[str, tuple[Dense, LoraSettings]], Filled, list[str]]:
+) -> tuple[dict[str, tuple[Any, LoraSettings]], Filled, list[str]]:
     """Returns layers with their settings, arrays by layer and part, and what is wrong."""
-    layers = linear_layers(model)
+    layers = adaptable_layers(model)
     paths = peft.paths(model, layers)
+    tensors = peft.in_order(model, peft.paths(model, expert_layers(model)))
+    experts = peft_parameters.named(tensors, tuple(described.settings.target_parameters))
     settings: dict[str, LoraSettings] = {}
     filled: Filled = {}
     unknown: list[str] = []
     for name, array in arrays.items():
         module, part = peft.split(name)
+        module = experts.get(module, module)
         if part is None or module not in paths:
             unknown.append(name)
         else:
@@ -204,12 +230,18 @@ def _match(
 
 
 def _problems(
-    path: str, layer: Dense, parts: Mapping[str, np.ndarray], settings: LoraSettings | None
+    path: str,
+    layer: Dense | GroupedDense,
+    parts: Mapping[str, np.ndarray],
+    settings: LoraSettings | None,
 ) -> Sequence[str]:
     """Returns what is wrong with one layer's arrays; without settings it is trained whole."""
     if settings is None:
         wanted = {} if layer.kernel is None else {"weight": (layer.units, layer.input_dim)}
         wanted |= {} if layer.bias is None else {"bias": (layer.units,)}
+    elif isinstance(layer, GroupedDense):
+        sizes = peft_parameters.shapes(layer, settings.rank)
+        wanted = dict(zip(peft.PARTS, sizes, strict=False))
     else:
         wanted = {
             peft.PARTS[0]: (settings.rank, layer.input_dim),

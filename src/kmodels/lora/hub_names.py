@@ -13,9 +13,9 @@ from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy, write_file
 from kmodels.layers.rows import IDS, ROWS, shown
 from kmodels.lora import vocabulary
-from kmodels.lora.adapter import LoraSettings
+from kmodels.lora.adapter import LoraSettings, matrices
 from kmodels.lora.enable import adapters, put, values
-from kmodels.lora.targets import linear_layers
+from kmodels.lora.targets import adaptable_layers
 
 # The names here of keras-hub's layers of attention and MLP.
 NAMES = {
@@ -85,7 +85,7 @@ def _described(settings: LoraSettings) -> dict[str, Any]:
 def load(model: keras.Model, path: str | Path) -> None:
     """See `load_lora_weights`."""
     held, rows = _read(local_copy(path))
-    layers, own = linear_layers(model), adapters(model)
+    layers, own = adaptable_layers(model), adapters(model)
     ends = tuple(sorted({name.rpartition("/")[2] for name in held}))
     settings = {
         name: LoraSettings(**_plain(described), targets=ends)
@@ -104,7 +104,9 @@ def load(model: keras.Model, path: str | Path) -> None:
             problems.append(f"{name} was enabled there with {_described(wanted)}")
         elif name in layers:
             layer, arrays = layers[name], held[name][1]
-            shapes = [(layer.input_dim, wanted.rank), (wanted.rank, layer.units), (layer.units,)]
+            shapes = [shape for shape, _ in matrices(layer, wanted.rank).values()] + [
+                (layer.units,)
+            ]
             if [a.shape for a in arrays] != shapes[: 2 + wanted.dora]:
                 problems.append(f"{name} has other sizes there")
     problems += _other_rows(model, rows, bool(own))

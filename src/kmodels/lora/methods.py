@@ -26,6 +26,7 @@ class Adapters:
         target_layer_names: Sequence[str] | None = None,
         trainable_token_indices: lora.Ids | None = None,
         modules_to_save: Sequence[str] | None = None,
+        target_parameters: str | Sequence[str] = (),
     ) -> None:
         """Freezes the backbone and puts two trainable matrices beside each chosen linear layer.
 
@@ -47,6 +48,9 @@ class Adapters:
                 layer of a Gemma is the same table, and takes the same rows.
             modules_to_save: PEFT's: ("token_embedding",), or PEFT's name "embed_tokens", trains the
                 whole table.
+            target_parameters: PEFT's: kernels of experts that have adapters too, a pair of matrices
+                for each expert: "experts/gate_up" and "experts/down", or PEFT's names. `targets`
+                may be empty then.
 
         Raises:
             InputError: for values out of range, unknown targets or tokens, or a model with
@@ -55,7 +59,7 @@ class Adapters:
         backbone = getattr(self, "backbone", self)
         if target_layer_names is not None:
             targets = hub_names.targets(target_layer_names)
-        settings = lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora)
+        settings = lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora, target_parameters)
         lora.enable(backbone, settings, trainable_token_indices, modules_to_save)
 
     def default_lora_layer_names(self) -> list[str]:

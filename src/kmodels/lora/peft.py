@@ -7,13 +7,14 @@ in transformers. The first is written; all are read, for names changed between v
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.lora import peft_parameters
 from kmodels.lora.adapter import LoraSettings
 from kmodels.lora.vocabulary import HEAD, TABLE
 
@@ -25,6 +26,7 @@ READ = (
     "lora_alpha",
     "lora_dropout",
     "target_modules",
+    "target_parameters",
     "rank_pattern",
     "alpha_pattern",
     "use_rslora",
@@ -91,7 +93,7 @@ class Described:
         """Returns what the hash of a file counts."""
         more = {name: getattr(self, name) for name in ("ranks", "alphas", "token_ids")}
         more |= {"tables": self.tables, "tied": self.tied} if self.tables else {}
-        return asdict(self.settings) | {key: value for key, value in more.items() if value}
+        return self.settings.to_dict() | {key: value for key, value in more.items() if value}
 
 
 def _key(patterns: Iterable[str], module: str) -> str:
@@ -117,6 +119,13 @@ def names(model: keras.Model, paths: Iterable[str]) -> dict[str, str]:
     table = next(iter(_tables(model)), {})
     found = {path: _name(path, table) for path in paths}
     return {path: name for path, name in found.items() if name is not None}
+
+
+def in_order(model: keras.Model, names: Iterable[str]) -> list[str]:
+    """Returns names of transformers in the order in which a module of theirs holds them."""
+    table = next(iter(_tables(model)), {})
+    ends = [peft_parameters.end(name) for name in table.values()]
+    return sorted(names, key=lambda name: ends.index(peft_parameters.end(name)))
 
 
 def outside_blocks(model: keras.Model) -> list[str]:
@@ -147,6 +156,7 @@ def config(
     adapters: Mapping[str, LoraSettings],
     others: Sequence[str],
     heads: Sequence[str],
+    experts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the content of adapter_config.json.
 
@@ -154,6 +164,7 @@ def config(
         adapters: settings by name of the adapted module.
         others: names of the linear modules that have no adapter.
         heads: names of the modules that are trained as a whole.
+        experts: names of the tensors of experts, adapted or not.
 
     Raises:
         InputError: for adapters that differ in more than PEFT can say.
@@ -168,7 +179,9 @@ def config(
         )
     ((dropout, rslora, dora),) = shared
     rank, alpha = ranks.most_common(1)[0][0], alphas.most_common(1)[0][0]
-    ends = sorted({name.rpartition(".")[2] for name in adapters})
+    linear = [name for name in adapters if name not in experts]
+    ends = sorted({name.rpartition(".")[2] for name in linear})
+    parameters = peft_parameters.described(adapters, experts)
     unclear = any(name.rpartition(".")[2] in ends for name in others)
     return {
         "peft_type": "LORA",
@@ -177,7 +190,8 @@ def config(
         "rank_pattern": {n: s.rank for n, s in sorted(adapters.items()) if s.rank != rank},
         "alpha_pattern": {n: _alpha(s) for n, s in sorted(adapters.items()) if _alpha(s) != alpha},
         "lora_dropout": dropout,
-        "target_modules": sorted(adapters) if unclear else ends,
+        "target_modules": sorted(linear) if unclear else ends,
+        **({"target_parameters": parameters} if parameters else {}),
         "use_rslora": rslora,
         "use_dora": dora,
         "modules_to_save": sorted(heads) or None,
@@ -232,6 +246,7 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
         targets=tuple(_list(described.get("target_modules"))) or ("all-linear",),
         rslora=bool(described.get("use_rslora")),
         dora=bool(described.get("use_dora")),
+        target_parameters=tuple(_list(described.get("target_parameters"))),
     )
     try:
         ranks = {key: int(n) for key, n in _pattern(described, "rank_pattern")}

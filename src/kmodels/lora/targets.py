@@ -1,13 +1,13 @@
 """The linear layers that an adapter is for."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.layers import Dense
+from kmodels.layers import Dense, GroupedDense
 
 ALL = "all-linear"
 
@@ -17,6 +17,17 @@ def linear_layers(model: keras.Model) -> dict[str, Dense]:
     return {
         layer.path: layer for layer in keras_internals.sublayers(model) if isinstance(layer, Dense)
     }
+
+
+def expert_layers(model: keras.Model) -> dict[str, GroupedDense]:
+    """Returns every layer with a kernel for each expert by its path, in that order too."""
+    layers = keras_internals.sublayers(model)
+    return {layer.path: layer for layer in layers if isinstance(layer, GroupedDense)}
+
+
+def adaptable_layers(model: keras.Model) -> dict[str, Dense | GroupedDense]:
+    """Returns every layer that may have an adapter by its path."""
+    return {**linear_layers(model), **expert_layers(model)}
 
 
 def matches(path: str, target: str) -> bool:
@@ -55,3 +66,35 @@ def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]
         for path, layer in layers.items()
         if any(matches(path, target) for target in wanted)
     }
+
+
+def choose_experts(
+    model: keras.Model, targets: str | Sequence[str], names: Mapping[str, str]
+) -> dict[str, GroupedDense]:
+    """Returns the layers of experts that `target_parameters` means.
+
+    Args:
+        model: where to look.
+        targets: as in `choose`, without "all-linear", or the ends of names in transformers.
+        names: names in transformers by path.
+
+    Raises:
+        InputError: for a target that means no such layer.
+    """
+    layers = expert_layers(model)
+    found: dict[str, GroupedDense] = {}
+    for target in [targets] if isinstance(targets, str) else targets:
+        meant = {
+            path: layer
+            for path, layer in layers.items()
+            if target != ALL
+            and (f".{names.get(path)}".endswith(f".{target}") or matches(path, target))
+        }
+        if not meant:
+            ends = sorted({"/".join(path.split("/")[-2:]) for path in layers})
+            there = f"there are {', '.join(ends)}" if ends else "it has none; leave it out"
+            raise InputError(
+                f"target_parameters {target!r} is no kernel of experts of this model; {there}"
+            )
+        found |= meant
+    return {path: layer for path, layer in layers.items() if path in found}

@@ -146,10 +146,26 @@ class _Step:
                 yield self.wide(f"{prefix}/per_layer/{array}", own.per_layer)
             yield self.wide(f"{prefix}/per_layer/input", width)
             yield from self.norm(f"{prefix}/per_layer/result", width)
+        if own.experts:
+            yield from self.experts(f"{prefix}/experts", own)
         if own.dropout:
             yield self.wide(f"{prefix}/dropout", 2 * width, "bool")
             if not sizes.gated:
                 yield self.wide(f"{prefix}/mlp/dropout", own.mlp_dim, "bool", axis="mlp")
+
+    def experts(self, name: str, block: BlockSizes) -> Iterator[Held]:
+        """Yields what goes to the experts of each token and comes from them."""
+        for norm in ("mlp_result", "input", "result"):
+            yield from self.norm(f"{name}/{norm}", self.sizes.width)
+        chosen = block.experts_per_token
+        for role, width in (
+            ("rows", self.sizes.width),
+            ("gate_up", 2 * block.expert_dim),
+            ("hidden", block.expert_dim),
+            ("results", self.sizes.width),
+            ("in_order", self.sizes.width),
+        ):
+            yield self.wide(f"{name}/{role}", chosen * width)
 
     def norm(self, name: str, width: int) -> Iterator[Held]:
         """Yields a norm's input, and what the backend keeps beside."""

@@ -16,7 +16,9 @@ from kmodels.core.dispatch import backend_module
 from kmodels.layers import quantized
 from kmodels.layers.layout_family import family_of
 from kmodels.layers.shard_granularity import granularity_of
-from kmodels.lora.targets import choose, linear_layers
+from kmodels.lora.adapter import matrices
+from kmodels.lora.enable import chosen
+from kmodels.lora.targets import linear_layers
 from kmodels.memory import activations
 from kmodels.memory.sizes import (
     ACTIVATIONS,
@@ -98,6 +100,8 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
     """
     policy = keras.dtype_policies.get(setup.precision)
     backbone = getattr(model, "backbone", model)
+    if setup.quantize:
+        quantized.check_layers(backbone)
     linear = linear_layers(backbone)
     kernels = {f"{path}/kernel": layer for path, layer in linear.items()}
     base = {variable.path for variable in backbone.weights} if setup.lora else set()
@@ -116,18 +120,14 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
                 family=family_of(variable),
             )
     if setup.lora is not None:
-        for path, layer in choose(backbone, setup.lora.targets).items():
-            rank, (inward, outward) = setup.lora.rank, layer.shard_granularity
-            made = {
-                "a": ((layer.input_dim, rank), (inward, None)),
-                "b": ((rank, layer.units), (None, outward)),
-            }
+        for path, layer in chosen(backbone, setup.lora).items():
+            made = matrices(layer, setup.lora.rank)
             if setup.lora.dora:
-                made["magnitude"] = ((layer.units,), (outward,))
+                made["lora_magnitude"] = ((layer.units,), layer.shard_granularity[1:])
             for name, (shape, granularity) in made.items():
                 yield Held(
                     TRAINED,
-                    f"{path}/lora_{name}",
+                    f"{path}/{name}",
                     shape,
                     "float32",
                     granularity=granularity,

@@ -41,6 +41,9 @@ class BlockSizes:
         dropout: rate within the block.
         attention_dropout: rate on the attention weights.
         per_layer: width of what the embedding of each token adds to the block; 0 for nothing.
+        experts: experts beside the MLP; 0 for none.
+        experts_per_token: experts that each token goes to.
+        expert_dim: `mlp_dim` of each expert.
     """
 
     heads: int
@@ -54,6 +57,9 @@ class BlockSizes:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     per_layer: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,12 @@ class Sizes:
     def layers(self) -> int:
         """Number of blocks."""
         return len(self.blocks)
+
+    @property
+    def idle_parameters(self) -> int:
+        """Parameters of experts that a token does not go to."""
+        idle = sum((b.experts - b.experts_per_token) * b.expert_dim for b in self.blocks)
+        return 3 * self.width * idle
 
 
 @dataclass(frozen=True)

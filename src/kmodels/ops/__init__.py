@@ -7,6 +7,7 @@ from kmodels.ops.dropout import dropout
 from kmodels.ops.gated_gelu import gated_gelu
 from kmodels.ops.gated_silu import gated_silu
 from kmodels.ops.gelu import gelu
+from kmodels.ops.grouped_dense import grouped_dense
 from kmodels.ops.layer_norm import layer_norm
 from kmodels.ops.linear_cross_entropy import linear_cross_entropy
 from kmodels.ops.mlp import mlp
@@ -24,6 +25,7 @@ __all__ = [
     "gated_gelu",
     "gated_silu",
     "gelu",
+    "grouped_dense",
     "layer_norm",
     "linear_cross_entropy",
     "mlp",

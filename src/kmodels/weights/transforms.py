@@ -28,6 +28,14 @@ transpose = Transform(np.transpose, np.transpose)
 """Linear weights of PyTorch (out, in) <-> kernels (in, out)."""
 
 
+def _each(x: np.ndarray) -> np.ndarray:
+    return np.swapaxes(x, 1, 2)
+
+
+transpose_each = Transform(_each, _each)
+"""Linear weights of many experts in one (E, out, in) <-> kernels (E, in, out)."""
+
+
 def reshape(source: tuple[int, ...], target: tuple[int, ...]) -> Transform:
     """Merged or split axes, such as heads: (D, N, H) <-> (D, N * H)."""
     return Transform(lambda x: np.reshape(x, target), lambda x: np.reshape(x, source))

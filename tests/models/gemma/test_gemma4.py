@@ -44,6 +44,16 @@ def narrow_shared_mlps(model):
     down.assign(half)
 
 
+def forget_what_experts_count(model):
+    for block in model.backbone.blocks:
+        block.experts.router.expert_scale.assign([1.0] * 6)
+
+
+def forget_experts(model):
+    for block in model.backbone.blocks:
+        block.experts_result_norm.scale.assign(0 * block.experts_result_norm.scale)
+
+
 # What turns a feature off: settings under which the same weights fit, or a change of the model.
 WITHOUT = {
     "plain": [
@@ -61,7 +71,9 @@ WITHOUT = {
     "per_layer": [forget_tokens_per_layer, forget_projection_per_layer],
     "turned": [{"global_rope_partial_rotary_factor": 1.0}],
     "capped": [{"final_logit_soft_cap": None}],
+    "experts": [{"num_experts_per_token": 3}, forget_what_experts_count, forget_experts],
     "all": [],
+    "all_experts": [],
 }
 
 
@@ -203,7 +215,7 @@ def test_keys_and_values_that_shared_layers_do_not_use_are_passed_by(whole, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"enable_moe_block": True}, "is a mixture of experts; the model reads the dense sizes"),
+        ({"enable_moe_block": True}, "num_experts is None"),
         ({"use_bidirectional_attention": "all"}, "for use_bidirectional_attention='all'"),
         ({"attention_bias": True}, "no counterpart for attention_bias"),
         ({"per_layer_config": {"0": {"sliding_window": 3}}}, "for sliding_window in per_layer"),

@@ -8,8 +8,9 @@ import importlib
 from typing import Any
 
 LAYERS = (
-    *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "GatedMLP", "LayerNorm"),
-    *("LayerScale", "MLP", "PositionEmbedding", "RMSNorm", "SwiGLU"),
+    *("Attention", "Dense", "DropPath", "Dropout", "Embedding", "Experts", "GatedMLP"),
+    *("GroupedDense", "LayerNorm", "LayerScale", "MLP", "PositionEmbedding", "RMSNorm", "Router"),
+    "SwiGLU",
 )
 CLIP = (
     *("CLIPPreprocessor", "CLIPTextBlock", "CLIPTextEncoder", "CLIPTextModelWithProjection"),

@@ -59,6 +59,11 @@ class BlockConfig:
         per_layer_dim: width of what the embedding of each token adds to this block; 0 for nothing.
         use_layer_scalar: multiplies what the block gives by a number that is not trained.
         causal: tokens see nothing that stands behind them.
+        num_experts: experts beside the MLP, of which a router chooses some for each token; 0 for
+            the MLP alone. Then MLP and experts each have a norm behind them, and the experts one of
+            their own in front.
+        num_experts_per_token: experts that each token goes to.
+        expert_dim: `mlp_dim` of each expert.
     """
 
     num_query_heads: int
@@ -87,6 +92,9 @@ class BlockConfig:
     per_layer_dim: int = 0
     use_layer_scalar: bool = False
     causal: bool = True
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    expert_dim: int = 0
 
     @property
     def projections(self) -> tuple[str, ...]:

@@ -326,7 +326,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         data_parallel_dim_name: str = "batch",
     ) -> keras.distribution.LayoutMap:
         """Returns how the weights lie on a mesh, as keras-hub's method of this name."""
-        inner = dict.fromkeys(("heads", "mlp", "vocab"), model_parallel_dim_name)
+        inner = dict.fromkeys(("heads", "mlp", "experts", "vocab"), model_parallel_dim_name)
         return layouts.layout_map(
             device_mesh, cls.layout, {**inner, "embed": data_parallel_dim_name}
         )

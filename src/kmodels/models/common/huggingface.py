@@ -12,11 +12,12 @@ from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.common.peft import LAYERS, MODEL_PROJECTION, PER_LAYER
+from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.readers import read_json
+from kmodels.weights.transforms import transpose_each
 
 log = logging.getLogger("kmodels")
 
@@ -42,6 +43,12 @@ HEAD_NORMS = {
     "self_attn.q_norm": "attention/query_norm",
     "self_attn.k_norm": "attention/key_norm",
 }
+# What a block with experts has besides: norms, and tensors of all experts in one.
+EXPERT_NORMS = {
+    "post_feedforward_layernorm_1": "mlp_result_norm",
+    "pre_feedforward_layernorm_2": "experts_norm",
+    "post_feedforward_layernorm_2": "experts_result_norm",
+}
 # What `per_layer_config` may say of a layer, and the width where nothing says it.
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL_HEAD_DIM = 512
@@ -58,10 +65,22 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
         prefix: prefix of all but the output layer; empty for a bare model, which has none.
     """
     table = [Rule("embed_tokens.weight", "token_embedding/embeddings")]
+    block = config.block(0)
+    norms = {**norms, **(EXPERT_NORMS if block.num_experts else {})}
     for source, target in norms.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale"))
-    block = config.block(0)
     layers = LAYERS | (PER_LAYER if block.per_layer_dim else {})
+    if block.num_experts:
+        layers |= ROUTER
+        table += [
+            Rule(f"{BLOCK}.{source}", f"block_{{i}}/{target}/kernel", transpose_each)
+            for target, source in EXPERTS.items()
+        ]
+        router = "block_{i}/experts/router"
+        table += [
+            Rule(f"{BLOCK}.router.scale", f"{router}/norm/scale"),
+            Rule(f"{BLOCK}.router.per_expert_scale", f"{router}/expert_scale"),
+        ]
     for target, source in layers.items():
         table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
         if target in LAYERS and block.has_bias(target):

@@ -7,7 +7,7 @@ import keras
 
 from kmodels import ops
 from kmodels.core.types import Tensor
-from kmodels.layers import Dense, Dropout, GatedMLP, Layer, RMSNorm, SwiGLU
+from kmodels.layers import Dense, Dropout, Experts, GatedMLP, Layer, RMSNorm, SwiGLU
 from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.models.common.config import BlockConfig, DecoderConfig
 
@@ -240,7 +240,8 @@ class DecoderBlock(_OfBlock):
         them as `key` and `value`; with a cache, blocks share that instead.
 
     Weights:
-        those of the parts; with `use_layer_scalar` layer_scalar (1,), which is not trained.
+        those of the parts; with `use_layer_scalar` layer_scalar (1,), which is not trained. With
+        experts mlp_result_norm, experts_norm and experts_result_norm: scale (D,).
     """
 
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
@@ -263,6 +264,14 @@ class DecoderBlock(_OfBlock):
         self.per_layer = self.layer_scalar = None
         if block.per_layer_dim:
             self.per_layer = _PerLayerInput(block, name="per_layer", dtype=policy)
+        self.experts = None
+        if block.num_experts:
+            sizes = (block.num_experts, block.num_experts_per_token, block.expert_dim)
+            more = {"activation": block.activation, "epsilon": block.epsilon}
+            self.experts = Experts(*sizes, **more, name="experts", dtype=policy)
+            self.mlp_result_norm = self.norm("mlp_result_norm")
+            self.experts_norm = self.norm("experts_norm")
+            self.experts_result_norm = self.norm("experts_result_norm")
         self.dropout = Dropout(block.dropout, name="dropout", dtype=policy)
         self.mlp_dropout = Dropout(block.dropout, name="mlp_dropout", dtype=policy)
 
@@ -277,6 +286,10 @@ class DecoderBlock(_OfBlock):
         parts = (*parts, self.dropout, self.mlp_norm, self.mlp, self.post_mlp_norm, self.per_layer)
         for part in (*parts, self.mlp_dropout):
             if part is not None:
+                part.build(input_shape)
+        if self.experts is not None:
+            norms = (self.mlp_result_norm, self.experts_norm, self.experts_result_norm)
+            for part in (self.experts, *norms):
                 part.build(input_shape)
         if self.block.use_layer_scalar:
             self.layer_scalar = self.add_parameter("layer_scalar", (1,), "ones", trainable=False)
@@ -311,6 +324,9 @@ class DecoderBlock(_OfBlock):
             y = self.post_attention_norm(y)
         x = x + self.dropout(y, training=training)
         y = self.mlp(self.mlp_norm(x))
+        if self.experts is not None:
+            more = self.experts_result_norm(self.experts(self.experts_norm(x), x))
+            y = self.mlp_result_norm(y) + more
         if self.post_mlp_norm is not None:
             y = self.post_mlp_norm(y)
         x = x + self.mlp_dropout(y, training=training)

@@ -20,6 +20,9 @@ PER_LAYER = {
     "per_layer/input_gate": "per_layer_input_gate",
     "per_layer/projection": "per_layer_projection",
 }
+# In models with experts, the projection of a router, and the tensors of all experts.
+ROUTER = {"experts/router/projection": "router.proj"}
+EXPERTS = {"experts/gate_up": "experts.gate_up_proj", "experts/down": "experts.down_proj"}
 MODEL_PROJECTION = "per_layer_model_projection"
 # A model with its head, and without.
 PREFIXES = ("model.", "")
@@ -42,6 +45,8 @@ def names(
     if backbone.per_layer_embedding is not None:
         layers = {**LAYERS, **PER_LAYER}
         beside["per_layer_embedding/model_projection"] = MODEL_PROJECTION
+    if backbone.config.block(0).num_experts:
+        layers = {**layers, **ROUTER, **EXPERTS}
     return [
         {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in layers.items()}
         | {ours: f"{prefix}{x}" for ours, x in beside.items()}

@@ -37,6 +37,16 @@ PER_LAYER: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?per_layer/projection/(?:.*/)?lora_a": ("mlp", None),
     r"(?:.*/)?per_layer/projection/(?:.*/)?lora_b": (None, "embed"),
 }
+# A device has some of the experts, and all of each.
+EXPERTS: dict[str, tuple[str | None, ...]] = {
+    r"(?:.*/)?experts/gate_up/(?:kernel|lora_a)": ("experts", "embed", None),
+    r"(?:.*/)?experts/gate_up/lora_b": ("experts", None, None),
+    r"(?:.*/)?experts/down/(?:kernel|lora_b)": ("experts", None, "embed"),
+    r"(?:.*/)?experts/down/lora_a": ("experts", None, None),
+    rf"(?:.*/)?router/projection/{KERNEL}": ("embed", None),
+    r"(?:.*/)?router/projection/(?:.*/)?lora_a": ("embed", None),
+    r"(?:.*/)?router/projection/(?:.*/)?lora_b": (None, None),
+}
 TABLES: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?token_embedding/(?:reverse_)?embeddings": ("vocab", "embed"),
     r"(?:.*/)?token_embedding/lora_rows": (None, "embed"),
@@ -47,7 +57,7 @@ DENSE: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?dense_\d+/(?:.*/)?lora_a": ("embed", None),
     r"(?:.*/)?dense_\d+/(?:.*/)?lora_b": (None, None),
 }
-DECODER = TABLES | BLOCKS | PER_LAYER | DENSE
+DECODER = TABLES | BLOCKS | PER_LAYER | EXPERTS | DENSE
 TEXT_ENCODER: dict[str, tuple[str | None, ...]] = {
     **TABLES,
     **BLOCKS,

@@ -32,6 +32,9 @@ def _of_block(block: BlockConfig) -> BlockSizes:
         dropout=block.dropout,
         attention_dropout=block.dropout,
         per_layer=block.per_layer_dim,
+        experts=block.num_experts,
+        experts_per_token=block.num_experts_per_token,
+        expert_dim=block.expert_dim,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.layers.experts.router import check_experts
 from kmodels.models.common import layer_kinds
 from kmodels.models.common.config import BlockConfig, DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
@@ -14,13 +15,13 @@ FROM_4 = (
     *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"),
     *("num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"),
     *("vocab_size_per_layer_input", "global_rope_partial_rotary_factor"),
-    *("use_value_norm", "use_layer_scalar", "norm_offset"),
+    *("use_value_norm", "use_layer_scalar", "norm_offset", "enable_moe_block"),
 )
 
 
 @dataclass(frozen=True)
 class GemmaConfig(DecoderConfig):
-    """Sizes and variants of a Gemma 1, 2, 3 or 4 (text, dense) backbone; names as in keras-hub.
+    """Sizes and variants of a Gemma 1, 2, 3 or 4 (text) backbone; names as in keras-hub.
 
     Args:
         vocabulary_size: rows of the embedding table.
@@ -65,6 +66,10 @@ class GemmaConfig(DecoderConfig):
         norm_offset: is added to the scale of each norm, 1 up to Gemma 3 and 0 in Gemma 4.
         use_bidirectional_attention: tokens see those behind them too (EmbeddingGemma); in local
             layers `sliding_window_size // 2` on either side, as transformers reads that number.
+        enable_moe_block: experts beside the MLP of each layer; the next three are their sizes.
+        num_experts: experts of a layer.
+        num_experts_per_token: experts that each token goes to.
+        expert_intermediate_dim: width of the gate of each expert, and of what it multiplies.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -107,6 +112,10 @@ class GemmaConfig(DecoderConfig):
     use_layer_scalar: bool = False
     norm_offset: float = 1.0
     use_bidirectional_attention: bool = False
+    enable_moe_block: bool = False
+    num_experts: int | None = None
+    num_experts_per_token: int = 8
+    expert_intermediate_dim: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,6 +131,8 @@ class GemmaConfig(DecoderConfig):
             if cap is not None and cap <= 0:
                 raise InputError(f"{name} is {cap}; give a positive number, or None for no cap")
         self._check_layers()
+        if self.enable_moe_block:
+            check_experts(*self._experts)
 
     def _check_layers(self) -> None:
         """Checks what differs from layer to layer."""
@@ -155,6 +166,10 @@ class GemmaConfig(DecoderConfig):
     def resized(self, vocabulary_size: int) -> Self:
         """Returns this config with tables of another number of rows."""
         return replace(self, vocabulary_size=vocabulary_size, vocab_size_per_layer_input=None)
+
+    @property
+    def _experts(self) -> tuple[Any, Any, Any]:
+        return self.num_experts, self.num_experts_per_token, self.expert_intermediate_dim
 
     @property
     def per_layer_vocabulary(self) -> int:
@@ -235,6 +250,7 @@ class GemmaConfig(DecoderConfig):
             heads = self.num_global_key_value_heads or heads
             width = self.global_head_dim or width
         window = self.sliding_window_size if self.is_causal else self.sliding_window_size // 2 + 1
+        experts = self._experts if self.enable_moe_block else (0, 0, 0)
         wide = self.use_double_wide_mlp and sources[index] is not None
         return BlockConfig(
             num_query_heads=self.num_query_heads,
@@ -263,4 +279,7 @@ class GemmaConfig(DecoderConfig):
             per_layer_dim=self.hidden_size_per_layer_input,
             use_layer_scalar=self.use_layer_scalar,
             causal=self.is_causal,
+            num_experts=experts[0],
+            num_experts_per_token=experts[1],
+            expert_dim=experts[2],
         )

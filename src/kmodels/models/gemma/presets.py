@@ -104,6 +104,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gemma4_31b": _size(262_144, 60, 32, 16, 5376, 21_504, 256)
     | _LARGE_4
     | {"num_global_key_value_heads": 4},
+    "gemma4_26b_a4b": _size(262_144, 30, 16, 8, 2816, 2112, 256)
+    | _LARGE_4
+    | {"num_global_key_value_heads": 2, "enable_moe_block": True}
+    | {"num_experts": 128, "num_experts_per_token": 8, "expert_intermediate_dim": 704},
     "gemma_debug": _size(*_DEBUG, 128, 8),
     "gemma2_debug": _size(*_DEBUG, 128, 8)
     | GEMMA_2
@@ -120,4 +124,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"sliding_window_size": 8, "sliding_window_pattern": 2, "final_logit_soft_cap": 30.0}
     | {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
     | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
+    "gemma4_moe_debug": _size(320, 2, 4, 2, 32, 32, 8)
+    | GEMMA_4
+    | {"sliding_window_size": 8, "sliding_window_pattern": 2, "enable_moe_block": True}
+    | {"num_experts": 6, "num_experts_per_token": 2, "expert_intermediate_dim": 24},
 }

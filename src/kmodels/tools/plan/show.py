@@ -26,6 +26,10 @@ def show(plan: Plan, console: Console, slots: int = 0) -> None:
             table.add_row(name, human(estimate.part(name)), notes.get(name, ""))
     table.add_row("overhead", human(estimate.overhead), "allocator, scheduler and compiler")
     table.add_section()
+    if plan.active_parameters < plan.parameters(FROZEN) + plan.parameters(TRAINED):
+        table.add_row(
+            "of a token", "", f"{plan.active_parameters:,} parameters, without idle experts"
+        )
     table.add_row("peak of a step", human(plan.bytes), "activations and gradients take turns")
     if plan.available is not None:
         table.add_row("available", human(plan.available), "it fits" if plan.fits else "too little")

@@ -144,10 +144,18 @@ class Plan:
         """Returns elements of the model's frozen or trained weights, over all devices."""
         return self._counts[part]
 
+    @property
+    def active_parameters(self) -> int:
+        """Elements of the weights that a token meets: of experts, those that it goes to."""
+        return sum(self._counts.values()) - self._sizes.idle_parameters
+
     def savings(self) -> list[Saving]:
         """Flags that lower the peak, the one that saves most first; each counts alone."""
         found = []
+        experts = any(block.experts for block in self._sizes.blocks)
         for flag, setup in _leaner(self.setup, self._sizes.tokens is None, self.mesh.replicas):
+            if experts and setup.quantize:
+                continue  # which they have no form for
             saved = self.estimate.bytes - self._estimate(setup).bytes
             if saved > self.estimate.bytes // 100:
                 found.append(Saving(flag, saved))
@@ -159,11 +167,13 @@ class Plan:
         for one in self.exchanges:
             kinds = sent.setdefault(one.axis, {})
             kinds[one.kind] = kinds.get(one.kind, 0) + one.bytes
+        active = {"active_parameters": self.active_parameters}
         return {
             "preset": self.origin,
             "mesh": self.mesh.lengths,
             "parameters": sum(self._counts.values()),
             "trainable_parameters": self._counts[TRAINED],
+            **(active if self._sizes.idle_parameters else {}),
             "bytes": {**self.estimate.parts, "overhead": self.estimate.overhead},
             "blocks": self.estimate.blocks,
             "peak_bytes": self.bytes,

@@ -168,7 +168,10 @@ def _inside(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> Ite
     ranks = [
         h.shape[1] if h.name.endswith("lora_a") else h.shape[0]
         for h in held
-        if h.part == TRAINED and h.name.endswith(("lora_a", "lora_b")) and on_axis(h, mesh, "model")
+        if h.part == TRAINED
+        and h.name.endswith(("lora_a", "lora_b"))
+        and on_axis(h, mesh, "model")
+        and len(h.shape) == 2  # those of experts are whole on their device
     ]
     yield sums("inside adapters", sum(ranks) * tokens * width_of(dtype))
     if sizes.vocabulary is not None and sizes.vocabulary % mesh.model == 0:

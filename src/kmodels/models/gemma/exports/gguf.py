@@ -77,10 +77,14 @@ def export_to_gguf(model: keras.Model, path: str | Path, dtype: str = "float16")
 
 def _without_place(config: GemmaConfig) -> list[str]:
     """Returns settings that the file could not tell apart from others when it is read again."""
+    everywhere = {"use_bidirectional_attention": config.use_bidirectional_attention}
     if config.generation < 4:
-        return config.of_gemma_4
+        everywhere |= dict.fromkeys(config.of_gemma_4, True)
+        return [name for name, there in everywhere.items() if there]
     rows = config.per_layer_vocabulary if config.hidden_size_per_layer_input else None
     absent = {
+        **everywhere,
+        "enable_moe_block": config.enable_moe_block,
         f"vocab_size_per_layer_input={rows}, which is to be vocabulary_size": (
             rows not in (None, config.vocabulary_size)
         ),

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.gemma.config import GemmaConfig
@@ -15,6 +14,12 @@ SAME = (
     *("attention_k_eq_v", "num_kv_shared_layers", "use_double_wide_mlp"),
     "hidden_size_per_layer_input",
 )
+# Those of experts, with the names there.
+EXPERTS = {
+    "num_experts": "num_experts",
+    "num_experts_per_token": "top_k_experts",
+    "expert_intermediate_dim": "moe_intermediate_size",
+}
 ROPES = {
     LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
     GLOBAL: {
@@ -29,12 +34,8 @@ def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config of a config.json, whose defaults are filled in.
 
     Raises:
-        InputError: for a mixture of experts, or settings that the model has no counterpart for.
+        InputError: for settings that the model has no counterpart for.
     """
-    if text.get("enable_moe_block"):
-        raise InputError(
-            f"{path} is a mixture of experts; the model reads the dense sizes of Gemma 4"
-        )
     kinds = text.get("layer_types") or [
         LOCAL if (i + 1) % GEMMA_4["sliding_window_pattern"] else GLOBAL
         for i in range(text["num_hidden_layers"])
@@ -51,10 +52,15 @@ def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     }
     decoder.refuse(path, wrong)
     per_layer = text["vocab_size_per_layer_input"] if text["hidden_size_per_layer_input"] else None
+    experts = {}
+    if text.get("enable_moe_block"):
+        found = {ours: text.get(theirs) for ours, theirs in EXPERTS.items()}
+        experts = {"enable_moe_block": True, **found}
     return {
         **decoder.fields({**text, "head_dim": head_dim, "num_key_value_heads": groups}),
         **GEMMA_4,
         **{name: text[name] for name in SAME},
+        **experts,
         "layer_types": kinds,
         "global_head_dim": None if everywhere[0] == head_dim else everywhere[0],
         "num_global_key_value_heads": None if everywhere[1] == groups else everywhere[1],
@@ -75,6 +81,7 @@ def form(config: GemmaConfig) -> dict[str, Any]:
     groups = config.num_global_key_value_heads or config.num_key_value_heads
     differs = {"head_dim": width, "num_key_value_heads": groups}
     differs = {name: value for name, value in differs.items() if value != getattr(config, name)}
+    experts = EXPERTS if config.enable_moe_block else {}
     local = decoder.rope_form(config.local_rope_wavelength, config.local_rope_scaling_factor)
     full = {
         "rope_type": "proportional",
@@ -97,6 +104,8 @@ def form(config: GemmaConfig) -> dict[str, Any]:
             str(i): differs for i, kind in enumerate(kinds) if differs and kind == GLOBAL
         },
         "global_head_dim": width,
+        "enable_moe_block": config.enable_moe_block,
+        **{theirs: getattr(config, ours) for ours, theirs in experts.items()},
         **({"num_global_key_value_heads": groups} if config.attention_k_eq_v else {}),
     }
 

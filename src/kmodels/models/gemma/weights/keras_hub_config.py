@@ -118,6 +118,7 @@ def _gemma_4_fields(given: Settings) -> dict[str, Any]:
 def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     own = config.num_global_key_value_heads and not config.attention_k_eq_v
     found = {**gemma4.otherwise(config), f"{GROUPS} without attention_k_eq_v": own}
+    found |= {name: getattr(config, name, False) for name in STRANGE_4}
     return [name for name, there in found.items() if there]
 
 
