@@ -100,6 +100,7 @@ from kmodels.transforms.engine import TransformsBackend
 from kmodels.weights import gather_jax as weights_gather_jax
 from kmodels.weights import gather_tensorflow as weights_gather_tensorflow
 from kmodels.weights import gather_torch as weights_gather_torch
+from kmodels.weights import host_jax as weights_host_jax
 from kmodels.weights import host_tensorflow as weights_host_tensorflow
 from kmodels.weights import host_torch as weights_host_torch
 from kmodels.weights.gather import GatherBackend, HostBackend
@@ -172,5 +173,6 @@ _transforms_engine_tensorflow: TransformsBackend = transforms_engine_tensorflow
 _weights_gather_jax: GatherBackend = weights_gather_jax
 _weights_gather_torch: GatherBackend = weights_gather_torch
 _weights_gather_tensorflow: GatherBackend = weights_gather_tensorflow
+_weights_host_jax: HostBackend = weights_host_jax
 _weights_host_torch: HostBackend = weights_host_torch
 _weights_host_tensorflow: HostBackend = weights_host_tensorflow
