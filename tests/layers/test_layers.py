@@ -8,6 +8,7 @@ from arrays import to_numpy
 from kmodels import ops
 from kmodels.core.errors import InputError
 from kmodels.layers import MLP, Attention, Dropout, DropPath, Embedding, LayerScale
+from tolerances import tolerance
 
 
 def normal(*shape):
@@ -177,3 +178,15 @@ def test_an_embedding_with_an_output_table_of_its_own(tmp_path):
         tied.load_own_variables({"0": table, "1": output})
     with pytest.raises(InputError, match="the file holds no output layer of its own"):
         layer.load_own_variables({"0": table})
+
+
+def test_a_row_that_is_looked_up_twice_has_one_gradient():
+    layer = Embedding(7, 4, keras.initializers.RandomNormal(0.5, 0.1))
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), layer])
+    model.compile(keras.optimizers.Adam(0.1, epsilon=1e-12), "mse")
+    ids = np.array([[0, 3, 3, 5], [3, 5, 5, 6]])
+    before = to_numpy(layer.embeddings)
+    model.train_on_batch(ids, np.zeros((2, 4, 4), "float32"))
+    # The first step of Adam (Kingma & Ba 2015, algorithm 1) has the rate as its length everywhere.
+    wanted = before - 0.1 * np.isin(np.arange(7), ids)[:, None]
+    np.testing.assert_allclose(to_numpy(layer.embeddings), wanted, atol=tolerance("optimizer"))

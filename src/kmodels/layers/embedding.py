@@ -185,7 +185,12 @@ class Embedding(traced.Noted, Layer):
             return self.logits(x)
         if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input
             x = keras.ops.cast(x, "int32")
-        rows = keras.ops.cast(keras.ops.take(self.embeddings, x, axis=0), self.compute_dtype)
+        table = self.embeddings
+        if table.trainable:
+            # Of a variable TensorFlow gives the gradient row by row, repeated rows apart, and Keras'
+            # optimizers square these before they are summed.
+            table = keras.ops.reshape(table, table.shape)
+        rows = keras.ops.cast(keras.ops.take(table, x, axis=0), self.compute_dtype)
         if self.rows is not None:
             rows = self.rows.over(x, rows)
         if not self.scaled:
