@@ -187,8 +187,8 @@ class Embedding(traced.Noted, Layer):
             x = keras.ops.cast(x, "int32")
         table = self.embeddings
         if table.trainable:
-            # Of a variable TensorFlow gives the gradient row by row, repeated rows apart, and Keras'
-            # optimizers square these before they are summed.
+            # TensorFlow's gradient of a variable's rows keeps repeated rows apart, and Keras'
+            # optimizers square them before they are summed.
             table = keras.ops.reshape(table, table.shape)
         rows = keras.ops.cast(keras.ops.take(table, x, axis=0), self.compute_dtype)
         if self.rows is not None:
