@@ -301,6 +301,33 @@ def ratios(found: dict, others: dict) -> dict:
     return result
 
 
+def write(options: argparse.Namespace, rows: list[dict]) -> None:
+    """Writes the rows that there are into benchmarks/results."""
+    date = time.strftime("%Y-%m-%d")
+    packages = ("keras", "keras-hub", "transformers", "peft", "torch", "jax", "tensorflow")
+    content = {
+        "question": __doc__.splitlines()[0],
+        "device": platform.processor() or platform.machine(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "clock": "process CPU",
+        "threads": 1,
+        "shapes": options.shapes,
+        "loss_on": options.loss_on,
+        "rounds": options.rounds,
+        "date": date,
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    label = "_".join(
+        [options.shapes, str(options.length), options.dtypes.replace(",", "-")]
+        + (["revisions"] if options.systems == ["kmodels", "kmodels_before"] else [])
+        + (["responses"] if options.loss_on == "responses" else [])
+        + ([options.backends.replace(",", "-")] if options.backends.count(",") < 2 else [])
+    )
+    target = RESULTS / f"gemma_lora_{label}_cpu_{date}.json"
+    target.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("weights", type=Path, nargs="?")
@@ -332,30 +359,8 @@ def main() -> None:
             rows[-1] |= {**found, **ratios(found, others)}
             others |= {name: row for name, row in found.items() if name.startswith("transformers")}
             print(json.dumps(rows[-1]), flush=True)
-    if options.write:
-        date = time.strftime("%Y-%m-%d")
-        packages = ("keras", "keras-hub", "transformers", "peft", "torch", "jax", "tensorflow")
-        content = {
-            "question": __doc__.splitlines()[0],
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in packages},
-            "clock": "process CPU",
-            "threads": 1,
-            "shapes": options.shapes,
-            "loss_on": options.loss_on,
-            "rounds": options.rounds,
-            "date": date,
-            "rows": rows,
-        }
-        RESULTS.mkdir(exist_ok=True)
-        label = "_".join(
-            [options.shapes, str(options.length), options.dtypes.replace(",", "-")]
-            + (["revisions"] if options.systems == ["kmodels", "kmodels_before"] else [])
-            + (["responses"] if options.loss_on == "responses" else [])
-            + ([options.backends.replace(",", "-")] if options.backends.count(",") < 2 else [])
-        )
-        target = RESULTS / f"gemma_lora_{label}_cpu_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+            if options.write:  # what is there, should the rest be stopped
+                write(options, rows)
 
 
 if __name__ == "__main__":
