@@ -30,7 +30,7 @@ def test_keras_hub_is_named_where_it_is_missing(model, monkeypatch, tmp_path):
 
 
 def test_other_models_have_no_counterpart(model):
-    with pytest.raises(InputError, match="object of object has no counterpart; Gemma3Backbone"):
+    with pytest.raises(InputError, match="object of object has no counterpart; Gemma4Backbone"):
         keras_hub.from_hub(object())
 
 

@@ -214,7 +214,7 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
         (["--data", "one.jsonl"], "the data has 1 record; give at least 2, to hold one out"),
         (
             ["--template", "x"],
-            "template is 'x'; choose auto, chat_template, instruction, alpaca, gemma, or",
+            "template is 'x'; choose auto, chat_template, instruction, alpaca, gemma, gemma4, or",
         ),
         (["--sequence-length", "1"], "sequence_length is 1; give a whole number from 2 on"),
         (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),

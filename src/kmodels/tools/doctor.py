@@ -102,6 +102,8 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
     weights, positions = zeros(8, kind="float32"), zeros(256, kind="int32")
     linear = (tokens, zeros(384, 1536), zeros(1536), zeros(1536, 384), width)
     bits, scales = zeros(384, 384, kind="int8"), zeros(1, 384, kind="float32")
+    routed = (zeros(1024, 256), zeros(8, 256, 512), zeros(8, kind="int32"))
+    many = (zeros(2048, 256), zeros(128, 256, 128), zeros(128, kind="int32"))
     turned = {"positions": positions, "max_wavelength": 10_000.0}
     return [
         (ops.attention, "8x197x6x64 dropout 0.0", heads, {}),
@@ -116,6 +118,8 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
         (ops.gated_gelu, "2x256x2048", (gate, gate), {}),
         (ops.gated_silu, "2x256x2048", (gate, gate), {}),
         (ops.gelu, "8x197x1536", (wide,), {}),
+        (ops.grouped_dense, "512 tokens to 2 of 8, 256 to 512", routed, {}),
+        (ops.grouped_dense, "256 tokens to 8 of 128, 256 to 128", many, {}),
         (ops.layer_norm, "8x197x384", (tokens, width), {}),
         (ops.linear_cross_entropy, "8x64 on 512", (hidden, table, labels, weights), {}),
         (ops.mlp, "8x197x384 by 1536", linear, {}),
