@@ -41,6 +41,23 @@ class DecoderCase:
         theirs = np.abs(self.expected["logits16"] - exact).mean()
         assert ours < 1.1 * theirs
 
+    def check_greedy_tokens(self):
+        """Asserts that new tokens are transformers', of prompts with padding on their left."""
+        prompts = [self.expected[f"prompt_{j}"].tolist() for j in range(3)]
+        new = len(self.expected["greedy_0"])
+        length = max(map(len, prompts)) + new
+        ids, mask = np.zeros((3, length), "int32"), np.zeros((3, length), "int32")
+        for row, there, prompt in zip(ids, mask, prompts, strict=True):
+            # A prompt may stand anywhere in its row.
+            row[length - new - len(prompt) : length - new] = prompt
+            there[length - new - len(prompt) : length - new] = 1
+        inputs = {"token_ids": ids, "padding_mask": mask}
+        found = self.model.generate(inputs, max_new_tokens=new, stop_token_ids=None)["token_ids"]
+        for j, prompt in enumerate(prompts):
+            np.testing.assert_array_equal(found[j, : len(prompt)], prompt)
+            tokens = found[j, len(prompt) : len(prompt) + new]
+            np.testing.assert_array_equal(tokens, self.expected[f"greedy_{j}"])
+
     def check_export(self, folder):
         """Asserts that transformers gives its own logits again from an exported directory."""
         import torch

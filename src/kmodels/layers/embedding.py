@@ -15,6 +15,7 @@ from kmodels.layers import rows as trained
 from kmodels.layers.base import Layer, Shape
 from kmodels.layers.shard_granularity import using
 from kmodels.ops._wide import wide
+from kmodels.ops.grouped_dense import rows_of
 
 # The deviation that most decoders are drawn with.
 UNSCALED = 0.02
@@ -185,12 +186,12 @@ class Embedding(traced.Noted, Layer):
             return self.logits(x)
         if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input
             x = keras.ops.cast(x, "int32")
-        table = self.embeddings
-        if table.trainable:
-            # TensorFlow's gradient of a variable's rows keeps repeated rows apart, and Keras'
-            # optimizers square them before they are summed.
-            table = keras.ops.reshape(table, table.shape)
-        rows = keras.ops.cast(keras.ops.take(table, x, axis=0), self.compute_dtype)
+        if self.embeddings.trainable:
+            # Slices keep repeated rows apart, and Keras' optimizers square them before their sum.
+            rows = rows_of(self.embeddings, x)
+        else:
+            rows = keras.ops.take(self.embeddings, x, axis=0)
+        rows = keras.ops.cast(rows, self.compute_dtype)
         if self.rows is not None:
             rows = self.rows.over(x, rows)
         if not self.scaled:

@@ -153,15 +153,19 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
     """Returns where the values begin, and what the file says of each tensor."""
+    size = _header_size(path)
     with path.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
+        opened.seek(8)
         return 8 + size, json.loads(opened.read(size))
 
 
-def _check_header(path: Path) -> None:
+def _header_size(path: Path) -> int:
     with path.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-    if size > MOST_HEADER:
+        return int.from_bytes(opened.read(8), "little")
+
+
+def _check_header(path: Path) -> None:
+    if (size := _header_size(path)) > MOST_HEADER:
         raise InputError(
             f"{path} announces a description of {size:,} bytes, at most {MOST_HEADER:,} are read; "
             "copy it again"

@@ -62,21 +62,7 @@ def test_bfloat16_is_as_close_to_float64_as_transformers(references, monkeypatch
 
 
 def test_greedy_tokens_with_cache(whole):
-    """64 tokens, past the window, of prompts with padding on their left."""
-    expected = whole.expected
-    prompts = [expected[f"prompt_{j}"].tolist() for j in range(3)]
-    new = len(expected["greedy_0"])
-    length = max(map(len, prompts)) + new
-    ids, mask = np.zeros((3, length), "int32"), np.zeros((3, length), "int32")
-    for row, there, prompt in zip(ids, mask, prompts, strict=True):
-        row[length - new - len(prompt) : length - new] = prompt
-        there[length - new - len(prompt) : length - new] = 1
-    inputs = {"token_ids": ids, "padding_mask": mask}
-    found = whole.model.generate(inputs, max_new_tokens=new, stop_token_ids=None)["token_ids"]
-    for j, prompt in enumerate(prompts):
-        np.testing.assert_array_equal(
-            found[j, len(prompt) : len(prompt) + new], expected[f"greedy_{j}"]
-        )
+    whole.check_greedy_tokens()
 
 
 def test_both_spellings_of_a_config(whole, tmp_path):

@@ -116,21 +116,7 @@ def test_bfloat16_is_as_close_to_float64_as_transformers(whole):
 
 
 def test_greedy_tokens_with_cache(whole):
-    expected = whole.expected
-    prompts = [expected[f"prompt_{j}"].tolist() for j in range(3)]
-    new = len(expected["greedy_0"])
-    length = max(map(len, prompts)) + new
-    ids, mask = np.zeros((3, length), "int32"), np.zeros((3, length), "int32")
-    for row, there, prompt in zip(ids, mask, prompts, strict=True):
-        # A prompt may stand anywhere in its row; here padding is on its left.
-        row[length - new - len(prompt) : length - new] = prompt
-        there[length - new - len(prompt) : length - new] = 1
-    inputs = {"token_ids": ids, "padding_mask": mask}
-    found = whole.model.generate(inputs, max_new_tokens=new, stop_token_ids=None)["token_ids"]
-    for j, prompt in enumerate(prompts):
-        np.testing.assert_array_equal(found[j, : len(prompt)], prompt)
-        tokens = found[j, len(prompt) : len(prompt) + new]
-        np.testing.assert_array_equal(tokens, expected[f"greedy_{j}"])
+    whole.check_greedy_tokens()
 
 
 def test_export_is_what_was_read(case, tmp_path):

@@ -1,4 +1,4 @@
-"""What stands for a text: one vector of the hidden states of its tokens."""
+"""Pooling: one vector for each text, made of the hidden states of its tokens."""
 
 from typing import Any
 
