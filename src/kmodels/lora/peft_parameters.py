@@ -41,18 +41,6 @@ def named(names: Iterable[str], targets: Sequence[str]) -> dict[str, str]:
     return {module: name for name, module in modules(found).items()}
 
 
-def targets(chosen: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Returns what adapter_config.json calls `target_parameters`.
-
-    Args:
-        chosen: names of the tensors that have an adapter.
-        others: names of those of experts that have none.
-    """
-    ends = {name: end(name) for name in chosen}
-    unclear = any(end(name) in ends.values() for name in others)
-    return sorted(ends) if unclear else sorted(set(ends.values()))
-
-
 def shapes(layer: GroupedDense, rank: int) -> list[tuple[int, int]]:
     """Returns the shapes of the two matrices in a file: all experts side by side."""
     rows = rank * layer.groups
@@ -73,8 +61,14 @@ def from_file(array: np.ndarray, first: bool, experts: int) -> np.ndarray:
     return np.transpose(array.reshape(array.shape[0], -1, experts), (2, 1, 0))
 
 
-def described(adapters: Mapping[str, Any], expert_names: Iterable[str]) -> list[str]:
-    """Returns `target_parameters` for adapters by name, of all tensors of experts there are."""
-    everything = list(expert_names)
-    chosen = [name for name in everything if name in adapters]
-    return targets(chosen, [name for name in everything if name not in adapters])
+def described(adapters: Mapping[str, Any], experts: Iterable[str]) -> list[str]:
+    """Returns what adapter_config.json calls `target_parameters`.
+
+    Args:
+        adapters: by the name of their tensor or module.
+        experts: names of all tensors of experts.
+    """
+    names = list(experts)
+    ends = {name: end(name) for name in names if name in adapters}
+    unclear = any(end(name) in ends.values() for name in names if name not in adapters)
+    return sorted(ends) if unclear else sorted(set(ends.values()))
