@@ -21,6 +21,12 @@ from kmodels.models.gemma import (
     GemmaTextEmbedderPreprocessor,
     GemmaTokenizer,
 )
+from kmodels.models.gemma_vision import (
+    Gemma3ImageTextBackbone,
+    Gemma3ImageTextConfig,
+    Gemma3ImageTextLM,
+    Gemma3VisionEncoder,
+)
 from kmodels.models.qwen3 import (
     Qwen3Backbone,
     Qwen3CausalLM,
@@ -44,7 +50,13 @@ from kmodels.models.vit import (
     ViTImageConverter,
 )
 
-for _backbone in (CLIPTextEncoder, GemmaBackbone, Qwen3Backbone, ViTBackbone):
+for _backbone in (
+    CLIPTextEncoder,
+    GemmaBackbone,
+    Gemma3ImageTextBackbone,
+    Qwen3Backbone,
+    ViTBackbone,
+):
     register(_backbone.layout, family=_backbone.family)
 
 __all__ = [
@@ -62,7 +74,11 @@ __all__ = [
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",
+    "Gemma3ImageTextBackbone",
+    "Gemma3ImageTextConfig",
+    "Gemma3ImageTextLM",
     "Gemma3Tokenizer",
+    "Gemma3VisionEncoder",
     "GemmaBackbone",
     "GemmaCausalLM",
     "GemmaCausalLMPreprocessor",

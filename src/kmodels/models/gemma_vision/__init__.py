@@ -1,0 +1,13 @@
+"""Gemma 3 with its vision encoder: texts and images in, text out."""
+
+from kmodels.models.gemma_vision.causal_lm import Gemma3ImageTextLM
+from kmodels.models.gemma_vision.config import Gemma3ImageTextConfig
+from kmodels.models.gemma_vision.encoder import Gemma3VisionEncoder
+from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
+
+__all__ = [
+    "Gemma3ImageTextBackbone",
+    "Gemma3ImageTextConfig",
+    "Gemma3ImageTextLM",
+    "Gemma3VisionEncoder",
+]
