@@ -162,6 +162,12 @@ def test_a_model_without_a_cap_says_so(tmp_path):
     assert GemmaBackbone.from_preset(path).config.final_logit_soft_cap is None
 
 
+def test_dropout_and_the_rounding_of_settings_stop_nothing(tmp_path):
+    path = debug(dropout=0.1, final_logit_soft_cap=20.3).export_to_gguf(tmp_path / "it.gguf")
+    config = GemmaBackbone.from_preset(path).config
+    assert config.dropout == 0.0 and config.final_logit_soft_cap == np.float32(20.3)
+
+
 def test_silence_about_the_cap_is_llama_cpps_30(references, tmp_path):
     folder = references / "gemma4" / "plain" / "model"
     converted(folder, tmp_path / "it.gguf", {"final_logit_softcapping": None})

@@ -13,14 +13,12 @@ def differences(wanted: DecoderConfig, read: DecoderConfig) -> list[str]:
 
     Args:
         wanted: config of a model.
-        read: config of the file that was written of it.
+        read: config of the file that was written of it, which has as many layers.
 
     Returns:
         "name=value" as wanted; one that differs in some blocks alone names the first of them.
     """
     found = [f"{name}={value!r}" for name, value in _lost(_outside(wanted), _outside(read)).items()]
-    if wanted.num_layers != read.num_layers:
-        return found
     by_name: dict[str, dict[int, Any]] = {}
     for i in range(wanted.num_layers):
         for name, value in _lost(_block(wanted, i), _block(read, i)).items():
@@ -48,7 +46,6 @@ def _outside(config: DecoderConfig) -> dict[str, Any]:
     per_layer = any(config.block(i).per_layer_dim for i in range(config.num_layers))
     return {
         "vocabulary_size": config.vocabulary_size,
-        "num_layers": config.num_layers,
         "hidden_dim": config.hidden_dim,
         "scales_embeddings": config.scales_embeddings,
         "ties_embeddings": config.ties_embeddings,
