@@ -1,7 +1,7 @@
 """Text for language models: tokenizers, records, templates, examples and rows."""
 
 from kmodels.text.examples import Cut, Example, encode
-from kmodels.text.loader import TextLoader
+from kmodels.text.loader import RecordLoader, TextLoader
 from kmodels.text.packing import pack, pad
 from kmodels.text.records import Records, read_records
 from kmodels.text.templates import Template, Turns
@@ -10,6 +10,7 @@ from kmodels.text.tokenizer import Tokenizer
 __all__ = [
     "Cut",
     "Example",
+    "RecordLoader",
     "Records",
     "Template",
     "TextLoader",
