@@ -21,6 +21,8 @@ from kmodels.models.gemma import (
     GemmaTextEmbedderPreprocessor,
     GemmaTokenizer,
 )
+from kmodels.models.gemma3.image_converter import Gemma3ImageConverter
+from kmodels.models.gemma3.preprocessor import Gemma3ImageTextLMPreprocessor
 from kmodels.models.qwen3 import (
     Qwen3Backbone,
     Qwen3CausalLM,
@@ -62,6 +64,8 @@ __all__ = [
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",
+    "Gemma3ImageConverter",
+    "Gemma3ImageTextLMPreprocessor",
     "Gemma3Tokenizer",
     "GemmaBackbone",
     "GemmaCausalLM",

@@ -18,6 +18,8 @@ _PAIRS = (
     ("instruction", "response"),
     ("instruction", "output"),
 )
+# The names of the images of a record, one or a list.
+PICTURES = ("images", "image")
 FORMS = "instruction and response (or output), prompts and responses, messages, or text"
 ROLES = {
     "system": "system",
@@ -35,7 +37,8 @@ class Records:
     Attributes:
         rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
             "response"} or {"messages": [{"role", "content"}, ...]}, the last with "tools" where the
-            line has them. A message keeps what else it has, such as "tool_calls".
+            line has them, and each with "images" or "image" where the line has these. A message
+            keeps what else it has, such as "tool_calls".
         skipped: one line for each bad record that was left out.
     """
 
@@ -126,6 +129,34 @@ def check_record(value: object) -> Record:
     """
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
+    return {**_texts(value), **{name: value[name] for name in PICTURES if _held(value, name)}}
+
+
+def _held(value: dict[str, Any], name: str) -> bool:
+    """Returns whether a record has images of this name."""
+    given = value.get(name)
+    return given is not None and not (isinstance(given, list | tuple | str) and not given)
+
+
+def holds_pictures(record: object) -> bool:
+    """Returns whether a record has images, beside its texts or in a message."""
+    if not isinstance(record, dict):
+        return False
+    messages = record.get("messages")
+    return any(_held(record, name) for name in PICTURES) or (
+        isinstance(messages, list | tuple) and any(map(has_picture, messages))
+    )
+
+
+def has_picture(message: object) -> bool:
+    """Returns whether a message's content is in parts of which one is an image."""
+    content = message.get("content") if isinstance(message, dict) else None
+    return isinstance(content, list | tuple) and any(
+        isinstance(part, dict) and part.get("type") == "image" for part in content
+    )
+
+
+def _texts(value: dict[str, Any]) -> Record:
     if "messages" in value:
         messages, tools = _messages(value["messages"]), value.get("tools")
         if tools is None:

@@ -23,6 +23,7 @@ GEMMA = (
     *("GemmaTokenizer", "PaddingApart", "PerLayerEmbedding", "Reordered", "TokenPooling"),
     *("TokensFirst", "UnitLength"),
 )
+GEMMA3 = ("Gemma3ImageConverter", "Gemma3ImageTextLMPreprocessor")
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
     "Qwen3Tokenizer",
@@ -40,7 +41,7 @@ MODULES = {
         *("RandomSampler", "TopKSampler", "TopPSampler"),
     ),
     "kmodels.layers": LAYERS,
-    "kmodels.models": (*CLIP, *GEMMA, *QWEN3, *VIT),
+    "kmodels.models": (*CLIP, *GEMMA, *GEMMA3, *QWEN3, *VIT),
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),

@@ -4,16 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from kmodels.models.common.image_text.image_converter import (
+    DIGITS,
     INTERPOLATION,
     ImageConverter,
     check_supported,
+    each_channel,
 )
-
-# Enough digits to give back the mean and deviation that scale and offset were made of.
-DIGITS = 10
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -56,8 +54,8 @@ def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int
     given: Mapping[str, Any] = converter.get_config()
     name = given["interpolation"]
     check_supported(given["pad_to_aspect_ratio"], name)
-    scale = _each(1.0 if given["scale"] is None else given["scale"], channels)
-    offset = _each(0.0 if given["offset"] is None else given["offset"], channels)
+    scale = each_channel(1.0 if given["scale"] is None else given["scale"], channels)
+    offset = each_channel(0.0 if given["offset"] is None else given["offset"], channels)
     std = [round(1 / (255 * x), DIGITS) for x in scale]
     return {
         "image_size": tuple(given["image_size"] or image_size),
@@ -80,7 +78,3 @@ def converter_settings(preprocessor: keras.Layer) -> dict[str, Any]:
         "antialias": preprocessor.antialias,
         "crop_to_aspect_ratio": preprocessor.crop_to_aspect_ratio,
     }
-
-
-def _each(value: Any, channels: int) -> list[float]:
-    return [float(value)] * channels if np.ndim(value) == 0 else [float(x) for x in value]

@@ -21,6 +21,9 @@ INTERPOLATION = {
     "lanczos3": "lanczos",
 }
 
+# Enough digits to give back the mean and deviation that scale and offset were made of.
+DIGITS = 10
+
 
 class ImageConverter(Preprocessor):
     """Resizes images, then multiplies them by `scale` and adds `offset`, as keras-hub's.
@@ -157,6 +160,11 @@ def check_supported(pads: bool, interpolation: str) -> None:
     }
     if problems := [text for text, there in wrong.items() if there]:
         raise InputError(f"no preprocessor here has {', '.join(problems)} of keras-hub's converter")
+
+
+def each_channel(value: Any, channels: int) -> list[float]:
+    """Returns one number per channel, where there may be one for all."""
+    return [float(value)] * channels if np.ndim(value) == 0 else [float(x) for x in value]
 
 
 def _plain(value: Any) -> Any:
