@@ -1,16 +1,11 @@
-"""Training texts out of JSON lines, with errors that name the file, the line and the field."""
+"""Records to train on in their usual form, with errors that name the field."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.remote import local_copy
 
 Record = dict[str, Any]
-MAX_LINE_BYTES = 4 * 2**20
 _PAIRS = (
     ("prompts", "responses"),
     ("prompt", "response"),
@@ -32,7 +27,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a file.
+    """The records of a file or a folder.
 
     Attributes:
         rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
@@ -47,72 +42,6 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-def read_records(
-    path: str | Path, *, skip_bad: bool = False, max_line_bytes: int = MAX_LINE_BYTES
-) -> Records:
-    """Reads a file of one JSON object a line.
-
-    Args:
-        path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
-            instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
-            and responses, messages with role and content (and tools, JSON schemas of functions that
-            the model may call), or text. More fields are ignored, blank lines too.
-        skip_bad: leave out bad lines and list them, where they would raise.
-        max_line_bytes: a longer line is bad.
-
-    Returns:
-        The records in the order of the lines.
-
-    Raises:
-        InputError: for the first bad line, or if the file holds no good one.
-    """
-    records = Records()
-    try:
-        with local_copy(path).open("rb") as lines:
-            for number, line in _numbered(lines, max_line_bytes):
-                try:
-                    records.rows.append(_parse(line, max_line_bytes))
-                except InputError as error:
-                    problem = f"{path} line {number}: {error}"
-                    if not skip_bad:
-                        raise InputError(problem) from error.__cause__
-                    records.skipped.append(problem)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    if not records.rows:
-        bad = f"; all {len(records.skipped)} lines are bad" if records.skipped else ""
-        raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {FORMS}")
-    return records
-
-
-def _numbered(lines: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, each cut at limit + 1 bytes so that memory stays bounded."""
-    number = 0
-    while line := lines.readline(limit + 1):
-        number += 1
-        end = line
-        while len(end) > limit and not end.endswith(b"\n"):
-            end = lines.readline(limit + 1)
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
-            yield number, line
-
-
-def _parse(line: bytes, limit: int) -> Record:
-    if len(line.rstrip(b"\r\n")) > limit:
-        raise InputError(f"longer than {limit} bytes")
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 at byte {error.start + 1}") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON at column {error.colno}: {error.msg}") from error
-    except RecursionError as error:
-        raise InputError("not a record: nested too deeply") from error
-    return check_record(value)
 
 
 def check_record(value: object) -> Record:

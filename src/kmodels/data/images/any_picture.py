@@ -53,7 +53,8 @@ def open_picture(picture: Any, name: str = "the image") -> np.ndarray:
         if isinstance(picture, bytes | bytearray | memoryview):
             return decode(bytes(picture), name)
         if hasattr(picture, "convert") and hasattr(picture, "getexif"):
-            return upright(picture)
+            image: Any = picture
+            return upright(image)
     except PictureError as error:
         raise InputError(f"{error.name}: {error.reason}; repair or remove it") from error
     except OSError as error:  # Pillow reads what an image holds when it is asked for

@@ -91,8 +91,9 @@ class PanAndScanConverter(ImageConverter):
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns converted images without crops; with labels or weights a tuple."""
-        several = isinstance(x, list | tuple) or np.ndim(x) == 4
-        found = [self._resized(open_picture(one)) for one in (x if several else [x])]
+        several = isinstance(x, list | tuple) or len(getattr(x, "shape", ())) == 4
+        given: Any = x if several else [x]
+        found = [self._resized(open_picture(one)) for one in given]
         done = self.scaled(np.stack(found) if several else found[0])
         return keras.utils.pack_x_y_sample_weight(done, y, sample_weight)
 
