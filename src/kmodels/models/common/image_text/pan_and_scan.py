@@ -1,18 +1,27 @@
 """Images of any shape as one picture of a square model, or as that and crops of it."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import keras
 import numpy as np
 
+from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
+from kmodels.models.common.image_text import transformers_files
 from kmodels.models.common.image_text.image_converter import DIGITS, ImageConverter, each_channel
+from kmodels.models.common.preprocessing import SETTINGS_FILE
+from kmodels.weights.readers import read_json
 
-CHANNELS = 3
+# What keras-hub's converter says of itself, as far as one here takes it.
+HUB = (
+    *("image_size", "scale", "offset", "crop_to_aspect_ratio", "pad_to_aspect_ratio"),
+    *("interpolation", "antialias"),
+)
 
 
 class PanAndScanConverter(ImageConverter):
@@ -83,8 +92,8 @@ class PanAndScanConverter(ImageConverter):
         self.pan_and_scan_min_crop_size = pan_and_scan_min_crop_size
         self.pan_and_scan_max_num_crops = pan_and_scan_max_num_crops
         self.pan_and_scan_min_ratio_to_activate = pan_and_scan_min_ratio_to_activate
-        scales = each_channel(1.0 if scale is None else scale, CHANNELS)
-        offsets = each_channel(0.0 if offset is None else offset, CHANNELS)
+        scales = each_channel(1.0 if scale is None else scale, transformers_files.CHANNELS)
+        offsets = each_channel(0.0 if offset is None else offset, transformers_files.CHANNELS)
         # In this form transformers rounds, and a model was trained on what it gave.
         self.std = [round(1 / (255 * x), DIGITS) for x in scales]
         self.mean = [round(-x * s, DIGITS) for x, s in zip(offsets, self.std, strict=True)]
@@ -145,3 +154,35 @@ class PanAndScanConverter(ImageConverter):
             "pan_and_scan_max_num_crops": self.pan_and_scan_max_num_crops,
             "pan_and_scan_min_ratio_to_activate": self.pan_and_scan_min_ratio_to_activate,
         }
+
+    @classmethod
+    def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
+        """Returns the image converter of a checkpoint.
+
+        Args:
+            preset: a directory that `save_to_preset` of a model, a preprocessor or a converter
+                wrote, or one of transformers with preprocessor_config.json or
+                processor_config.json.
+            **settings: arguments to change.
+
+        Raises:
+            InputError: for a directory without these, or a setting that is not here.
+        """
+        path = presets.locate(preset)
+        model, own = (
+            read_json(path / name) if (path / name).is_file() else {}
+            for name in ("config.json", SETTINGS_FILE)
+        )
+        for held in (model.get("preprocessor"), own.get("config")):
+            if isinstance(held, Mapping) and "image_converter" in held:
+                return cls(**{**held["image_converter"], **settings})
+        found = transformers_files.read(path, cls.__name__).get("image_converter")
+        if found is None:
+            return super().from_preset(path, **settings)
+        return cls(**{**found, **settings})
+
+
+def hub_settings(converter: keras.layers.Layer) -> dict[str, Any]:
+    """Returns the settings of an image converter of keras-hub as arguments of one here."""
+    held = converter.get_config()
+    return {name: held[name] for name in HUB if name != "image_size" or held[name] is not None}

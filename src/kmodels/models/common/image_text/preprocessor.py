@@ -13,15 +13,14 @@ from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.models.common.image_text import transformers_files
 from kmodels.models.common.image_text.batches import picture_arrays
-from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
+from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter, hub_settings
 from kmodels.models.common.image_text.places import expand
 from kmodels.models.common.image_text.records import Sample, parts_of, samples
+from kmodels.models.common.image_text.symbolic import check_graph, without_images
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.text import Example, Tokenizer, pack
 from kmodels.text.packing import assign
-from kmodels.text.records import PICTURES
 from kmodels.text.templates import AUTO
-from kmodels.text.texts import in_graph
 
 
 class ImageTextLMPreprocessor(CausalLMPreprocessor):
@@ -32,8 +31,8 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
 
     Args:
         tokenizer: see `CausalLMPreprocessor`.
-        image_converter: a `PanAndScanConverter`, what its `to_dict` gives, or None for the family's
-            with its defaults.
+        image_converter: a `PanAndScanConverter`, what its `to_dict` gives, keras-hub's, or None for
+            the family's with its defaults.
         sequence_length: tokens of a row, those of images included; may be set later.
         add_start_token: see `CausalLMPreprocessor`.
         add_end_token: see `CausalLMPreprocessor`.
@@ -66,8 +65,9 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         images and crops of a row. Labels that an image fills weigh 0.
 
     Raises:
-        InputError: as `CausalLMPreprocessor`; for an image that cannot be read, as many places as
-            there are not images, a row that is too short for its images, or images in tf.data.
+        InputError: as `CausalLMPreprocessor`; for an image that cannot be read, more or fewer
+            places than images, a row that is too short for its images, or in tf.data ragged
+            images or crops.
     """
 
     converter_class: ClassVar[type[PanAndScanConverter]]
@@ -105,6 +105,8 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
             if "class_name" in given:
                 return keras.saving.deserialize_keras_object(dict(given))
             return self.converter_class(**given)
+        if isinstance(given, keras.layers.Layer) and not isinstance(given, PanAndScanConverter):
+            return self.converter_class(**hub_settings(given))
         if not isinstance(given, PanAndScanConverter):
             raise InputError(
                 f"image_converter is a {type(given).__name__}; give a "
@@ -123,7 +125,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
 
     def __call__(self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any) -> Any:
         """Makes inputs of the model from raw data, see the class."""
-        _check_graph(x)
+        check_graph(x, self.image_converter.do_pan_and_scan)
         return super().__call__(x, y, sample_weight, **kwargs)
 
     def generate_preprocess(self, x: Data, sequence_length: int | None = None) -> dict[str, Any]:
@@ -139,7 +141,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         Raises:
             InputError: as the class, and as there.
         """
-        _check_graph(x)
+        check_graph(x, self.image_converter.do_pan_and_scan)
         return super().generate_preprocess(x, sequence_length)
 
     def generate_postprocess(self, x: Mapping[str, Any]) -> Any:
@@ -232,10 +234,12 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         return x | picture_arrays(x["token_ids"], rows, self.image_token_id, per_image, size)
 
     def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
-        found = super()._inputs_spec(x, sequence_length)
+        texts, count = without_images(x)
+        found = super()._inputs_spec(texts, sequence_length)
         rows = found["token_ids"].shape[:-1]
-        images = keras.KerasTensor((*rows, 0, *self.image_converter.size, 3), "float32")
-        indices = keras.KerasTensor((*rows, 0), "int32")
+        images = keras.KerasTensor((*rows, count, *self.image_converter.size, 3), "float32")
+        size = count * self.num_vision_tokens_per_image
+        indices = keras.KerasTensor((*rows, size), "int32")
         more = {"vision_indices": indices, "vision_mask": found["token_ids"]}
         return {**found, "images": images, **more}
 
@@ -269,15 +273,3 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
 
 def _flat(pixels: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [picture for image in pixels for picture in image]
-
-
-def _check_graph(x: Data) -> None:
-    """Raises `InputError` for images in a graph of TensorFlow, whose number is not known there."""
-    if not isinstance(x, Mapping):
-        return
-    images = [x[name] for name in PICTURES if x.get(name) is not None]
-    if any(in_graph(leaf) for leaf in keras.tree.flatten(images)):
-        raise InputError(
-            "images cannot be preprocessed inside tf.data's map; give fit the records themselves, "
-            "or an iterable of batches of them"
-        )

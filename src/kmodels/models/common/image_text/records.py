@@ -10,6 +10,7 @@ from kmodels.core.types import Data
 from kmodels.data.images.any_picture import check_local
 from kmodels.models.common.records import one_by_one
 from kmodels.text.records import PICTURES, has_picture
+from kmodels.text.texts import as_text
 
 # What a part of a message may name its image by.
 SOURCES = ("image", "path", "url", "base64")
@@ -78,6 +79,11 @@ def _listed(value: Any) -> list[Any]:
     return value.tolist() if _is_objects(value) else list(value)
 
 
+def _is_zero(value: Any) -> bool:
+    """Returns whether this is a text in an array, as tf.data gives one."""
+    return isinstance(value, np.ndarray) and value.ndim == 0
+
+
 def _is_objects(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 
@@ -87,7 +93,9 @@ def _sample(one: Any, reader: str, marker: str) -> Sample:
         return Sample(one_by_one(one, reader)[0][0], [])
     pictures = [picture for name in PICTURES for picture in _several(one.get(name))]
     rest = {
-        name: value for name, value in one.items() if name not in PICTURES and value is not None
+        name: as_text(value) if isinstance(value, bytes) or _is_zero(value) else value
+        for name, value in one.items()
+        if name not in PICTURES and value is not None
     }
     if "messages" in rest:
         messages, found = parts_of(rest["messages"], pictures, marker)

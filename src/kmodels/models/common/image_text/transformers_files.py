@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.image_text.pan_and_scan import CHANNELS, PanAndScanConverter
 from kmodels.models.common.preprocessing import SETTINGS_FILE
 from kmodels.text import Tokenizer
 from kmodels.text.settings import token_text
 from kmodels.weights.readers import read_json
+
+if TYPE_CHECKING:
+    from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
 
 PROCESSOR, IMAGES = "processor_config.json", "preprocessor_config.json"
 CROPS = (
@@ -21,6 +23,7 @@ CROPS = (
 # Where a tokenizer_config.json may have the tokens of images, besides at its top.
 NESTED = ("extra_special_tokens", "model_specific_special_tokens")
 RESAMPLE = {"nearest": 0, "lanczos3": 1, "bilinear": 2, "bicubic": 3}
+CHANNELS = 3
 HALF = [0.5] * CHANNELS
 
 
@@ -79,7 +82,7 @@ def _converter(images: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def describe(
-    converter: PanAndScanConverter, num_vision_tokens_per_image: int, name: str
+    converter: "PanAndScanConverter", num_vision_tokens_per_image: int, name: str
 ) -> dict[str, dict[str, Any]]:
     """Returns what transformers' files say of a preprocessor, by the names of the files.
 
