@@ -291,7 +291,7 @@ def test_what_is_refused(text, case, records, tmp_path):
     damaged.write_bytes(square.read_bytes()[:100])
     one = {"prompts": START, "responses": "x"}
     user = {"role": "user"}
-    crops = case.preprocessor(crops=True, sequence_length=LENGTH)
+    crops = case.preprocessor(crops=True, sequence_length=300)
     bare = Tokenizer.from_file(case.folder / "old" / "tokenizer.json")
     plain = Gemma3CausalLMPreprocessor(text.tokenizer)
 
@@ -318,11 +318,11 @@ def test_what_is_refused(text, case, records, tmp_path):
                 [records[1], {**one, "prompts": START * 2, "images": [square] * 2}],
                 sequence_length=12,
             ),
-            "example 1 has 2 images of 4 tokens each, which do not fit in 12 tokens; give a larger",
+            "row 1 has 2 images or crops of 4 tokens each, which do not fit in 12 tokens; give a larger",
         ),
         (
             lambda: text.generate_preprocess({"images": [square, square]}, sequence_length=9),
-            "example 0 has 2 images of 4 tokens each, which do not fit in 9 tokens",
+            "row 0 has 2 images or crops of 4 tokens each, which do not fit in 9 tokens",
         ),
         (
             lambda: text({**one, "images": "https://example.com/a.png"}),

@@ -57,6 +57,8 @@ class Conversation:
         Raises:
             InputError: for a file that is missing or damaged, or a model that takes only text.
         """
+        if not image:
+            raise InputError("/image names no file; give /image FILE")
         check_images(self.model.preprocessor, [image], "/image", type(self.model).__name__)
         self.images.append(image)
 

@@ -49,7 +49,7 @@ def _through_pipe(conversation: Conversation) -> int:
             break
         if text == "/clear":
             conversation.clear()
-        elif file := _image(text):
+        elif (file := _image(text)) is not None:
             conversation.attach(file)
         elif text:
             conversation.ask(text, lambda piece: print(piece, end="", flush=True))
@@ -70,7 +70,7 @@ def _on_terminal(conversation: Conversation, console: Console) -> int:
         if text == "/clear":
             conversation.clear()
             console.print("a new chat", style="dim")
-        elif file := _image(text):
+        elif (file := _image(text)) is not None:
             _attach(conversation, file, console)
         elif text == "/help":
             for name, does in COMMANDS.items():
@@ -82,10 +82,10 @@ def _on_terminal(conversation: Conversation, console: Console) -> int:
     return 0
 
 
-def _image(text: str) -> str:
-    """Returns the file of a line that adds an image, nothing of any other line."""
+def _image(text: str) -> str | None:
+    """Returns the file of a line that adds an image, None for any other line."""
     command, _, file = text.partition(" ")
-    return file.strip() if command == "/image" else ""
+    return file.strip() if command == "/image" else None
 
 
 def _attach(conversation: Conversation, file: str, console: Console) -> None:

@@ -42,8 +42,8 @@ def picture_arrays(
         (places,) = np.nonzero(mask[row])
         if len(places) != len(found) * per_image:
             raise InputError(
-                f"example {row} has {len(found)} images of {per_image} tokens each, which do not "
-                f"fit in {token_ids.shape[1]} tokens; give a larger sequence_length or fewer images"
+                f"row {row} has {len(found)} images or crops of {per_image} tokens each, which do "
+                f"not fit in {token_ids.shape[1]} tokens; give a larger sequence_length"
             )
         indices[row, : len(places)] = places
         if found:
