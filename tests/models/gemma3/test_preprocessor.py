@@ -318,7 +318,7 @@ def test_what_is_refused(text, case, records, tmp_path):
                 [records[1], {**one, "prompts": START * 2, "images": [square] * 2}],
                 sequence_length=12,
             ),
-            "row 1 has 2 images or crops of 4 tokens each, which do not fit in 12 tokens; give a larger",
+            "row 1 has 2 images or crops of 4 tokens each, which do not fit in 12 tokens;",
         ),
         (
             lambda: text.generate_preprocess({"images": [square, square]}, sequence_length=9),
