@@ -18,12 +18,12 @@ class Example(NamedTuple):
     Attributes:
         ids: start and end tokens included.
         learn: for each, whether it counts in the loss when it is predicted.
-        pictures: what a model sees of its images, in the order of their places.
+        images: what a model sees of its images, in the order of their places.
     """
 
     ids: list[int]
     learn: list[bool]
-    pictures: Sequence[np.ndarray] = ()
+    images: Sequence[np.ndarray] = ()
 
 
 @dataclass

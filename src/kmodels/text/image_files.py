@@ -1,7 +1,7 @@
 """The image files of records: a folder of images with texts, and paths beside a file of lines."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ PATHS = ("image", "path", "url")
 
 
 def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
-    """Yields what a folder of images says of them, see `read_records`.
+    """Gives what a folder of images says of them, see `read_records`.
 
     Args:
         folder: path of it.
@@ -47,7 +47,7 @@ def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
         yield str(image), partial(_beside, image)
 
 
-def _named(read: Any) -> Record:
+def _named(read: Callable[[], Any]) -> Record:
     """Returns a line of metadata, with its files as images."""
     value = read()
     if not isinstance(value, dict):
@@ -95,7 +95,7 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
             decoded, is damaged.
     """
 
-    def located(image: Any) -> Any:
+    def located(image: object) -> Any:
         if isinstance(image, list):
             return [located(one) for one in image]
         if isinstance(image, dict):
@@ -113,7 +113,7 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
             open_picture(image)
         return image
 
-    def message(one: Any) -> Any:
+    def message(one: dict[str, Any]) -> dict[str, Any]:
         if not has_picture(one):
             return one
         parts = [

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kmodels.core.errors import InputError
 
@@ -14,30 +14,32 @@ Entry = tuple[str, Callable[[], Any]]
 
 
 def json_lines(file: Path, name: object, limit: int) -> Iterator[Entry]:
-    """Yields the lines of a file that are not blank.
+    """Returns the lines of a file that are not blank, read as they are asked for.
 
     Args:
         file: path of it.
         name: what errors call it.
         limit: largest number of bytes of a line.
     """
-    with file.open("rb") as lines:
-        for number, line in _numbered(lines, limit):
-            yield f"{name} line {number}", partial(_parse, line, limit)
+    return (
+        (f"{name} line {number}", partial(_parse, line, limit))
+        for number, line in _numbered(file, limit)
+    )
 
 
-def _numbered(lines: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
+def _numbered(file: Path, limit: int) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank, each cut at limit + 1 bytes so that memory stays bounded."""
     number = 0
-    while line := lines.readline(limit + 1):
-        number += 1
-        end = line
-        while len(end) > limit and not end.endswith(b"\n"):
-            end = lines.readline(limit + 1)
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
-            yield number, line
+    with file.open("rb") as lines:
+        while line := lines.readline(limit + 1):
+            number += 1
+            end = line
+            while len(end) > limit and not end.endswith(b"\n"):
+                end = lines.readline(limit + 1)
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield number, line
 
 
 def _parse(line: bytes, limit: int) -> Any:

@@ -1,7 +1,7 @@
 """A record as the text that a model sees, in parts to read and parts to learn."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -221,7 +221,7 @@ class Template:
         return Written(parts, False)
 
 
-def _content(content: Any, turns: Turns) -> str:
+def _content(content: str | Sequence[Mapping[str, Any]], turns: Turns) -> str:
     """Returns what a message says as one text, as the templates of checkpoints with images do."""
     if isinstance(content, str):
         return content.strip()

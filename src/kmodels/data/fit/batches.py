@@ -52,10 +52,12 @@ def as_tuple(batch: Tree) -> tuple:
 
 def _is_sample(part: object) -> bool:
     """Returns whether it is a text or a record, of which a batch is a list."""
-    return isinstance(part, str | bytes) or (is_record(part) and not _is_numbers(part))
+    if isinstance(part, dict):
+        return is_record(part) and not _is_numbers(part)
+    return isinstance(part, str | bytes)
 
 
-def _is_numbers(record: Any) -> bool:
+def _is_numbers(record: dict[str, object]) -> bool:
     return all(isinstance(value, int | float) or value is None for value in record.values())
 
 

@@ -24,13 +24,13 @@ INLINE = "data:image/"
 FORMS = "the path of a file, its bytes, an image of Pillow, or an array (height, width, 3)"
 
 
-def open_picture(picture: Any, name: str = "the image") -> np.ndarray:
+def open_picture(image: object, name: str = "the image") -> np.ndarray:
     """Returns an image as a viewer would show it.
 
     A file is decoded by `decode`: turned by its EXIF orientation, with transparent parts on white.
 
     Args:
-        picture: path or storage address of a JPEG, PNG or WebP file, or "data:image/...;base64,..."
+        image: path or storage address of a JPEG, PNG or WebP file, or "data:image/...;base64,..."
             with one; its bytes; an image of Pillow; an array or tensor (H, W, 3), (H, W, 1) or
             (H, W) with values from 0 to 255; or {"bytes", "path"}, as Hugging Face's datasets have.
         name: what errors call an image that has no path.
@@ -42,24 +42,24 @@ def open_picture(picture: Any, name: str = "the image") -> np.ndarray:
         InputError: for an address of the web, a file that is missing or damaged, or an array of
             another shape or range.
     """
-    if isinstance(picture, Mapping):
-        held = picture.get("bytes")
-        picture = picture.get("path") if held is None else held
-    if isinstance(picture, np.ndarray) and picture.dtype.kind in "OSU" and picture.ndim == 0:
-        picture = picture.item()
+    if isinstance(image, Mapping):
+        held = image.get("bytes")
+        image = image.get("path") if held is None else held
+    if isinstance(image, np.ndarray) and image.dtype.kind in "OSU" and image.ndim == 0:
+        image = image.item()
     try:
-        if isinstance(picture, str | Path):
-            return _file(str(picture), name)
-        if isinstance(picture, bytes | bytearray | memoryview):
-            return decode(bytes(picture), name)
-        if hasattr(picture, "convert") and hasattr(picture, "getexif"):
-            image: Any = picture
-            return upright(image)
+        if isinstance(image, str | Path):
+            return _file(str(image), name)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return decode(bytes(image), name)
+        if hasattr(image, "convert") and hasattr(image, "getexif"):
+            pillow: Any = image
+            return upright(pillow)
     except PictureError as error:
         raise InputError(f"{error.name}: {error.reason}; repair or remove it") from error
     except OSError as error:  # Pillow reads what an image holds when it is asked for
         raise InputError(f"{name} cannot be read: {error}") from error
-    return _array(picture, name)
+    return _array(image, name)
 
 
 def check_local(path: str) -> None:
@@ -89,7 +89,7 @@ def _file(path: str, name: str) -> np.ndarray:
     return decode(content, path)
 
 
-def _array(picture: Any, name: str) -> np.ndarray:
+def _array(picture: object, name: str) -> np.ndarray:
     array = to_numpy(picture) if hasattr(picture, "__array__") else None
     if array is None or array.dtype.kind not in "uif":
         raise InputError(f"{name} is a {type(picture).__name__}; give {FORMS}")

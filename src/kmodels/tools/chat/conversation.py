@@ -15,6 +15,7 @@ from kmodels.generation.drafters import ASSISTANT_TOKENS, same_tokens
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.models.common.causal_lm import CausalLM
+from kmodels.models.common.chat_prompts import ChatPrompts
 
 
 @dataclass
@@ -110,7 +111,7 @@ def question(text: str, images: Sequence[str] = ()) -> dict[str, Any]:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-def check_images(text: Any, images: Sequence[str], name: str, model: str) -> None:
+def check_images(text: ChatPrompts, images: Sequence[str], name: str, model: str) -> None:
     """Raises `InputError` for images that cannot be read, or that a model does not take.
 
     Args:

@@ -33,7 +33,7 @@ def picture_arrays(
     Raises:
         InputError: for a row that is too short for the tokens of its images.
     """
-    pictures = [[one for example in row for one in example.pictures] for row in rows]
+    pictures = [[one for example in row for one in example.images] for row in rows]
     most = max(map(len, pictures), default=0)
     images = np.zeros((len(rows), most, *size, 3), "float32")
     indices = np.zeros((len(rows), most * per_image), "int32")

@@ -162,17 +162,21 @@ def check_supported(pads: bool, interpolation: str) -> None:
         raise InputError(f"no preprocessor here has {', '.join(problems)} of keras-hub's converter")
 
 
-def each_channel(value: Any, channels: int) -> list[float]:
+def each_channel(value: float | Sequence[float] | np.ndarray, channels: int) -> list[float]:
     """Returns one number per channel, where there may be one for all."""
-    return [float(value)] * channels if np.ndim(value) == 0 else [float(x) for x in value]
+    if isinstance(value, Sequence | np.ndarray):
+        return [float(x) for x in np.ravel(value)]
+    return [float(value)] * channels
 
 
-def _plain(value: Any) -> Any:
-    return value if value is None or np.ndim(value) == 0 else [float(x) for x in value]
+def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:
+    if isinstance(value, Sequence | np.ndarray):
+        return [float(x) for x in value]
+    return value
 
 
-def _picture(x: Any, channels: int | None) -> np.ndarray:
-    x = to_numpy(x)
+def _picture(given: object, channels: int | None) -> np.ndarray:
+    x: np.ndarray = to_numpy(given)
     if x.ndim != 3:
         raise InputError(f"an image has shape {x.shape}; give (height, width, channels)")
     _check_channels(x, channels)

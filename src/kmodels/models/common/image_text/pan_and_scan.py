@@ -1,4 +1,4 @@
-"""Images of any shape as one picture of a square model, or as that and crops of it."""
+"""Images of any shape as the square ones that a model takes, alone or with crops of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -106,21 +106,21 @@ class PanAndScanConverter(ImageConverter):
         done = self.scaled(np.stack(found) if several else found[0])
         return keras.utils.pack_x_y_sample_weight(done, y, sample_weight)
 
-    def pixels(self, picture: np.ndarray) -> np.ndarray:
+    def pixels(self, image: np.ndarray) -> np.ndarray:
         """Returns what a model sees of one image.
 
         Args:
-            picture: (H, W, 3), uint8, or float32 with values from 0 to 255.
+            image: (H, W, 3), uint8, or float32 with values from 0 to 255.
 
         Returns:
             float32 (1 + crops, height, width, 3), the whole image first.
         """
-        parts = [picture, *(self.crops(picture) if self.do_pan_and_scan else [])]
+        parts = [image, *(self.crops(image) if self.do_pan_and_scan else [])]
         return self.scaled(np.stack([self._resized(part) for part in parts]))
 
-    def crops(self, picture: np.ndarray) -> list[np.ndarray]:
+    def crops(self, image: np.ndarray) -> list[np.ndarray]:
         """Returns the crops of one image (H, W, C), none where it is too square or too small."""
-        height, width = picture.shape[:2]
+        height, width = image.shape[:2]
         longer, shorter = max(height, width), min(height, width)
         if longer / shorter < self.pan_and_scan_min_ratio_to_activate:
             return []
@@ -133,15 +133,15 @@ class PanAndScanConverter(ImageConverter):
             return []
         axis = 0 if height > width else 1
         starts = [start for start in range(0, side * count, side) if start < longer]
-        return [picture.take(range(s, min(s + side, longer)), axis) for s in starts]
+        return [image.take(range(s, min(s + side, longer)), axis) for s in starts]
 
     def scaled(self, found: np.ndarray) -> np.ndarray:
         """Returns images (..., 3) in [0, 255] times `scale` plus `offset`."""
         share = (found.astype("float64") * (1 / 255)).astype("float32")
         return (share - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
 
-    def _resized(self, picture: np.ndarray) -> np.ndarray:
-        found = self.resizing(picture, self.size)
+    def _resized(self, image: np.ndarray) -> np.ndarray:
+        found = self.resizing(image, self.size)
         # The kernels with negative parts leave the range of pixels.
         return found if found.dtype == np.uint8 else np.clip(found, 0.0, 255.0)
 

@@ -119,7 +119,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         raise NotImplementedError
 
     def _sequence(self) -> str:
-        """Returns the tokens of one picture."""
+        """Returns the tokens of one image or crop."""
         soft = self.image_tokens["image_token"] * self.num_vision_tokens_per_image
         return f"{self.image_tokens['boi_token']}{soft}{self.image_tokens['eoi_token']}"
 
@@ -182,9 +182,9 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
     def _records(self, x: Data) -> tuple[list[Any], bool]:
         found, is_batch = samples(x, self.reader, self.image_tokens["boi_token"])
         for place, one in enumerate(found):
-            if len(one.pictures) > self.max_images_per_prompt:
+            if len(one.images) > self.max_images_per_prompt:
                 raise InputError(
-                    f"example {place} has {len(one.pictures)} images; max_images_per_prompt is "
+                    f"example {place} has {len(one.images)} images; max_images_per_prompt is "
                     f"{self.max_images_per_prompt}: set it higher, or give fewer images"
                 )
         return found, is_batch
@@ -192,7 +192,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
     def _pixels(self, sample: Sample, place: int) -> list[np.ndarray]:
         """Returns what the model sees of each image: (1 + crops, height, width, 3)."""
         name = f"image {{}} of example {place}".format
-        pictures = [open_picture(one, name(i)) for i, one in enumerate(sample.pictures)]
+        pictures = [open_picture(one, name(i)) for i, one in enumerate(sample.images)]
         return [self.image_converter.pixels(picture) for picture in pictures]
 
     def _expanded(self, written: Sequence[Any], pixels: Sequence[list[np.ndarray]]) -> list[Any]:

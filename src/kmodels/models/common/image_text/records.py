@@ -1,7 +1,7 @@
 """Records that hold images, as texts or messages and a list of images each."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
@@ -22,11 +22,11 @@ class Sample(NamedTuple):
     Attributes:
         record: a text, or fields of texts, or messages in whose content {"type": "image"} stands
             where an image belongs.
-        pictures: images in the order of their places, in any form that `open_picture` reads.
+        images: images in the order of their places, in any form that `open_picture` reads.
     """
 
     record: Any
-    pictures: list[Any]
+    images: list[Any]
 
 
 def samples(x: Data, reader: str, marker: str) -> tuple[list[Sample], bool]:
@@ -66,29 +66,29 @@ def _rows(x: Mapping[str, Any]) -> tuple[list[Any], bool]:
     return [{name: lists[name][row] for name in lists} for row in range(sizes.pop())], True
 
 
-def _is_single(value: Any) -> bool:
+def _is_single(value: object) -> bool:
     """Returns whether this is a text, or the messages of one chat, and not a column of them."""
     if isinstance(value, str | bytes):
         return True
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(one, Mapping) for one in value)
-    return np.ndim(value) == 0
+    return getattr(value, "ndim", 0) == 0
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: Iterable[Any]) -> list[Any]:
     return value.tolist() if _is_objects(value) else list(value)
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: object) -> bool:
     """Returns whether this is a text in an array, as tf.data gives one."""
     return isinstance(value, np.ndarray) and value.ndim == 0
 
 
-def _is_objects(value: Any) -> bool:
+def _is_objects(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 
 
-def _sample(one: Any, reader: str, marker: str) -> Sample:
+def _sample(one: object, reader: str, marker: str) -> Sample:
     if not isinstance(one, Mapping):
         return Sample(one_by_one(one, reader)[0][0], [])
     pictures = [picture for name in PICTURES for picture in _several(one.get(name))]
@@ -111,7 +111,7 @@ def _sample(one: Any, reader: str, marker: str) -> Sample:
     return Sample(record, pictures)
 
 
-def _several(value: Any) -> list[Any]:
+def _several(value: object) -> list[Any]:
     """Returns images that may be none, one, or several."""
     if value is None:
         return []
@@ -119,20 +119,19 @@ def _several(value: Any) -> list[Any]:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return list(value)
-    if not isinstance(value, str | bytes) and np.ndim(value) == 4:
-        return list(value)
-    return [value]
+    shape = getattr(value, "shape", ())
+    return list(cast("Any", value)) if len(shape) == 4 else [value]
 
 
 def parts_of(
-    messages: Any, pictures: Sequence[Any], marker: str
+    messages: object, images: Sequence[Any], marker: str
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """Returns messages without their images, and the images in the order of their places.
 
     Args:
         messages: whose content is a text, or a list of {"type": "text", "text"} and {"type":
             "image"}, the latter with its image as "image", "path", "url" or "base64", or without.
-        pictures: images of the places that name none, in order. Where no message has a place, they
+        images: images of the places that name none, in order. Where no message has a place, they
             stand before the first text of the user, as in TRL.
         marker: text that stands where an image belongs, in contents that are texts.
 
@@ -141,8 +140,8 @@ def parts_of(
     """
     messages = [dict(one) if isinstance(one, Mapping) else one for one in _plain(messages)]
     if not _has_place(messages, marker):
-        messages = _with_places(messages, len(pictures))
-    left = list(pictures)
+        messages = _with_places(messages, len(images))
+    left = list(images)
     found: list[Any] = []
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
@@ -179,12 +178,12 @@ def _with_places(messages: list[Any], count: int) -> list[Any]:
     return [*messages[:first], opened, *messages[first + 1 :]]
 
 
-def _part(part: Any, place: int, left: list[Any], found: list[Any]) -> dict[str, Any]:
+def _part(part: object, place: int, left: list[Any], found: list[Any]) -> dict[str, Any]:
     """Returns a part of a message without its image, which moves to `found`."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
+    if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
-    if kind != "image":
+    if not isinstance(part, Mapping) or kind != "image":
         said = f"a part of type {kind!r}" if isinstance(part, Mapping) else repr(part)[:40]
         raise InputError(
             f'messages[{place}] has {said}; a part is {{"type": "text", "text": ...}} or '
@@ -208,7 +207,7 @@ def _part(part: Any, place: int, left: list[Any], found: list[Any]) -> dict[str,
     return {"type": "image"}
 
 
-def _plain(messages: Any) -> list[Any]:
+def _plain(messages: object) -> list[Any]:
     if isinstance(messages, np.ndarray):
         messages = messages.tolist()
     if not isinstance(messages, list | tuple):
