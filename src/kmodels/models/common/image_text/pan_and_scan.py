@@ -137,6 +137,15 @@ class PanAndScanConverter(ImageConverter):
 
     def scaled(self, found: np.ndarray) -> np.ndarray:
         """Returns images (..., 3) in [0, 255] times `scale` plus `offset`."""
+        if found.dtype != np.uint8:
+            return self._normalized(found)
+        # There are 256 results, which are faster looked up than computed for each pixel.
+        table = self._normalized(np.repeat(np.arange(256, dtype="uint8")[:, None], 3, 1))
+        if (table == table[:, :1]).all():
+            return table[:, 0][found]
+        return np.stack([column[found[..., i]] for i, column in enumerate(table.T)], -1)
+
+    def _normalized(self, found: np.ndarray) -> np.ndarray:
         share = (found.astype("float64") * (1 / 255)).astype("float32")
         return (share - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
 

@@ -13,7 +13,7 @@ from kmodels.weights.readers import read_json
 if TYPE_CHECKING:
     from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
 
-PROCESSOR, IMAGES = "processor_config.json", "preprocessor_config.json"
+CONFIG, PROCESSOR, IMAGES = "config.json", "processor_config.json", "preprocessor_config.json"
 CROPS = (
     "do_pan_and_scan",
     "pan_and_scan_min_crop_size",
@@ -38,7 +38,8 @@ def read(path: Path, converter: str) -> dict[str, Any]:
     Raises:
         InputError: for a setting that the converter lacks, or a damaged file.
     """
-    if (path / SETTINGS_FILE).is_file():
+    config = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
+    if "preprocessor" in config or (path / SETTINGS_FILE).is_file():
         return {}
     whole, images = (
         read_json(path / name) if (path / name).is_file() else {} for name in (PROCESSOR, IMAGES)
