@@ -8,8 +8,8 @@ import keras
 from kmodels.models.common.image_text.decoder import ImageTextBackbone
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma_vision.config import Gemma3ImageTextConfig
-from kmodels.models.gemma_vision.encoder import Gemma3VisionEncoder
 from kmodels.models.gemma_vision.weights import peft
+from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
