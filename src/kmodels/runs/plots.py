@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["confusion", "curves", "installed", "predictions", "probe"]
+__all__ = ["captions", "confusion", "curves", "installed", "predictions", "probe"]
 
 EXTRA = "pip install 'kmodels[plots]'"
 _INK = "#333333"

@@ -11,7 +11,7 @@ from tokenizers.trainers import BpeTrainer
 from kmodels.text.pieces import SPACE
 from kmodels.text.tokenizer import Tokenizer
 
-__all__ = ["train_tokenizer"]
+__all__ = ["IMAGES", "train_tokenizer"]
 
 # Gemma's order: ids 0 to 3, then the markers of turns, then the 256 bytes.
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
