@@ -1,7 +1,7 @@
 """Text for language models: tokenizers, records, templates, examples and rows."""
 
 from kmodels.text.examples import Cut, Example, encode
-from kmodels.text.loader import TextLoader
+from kmodels.text.loader import RecordLoader, TextLoader
 from kmodels.text.packing import pack, pad
 from kmodels.text.record_files import read_records
 from kmodels.text.records import Records
@@ -11,6 +11,7 @@ from kmodels.text.tokenizer import Tokenizer
 __all__ = [
     "Cut",
     "Example",
+    "RecordLoader",
     "Records",
     "Template",
     "TextLoader",

@@ -23,7 +23,10 @@ GEMMA = (
     *("GemmaTokenizer", "PaddingApart", "PerLayerEmbedding", "Reordered", "TokenPooling"),
     *("TokensFirst", "UnitLength"),
 )
-GEMMA3 = ("Gemma3ImageConverter", "Gemma3ImageTextLMPreprocessor")
+GEMMA_VISION = (
+    *("Gemma3ImageConverter", "Gemma3ImageTextBackbone", "Gemma3ImageTextLM"),
+    *("Gemma3ImageTextLMPreprocessor", "Gemma3VisionEncoder"),
+)
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
     "Qwen3Tokenizer",
@@ -41,7 +44,7 @@ MODULES = {
         *("RandomSampler", "TopKSampler", "TopPSampler"),
     ),
     "kmodels.layers": LAYERS,
-    "kmodels.models": (*CLIP, *GEMMA, *GEMMA3, *QWEN3, *VIT),
+    "kmodels.models": (*CLIP, *GEMMA, *GEMMA_VISION, *QWEN3, *VIT),
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),

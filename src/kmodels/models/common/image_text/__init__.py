@@ -1,1 +1,1 @@
-"""What models of images and text share before the model: pixels, texts with images, and batches."""
+"""What models of images and text share."""

@@ -1,17 +1,45 @@
 """Images and texts to what a Gemma 3 takes, and back."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
 
 from kmodels.models.common.image_text import transformers_files
+from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
 from kmodels.models.common.image_text.preprocessor import ImageTextLMPreprocessor
 from kmodels.models.gemma.preprocessor import CHATS
 from kmodels.models.gemma.tokenizer import Gemma3Tokenizer
-from kmodels.models.gemma3.image_converter import Gemma3ImageConverter
 
 CROPPED = "Here is the original image {} and here are some crops to help you see better {}"
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Gemma3ImageConverter(PanAndScanConverter):
+    """`PanAndScanConverter` with the size and the range of Gemma 3; keras-hub's name.
+
+    Args:
+        image_size: (height, width) in pixels.
+        scale: as there, like all that is not listed; pixels go from -1 to 1.
+        offset: as there.
+        **kwargs: of `PanAndScanConverter`. Unlike keras-hub's defaults, images are smoothed and not
+            cropped, as the checkpoints were trained.
+
+    Call:
+        As of `PanAndScanConverter`.
+    """
+
+    family = "gemma_vision"
+
+    def __init__(
+        self,
+        image_size: Sequence[int] = (896, 896),
+        scale: float | Sequence[float] | None = 1 / 127.5,
+        offset: float | Sequence[float] | None = -1.0,
+        **kwargs: Any,
+    ):
+        super().__init__(image_size, scale, offset, **kwargs)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -37,7 +65,7 @@ class Gemma3ImageTextLMPreprocessor(ImageTextLMPreprocessor):
         As of `ImageTextLMPreprocessor`.
     """
 
-    family = "gemma3"
+    family = "gemma_vision"
     tokenizer_class = Gemma3Tokenizer
     converter_class = Gemma3ImageConverter
     reader = "Gemma 3"
