@@ -104,6 +104,34 @@ def test_image_tokens_are_not_learnt(case, records):
     assert packed[2].sum() == weights.sum()
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("crops", [True, False])
+def test_replies_between_images(case, own, crops):
+    text = case.preprocessor("old", crops, sequence_length=400)
+    if not own:
+        text.tokenizer.chat_template = None
+    wide, square = case.picture("wide2.png"), case.picture("square.png")
+    image = [{"type": "image", "image": wide}]
+    said = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": [*image, {"type": "text", "text": " what is it? "}]},
+        {"role": "assistant", "content": "two things"},
+        {"role": "user", "content": [{"type": "text", "text": "and"}, *image, *image]},
+        {"role": "assistant", "content": [{"type": "text", "text": "so"}]},
+        {"role": "user", "content": f"{START} last?"},
+        {"role": "assistant", "content": "kind"},
+    ]
+    text.max_images_per_prompt = 4
+    x, labels, weights = text({"messages": said, "images": square})
+    assert x["images"].shape[0] == (3 * 3 + 1 if crops else 4)
+    np.testing.assert_array_equal(x["images"][-1], text.image_converter(square))
+    learnt = text.tokenizer.decode(labels[weights == 1])
+    assert learnt == "two things<end_of_turn>so<end_of_turn>kind<end_of_turn>"
+    found = text.tokenizer.decode(x["token_ids"][x["padding_mask"] == 1])
+    assert found.count(SOFT) == 4 * len(x["images"])
+    assert found.startswith("<bos><start_of_turn>user\nbe kind\n\n")
+
+
 def test_one_record(text, records):
     x, labels, weights = text(records)
     for row in (0, 1):

@@ -108,15 +108,23 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
 
 
 def _to_preprocess(x: Any) -> Any:
-    """Returns samples as NumPy arrays, but records and lists of a column as they are.
+    """Returns samples as NumPy arrays, but records, or lists in columns of them, as they are.
 
     What a record holds may be the bytes or the path of an image, which an array would change.
     """
     if isinstance(x, list):
-        return [one if isinstance(one, dict) else to_numpy(one) for one in x]
-    if isinstance(x, dict):
+        return [one if is_record(one) else to_numpy(one) for one in x]
+    if isinstance(x, dict) and any(_is_texts(part) for part in x.values()):
         return {key: part if isinstance(part, list) else to_numpy(part) for key, part in x.items()}
     return to_numpy(x)
+
+
+def _is_texts(column: object) -> bool:
+    """Returns whether this is a column of texts or messages."""
+    while isinstance(column, list) and column:
+        column = column[0]
+    kind = getattr(getattr(column, "dtype", None), "kind", "")
+    return isinstance(column, str | dict) or kind in ("O", "U", "S")
 
 
 def _kept(part: Any) -> Any:
