@@ -1,11 +1,11 @@
-"""Teach a Gemma 3 with its vision encoder to say what is in a picture.
+"""Teach a Gemma 3 with its vision encoder to say what is in an image.
 
     python recipes/caption.py  # a small model learns to read numbers, offline, in minutes
     python recipes/caption.py --weights DIR --data FOLDER_OR_FILE.jsonl \\
         --precision bfloat16 --rank 8 --learning-rate 2e-4 --batch-size 4
 
-FOLDER holds pictures with captions (metadata.jsonl or metadata.csv with file_name and text, or a
-text file beside each picture); a line of FILE.jsonl holds images with text, prompts and responses,
+FOLDER holds images with captions (metadata.jsonl or metadata.csv with file_name and text, or a
+text file beside each image); a line of FILE.jsonl holds images with text, prompts and responses,
 or messages. With --rank the halves that --train names get LoRA, else they are trained as a whole.
 The run's directory gets result.json, predictions.png and the model.
 
@@ -32,7 +32,7 @@ class Settings(recipe.Common):
     )
     skip_bad: bool = flag(False, "leave bad records out, and count them")
     held_out: float = flag(0.1, "share of the records, or of the numbers, kept for evaluation")
-    pictures: int = flag(18, "pictures of each number to learn", small=1)
+    images: int = flag(18, "images of each number to learn", small=1)
     sequence_length: int = flag(40, "tokens of a row, those of images included")
     train: str = flag("all", "what is trained", choices=("all", "text", "vision"))
     rank: int = flag(0, "of LoRA; 0 trains all weights")
@@ -54,7 +54,7 @@ class Settings(recipe.Common):
 
 # Settings that a resumed run must share with the one it continues.
 FIXED = (
-    *("preset", "data", "pictures", "held_out", "sequence_length", "train", "rank", "alpha"),
+    *("preset", "data", "images", "held_out", "sequence_length", "train", "rank", "alpha"),
     *("batch_size", "accumulate", "seed"),
 )
 # The demonstration's model is larger than the preset, which is made for tests.
@@ -66,7 +66,7 @@ VISION = {
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
-    recipe.at_least(settings, epochs=1, rank=0, clip_norm=0, answers=1, answer_tokens=1, pictures=1)
+    recipe.at_least(settings, epochs=1, rank=0, clip_norm=0, answers=1, answer_tokens=1, images=1)
     recipe.check_fractions(settings, "warmup", "held_out")
     import keras
 
@@ -165,7 +165,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
 
 def numbers(settings: Settings) -> tuple[list[Any], list[Any], list[str]]:
-    """Pictures of numbers; those held out are of numbers that nobody learns."""
+    """Images of numbers; those held out are of numbers that nobody learns."""
     import numpy as np
 
     from kmodels.data import rendered_numbers
@@ -181,7 +181,7 @@ def numbers(settings: Settings) -> tuple[list[Any], list[Any], list[str]]:
             for picture, n in zip(pictures, chosen, strict=True)
         ]
 
-    return made(np.repeat(drawn[count:], settings.pictures)), made(np.repeat(drawn[:count], 2)), []
+    return made(np.repeat(drawn[count:], settings.images)), made(np.repeat(drawn[:count], 2)), []
 
 
 def records(settings: Settings) -> tuple[list[Any], list[Any], list[str]]:

@@ -10,7 +10,7 @@ import pytest
 from kmodels.weights import read_safetensors
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "caption.py"
-SMALL = ("--pictures", "1", "--batch-size", "16", "--answers", "8", "--held-out", "0.2")
+SMALL = ("--images", "1", "--batch-size", "16", "--answers", "8", "--held-out", "0.2")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
-"""Pictures of numbers, for demonstrations of models that read."""
+"""Images of numbers, for demonstrations of models that read."""
 
 import numpy as np
 
-# Number of digits, and side of the square pictures in pixels.
+# Number of digits, and side of the square images in pixels.
 DIGITS, SIZE = 3, 32
 
 
@@ -12,7 +12,7 @@ def rendered_numbers(numbers: np.ndarray, rng: np.random.Generator, size: int = 
     Args:
         numbers: (N,) int, below 10 ** `DIGITS`; those with fewer digits get zeros in front.
         rng: draws size, place, grey and noise.
-        size: side of the pictures in pixels, from 32 on.
+        size: side of the images in pixels, from 32 on.
 
     Returns:
         (N, size, size, 3) uint8.

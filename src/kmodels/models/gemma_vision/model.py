@@ -17,7 +17,7 @@ class Gemma3ImageTextBackbone(ImageTextBackbone):
     """A Gemma 3 that reads texts with images, without its output layer.
 
     Args:
-        vision_encoder: a `Gemma3VisionEncoder`, or its arguments; the layer is made anew.
+        vision_encoder: a `Gemma3VisionEncoder`, or its arguments, from which the model makes one.
         image_size: taken as keras-hub takes it; the encoder says it.
         **fields: as of `Gemma3Backbone`, and of `Gemma3ImageTextConfig`.
 
