@@ -98,7 +98,9 @@ def predictions(
     texts = [
         f"{names[i]} {100 * shares[i]:.0f} %" for i, shares in zip(said, probabilities, strict=True)
     ]
-    right = [None if i == label else names[label] for i, label in zip(said, labels, strict=True)]
+    right: list[str | None] = [
+        None if i == label else names[label] for i, label in zip(said, labels, strict=True)
+    ]
     _pictures(path, images, texts, right)
 
 
