@@ -99,7 +99,7 @@ def predictions(
         f"{names[i]} {100 * shares[i]:.0f} %" for i, shares in zip(said, probabilities, strict=True)
     ]
     right: list[str | None] = [
-        None if i == label else names[label] for i, label in zip(said, labels, strict=True)
+        None if i == label else names[int(label)] for i, label in zip(said, labels, strict=True)
     ]
     _pictures(path, images, texts, right)
 
