@@ -32,6 +32,7 @@ VIT = (
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
+    *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),

@@ -21,6 +21,16 @@ LARGER: dict[str, tuple[int, int, int, int]] = {
     "gigantic": (1664, 48, 16, 8192),
 }
 DINOV2_GIANT = "dinov2_giant"
+# width, blocks, heads, MLP, and whether that is gated: Simeoni et al. 2025 table 2 and section 5.1,
+# as transformers' configurations of facebook/dinov3-<name>-pretrain-lvd1689m have them.
+DINOV3: dict[str, tuple[int, int, int, int, bool]] = {
+    "vits16": (384, 12, 6, 1536, False),
+    "vits16plus": (384, 12, 6, 1536, True),
+    "vitb16": (768, 12, 12, 3072, False),
+    "vitl16": (1024, 24, 16, 4096, False),
+    "vith16plus": (1280, 32, 20, 5120, True),
+    "vit7b16": (4096, 40, 32, 8192, True),
+}
 DEIT3 = {"small": 16, "medium": 16, "base": 16, "large": 16, "huge": 14}
 # Sides of the images by size and patch, of the first SigLIP and of the second. A patch of 14 does
 # not divide 384: what is left of the image is not seen there, and 378 pixels are enough.
@@ -53,6 +63,30 @@ def _size(size: str, patch: int, side: int = 224) -> dict[str, Any]:
     }
 
 
+def _dinov3(name: str) -> dict[str, Any]:
+    width, layers, heads, mlp, gated = DINOV3[name]
+    # The largest was trained without any bias of queries, keys and values.
+    biased = name != "vit7b16"
+    return {
+        "image_shape": (224, 224, 3),
+        "patch_size": 16,
+        "num_layers": layers,
+        "num_heads": heads,
+        "hidden_dim": width,
+        "mlp_dim": mlp,
+        "use_swiglu_ffn": gated,
+        "layer_norm_epsilon": 1e-5,
+        "layer_scale": 1e-5,
+        "num_register_tokens": 4,
+        "use_query_bias": biased,
+        "use_key_bias": False,
+        "use_value_bias": biased,
+        "use_position_embedding": False,
+        "rope_theta": 100.0,
+        "pos_embed_rescale": 2.0,
+    }
+
+
 def _towers() -> dict[str, dict[str, Any]]:
     """Returns vision towers and other variants, under the names of their checkpoints."""
     found: dict[str, dict[str, Any]] = {}
@@ -73,6 +107,7 @@ def _towers() -> dict[str, dict[str, Any]]:
         found[f"dinov2_{size}_patch14_518"] = plain | hugging
         registers = {"num_register_tokens": 4, "position_interpolation": "bicubic_antialias"}
         found[f"dinov2_{size}_reg4_patch14_518"] = plain | registers
+    found |= {f"dinov3_{name}": _dinov3(name) for name in DINOV3}
     mapped = {"use_class_token": False, "approximate_gelu": True, "task_pooling": "map"}
     for (size, patch), (first, second) in SIGLIP.items():
         for name, sides in (("siglip", first), ("siglip2", second)):

@@ -11,7 +11,8 @@ from kmodels.models.common.encoder.config import GELUS
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.exports.huggingface import BIAS, LOGITS, NONE, RATIOS, lacking
+from kmodels.models.vit.exports.huggingface import RATIOS
+from kmodels.models.vit.exports.traits import BIAS, LOGITS, NONE, lacking
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.weights import keras_hub as weights
 from kmodels.models.vit.weights.dinov2 import gated_dim

@@ -1,0 +1,430 @@
+"""DINOv3 through the real loaders: features, what each of its parts changes, and the way back."""
+
+import functools
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from gradients import value_and_grad
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.models import DINOV3Backbone, ViTBackbone, ViTConfig, ViTImageClassifier
+from kmodels.models.vit.coordinates import PatchCoordinates
+from kmodels.models.vit.presets import PRESETS
+from kmodels.weights import read_safetensors, write_safetensors
+from tolerances import tolerance
+
+CASES = ("dinov3", "dinov3_gated", "timm_dinov3", "timm_dinov3_gated")
+TIMM = tuple(case for case in CASES if case.startswith("timm"))
+TRANSFORMERS = tuple(case for case in CASES if case not in TIMM)
+
+
+@functools.cache
+def expected_of(references, case):
+    with np.load(references / "vit_recent" / case / "expected.npz") as held:
+        return dict(held)
+
+
+def _read(references, case, **more):
+    head = {} if "logits" in expected_of(references, case) else {"num_classes": 0}
+    return ViTImageClassifier.from_preset(
+        references / "vit_recent" / case / "model", **head, **more
+    )
+
+
+@functools.cache
+def model_of(references, case):
+    return _read(references, case)
+
+
+def _run(model, images):
+    """What a model gives, as arrays; compiled on JAX, where that takes less than op after op."""
+    if keras.backend.backend() == "jax":
+        return model.predict(images, verbose=0)
+    return keras.tree.map_structure(to_numpy, model(images))
+
+
+def _near(found, expected, name):
+    assert np.abs(expected).max() > 0.3
+    np.testing.assert_allclose(found, expected, atol=tolerance("hidden"), rtol=0, err_msg=name)
+
+
+def _differ(found, expected):
+    assert np.abs(found - expected).max() > 100 * tolerance("hidden")
+
+
+# === There ===
+
+
+def test_every_reference_has_a_test(references):
+    found = [folder.name for folder in (references / "vit_recent").iterdir() if folder.is_dir()]
+    assert sorted(found) == sorted(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("start", ["", "resized_"], ids=["own size", "odd aspect ratio"])
+def test_features_are_those_of_the_peer_at_both_sizes(references, case, start):
+    expected = {
+        name.removeprefix(start): x
+        for name, x in expected_of(references, case).items()
+        if name.startswith(start)
+    }
+    model = model_of(references, case)
+    if start:
+        model = _read(references, case, image_shape=expected["images"].shape[1:])
+    blocks = sorted(name for name in expected if name.startswith("block_"))
+    features = model.feature_model([*blocks, "sequence_output", "pooled_output"])
+    together = keras.Model(model.input, {**features.output, "result": model.output})
+    found = _run(together, expected["images"])
+    for name in blocks:
+        _near(found[name], expected[name], name)
+    _near(found["sequence_output"], expected["final"], "final")
+    _near(found["pooled_output"], expected["pooled"], "pooled")
+    result = "logits" if "logits" in expected else "pooled"
+    _near(found["result"], expected[result], result)
+    # The call of a backbone walks through its steps, and its last block may leave tokens out.
+    called = to_numpy(model.backbone(expected["images"], training=False))
+    _near(called, expected["final"], "called")
+    if "parameters" in expected:
+        assert model.count_params() == expected["parameters"]
+
+
+def test_a_copy_for_another_size_is_what_the_file_gives_there(references):
+    expected = expected_of(references, "dinov3")
+    shape = expected["resized_images"].shape[1:3]
+    again = model_of(references, "dinov3").backbone.resized(shape)
+    _near(_run(again, expected["resized_images"]), expected["resized_final"], "resized")
+
+
+# === What each part changes ===
+
+
+def _with(references, case, **changes):
+    """The model of a case with another config, and its weights where both have them."""
+    backbone = model_of(references, case).backbone
+    other = ViTBackbone(**{**backbone.config.to_dict(), **changes})
+    held = {variable.path: variable for variable in backbone.variables}
+    for variable in other.variables:
+        if (old := held.get(variable.path)) is not None and old.shape == variable.shape:
+            variable.assign(to_numpy(old.value))
+    return other
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": None, "pos_embed_rescale": None},
+        {"rope_theta": 10.0},
+        {"rope_type": "cat"},
+        {"num_register_tokens": 2},
+        {"layer_scale": None},
+    ],
+    ids=str,
+)
+def test_each_part_counts(references, changes):
+    expected = expected_of(references, "dinov3")
+    found = _run(_with(references, "dinov3", **changes), expected["images"])
+    patches = slice(-64, None)
+    _differ(found[:, patches], expected["final"][:, patches])
+
+
+def test_a_bias_of_the_keys_counts_where_they_turn(references):
+    expected = expected_of(references, "dinov3")
+    assert not any("key/bias" in v.path for v in model_of(references, "dinov3").variables)
+    biased = _with(references, "dinov3", use_key_bias=True)
+    _near(_run(biased, expected["images"]), expected["final"], "zeros")
+    for variable in biased.variables:
+        if variable.path.endswith("key/bias"):
+            variable.assign(np.linspace(-2, 2, 24))
+    _differ(_run(biased, expected["images"]), expected["final"])
+
+
+def test_class_token_and_registers_do_not_turn():
+    config = ViTConfig(image_shape=(8, 12, 3), patch_size=4, num_register_tokens=2, rope_theta=9.0)
+    found = to_numpy(PatchCoordinates(config)(np.zeros((1, 8, 12, 3), "float32")))
+    assert found.shape == (9, 2) and np.all(found[:3] == 0)
+    # Centers of 2 x 3 patches from -1 to 1, in circles.
+    expected = [[y, x] for y in (-0.5, 0.5) for x in (-2 / 3, 0, 2 / 3)]
+    np.testing.assert_allclose(found[3:], 2 * np.pi * np.array(expected), atol=1e-6)
+
+
+# === In training ===
+
+SHIFTED = {
+    "image_shape": (16, 24, 3),
+    "patch_size": 4,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "mlp_dim": 24,
+    "num_register_tokens": 2,
+    "use_position_embedding": False,
+    "rope_theta": 100.0,
+}
+
+
+def _places(training, **moves):
+    layer = PatchCoordinates(ViTConfig(**SHIFTED, **moves))
+    images = np.zeros((2, 16, 24, 3), "float32")
+    return [to_numpy(layer(images, training=training)) for _ in range(8)]
+
+
+def test_places_move_in_training_alone_and_class_token_never():
+    for moves in ({"pos_embed_shift": 0.3}, {"pos_embed_jitter": 2.0}, {"pos_embed_rescale": 2.0}):
+        still = _places(False, **moves)
+        assert all(np.array_equal(x, still[0]) for x in still)
+        moved = _places(True, **moves)
+        assert np.all(np.stack(moved)[:, :3] == 0)
+        assert len({x.tobytes() for x in moved}) == 8
+        (name,) = moves
+        for x in moved:
+            if name == "pos_embed_shift":
+                by = (x - still[0])[3:] / (2 * np.pi)
+                assert np.ptp(by, axis=0).max() < 1e-5 and np.abs(by).max() <= 0.3
+                assert abs(by[0, 0] - by[0, 1]) > 1e-4
+                continue
+            by = x[3:] / still[0][3:]
+            assert np.ptp(by, axis=0).max() < 1e-5 and 0.5 <= by.min() <= by.max() <= 2.0
+            assert (abs(by[0, 0] - by[0, 1]) > 1e-4) == (name == "pos_embed_jitter")
+    assert np.array_equal(_places(True)[0], _places(False)[0])
+    ones = {"pos_embed_shift": 0.0, "pos_embed_jitter": 1.0, "pos_embed_rescale": 1.0}
+    np.testing.assert_allclose(_places(True, **ones)[0], _places(False)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_step_trains_every_weight(dtype):
+    keras.utils.set_random_seed(3)
+    backbone = DINOV3Backbone(
+        **SHIFTED,
+        pos_embed_rescale=2.0,
+        dtype=dtype,
+    )
+    model = ViTImageClassifier(backbone, num_classes=3)
+    model.compile(keras.optimizers.SGD(0.5))
+    before = {v.path: to_numpy(v.value) for v in model.trainable_variables}
+    images = np.random.default_rng(0).normal(size=(4, 16, 24, 3)).astype("float32")
+    model.fit(images, np.array([0, 1, 2, 0]), verbose=0, epochs=2)
+    after = {v.path: to_numpy(v.value) for v in model.trainable_variables}
+    assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
+    assert np.isfinite(model.predict(images, verbose=0)).all()
+
+
+def test_places_are_not_rounded_to_half_precision():
+    wide = ViTBackbone(**SHIFTED, name="wide", dtype="float32")
+    half = ViTBackbone(**SHIFTED, name="half", dtype="mixed_bfloat16")
+    half.set_weights(wide.get_weights())
+    block, x = half.blocks[0], np.random.default_rng(1).normal(size=(1, 27, 16))
+    x = keras.ops.convert_to_tensor(x, "bfloat16")
+    assert half.coordinates is not None
+    places = half.coordinates(np.zeros((1, 16, 24, 3), "float32"))
+    assert keras.backend.standardize_dtype(places.dtype) == "float32"
+    given = keras.ops.cast(keras.ops.cast(places, "bfloat16"), "float32")
+    found, rounded = (to_numpy(block(x, coordinates=c)) for c in (places, given))
+    assert not np.array_equal(found, rounded)
+
+
+def test_gradients_reach_the_images_and_are_those_of_finite_differences(references):
+    model = model_of(references, "dinov3").backbone
+    images = expected_of(references, "dinov3")["images"][:1]
+    _, (found,) = value_and_grad(lambda x: model(x), images)
+    step = np.random.default_rng(2).normal(size=images.shape).astype("float32")
+    step /= np.abs(step).max()
+
+    def total(x):
+        output = to_numpy(model(x))
+        return (output * np.random.default_rng(7).normal(size=output.shape)).sum()
+
+    wanted = (total(images + 1e-2 * step) - total(images - 1e-2 * step)) / 2e-2
+    assert abs((found * step).sum() - wanted) < 2e-2 * max(1.0, abs(wanted))
+
+
+# === And back ===
+
+
+def _bits(folder):
+    found = read_safetensors(folder).items()
+    return {name: (x.shape, x.read().tobytes()) for name, x in found}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_came_from_a_peer_goes_back_bit_for_bit(references, case, tmp_path):
+    model = model_of(references, case)
+    if case in TIMM:
+        model.export_to_timm(tmp_path / "out")
+    else:
+        model.export_to_transformers(tmp_path / "out")
+    assert _bits(tmp_path / "out") == _bits(references / "vit_recent" / case / "model")
+    head: dict = {} if "logits" in expected_of(references, case) else {"num_classes": 0}
+    again = ViTImageClassifier.from_preset(tmp_path / "out", **head)
+    assert again.backbone.config == model.backbone.config
+
+
+def test_names_of_newer_files_have_the_encoder_in_front(references, tmp_path):
+    source = references / "vit_recent" / "dinov3" / "model"
+    tensors = {
+        f"model.{name}" if name.startswith("layer.") else name: x
+        for name, x in read_safetensors(source).items()
+    }
+    described = json.loads((source / "config.json").read_text())
+    described["rope_parameters"] = {"rope_theta": described.pop("rope_theta")}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    again = ViTBackbone.from_preset(tmp_path)
+    for one, other in zip(
+        again.weights, model_of(references, "dinov3").backbone.weights, strict=True
+    ):
+        assert np.array_equal(to_numpy(one.value), to_numpy(other.value))
+
+
+def test_our_own_files_keep_every_field(references, tmp_path):
+    model = model_of(references, "dinov3_gated")
+    model.save_to_preset(tmp_path / "preset")
+    again = ViTImageClassifier.from_preset(tmp_path / "preset")
+    assert again.backbone.config == model.backbone.config
+    model.backbone.save(tmp_path / "model.keras")
+    images = expected_of(references, "dinov3_gated")["images"]
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert np.array_equal(_run(again, images), _run(model.backbone, images))
+
+
+def test_maps_of_attention_turn_too(references):
+    expected = expected_of(references, "dinov3")
+    backbone = model_of(references, "dinov3").backbone
+    first = to_numpy(backbone.attention_maps(expected["images"])[0])
+    assert first.shape == (2, 3, 68, 68)
+    np.testing.assert_allclose(first.sum(-1), 1, atol=1e-5)
+    still = _with(references, "dinov3", rope_theta=None, pos_embed_rescale=None)
+    _differ(to_numpy(still.attention_maps(expected["images"])[0]), first)
+
+
+# === What does not fit ===
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_type": "mixed"}, "rope_type is 'mixed'; choose one of dinov3, cat"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0; give a number above 0, or None"),
+        ({"num_heads": 8}, "multiple of 4; hidden_dim 16 and num_heads 8 give 2"),
+        ({"pos_embed_jitter": 0.5}, "pos_embed_jitter is 0.5; give 1 or more, or None"),
+        ({"pos_embed_shift": -0.1}, "pos_embed_shift is -0.1; give 0 or more, or None"),
+        (
+            {"rope_theta": None, "pos_embed_rescale": 2.0},
+            "pos_embed_rescale without a rotary embedding; give rope_theta",
+        ),
+        ({"ref_feat_shape": (0, 4)}, r"ref_feat_shape is \(0, 4\); give \(rows, columns\)"),
+        ({"pooling_num_heads": 3}, "3 heads do not divide the width of 16"),
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be(changes, message):
+    with pytest.raises(InputError, match=message):
+        ViTConfig(**{**SHIFTED, **changes})
+
+
+def test_activations_of_kinds():
+    with pytest.raises(InputError, match="'gelu' with use_gated_mlp=True; choose one of silu"):
+        DINOV3Backbone(use_gated_mlp=True)
+    with pytest.raises(InputError, match="'relu' with use_gated_mlp=False; choose one of gelu"):
+        DINOV3Backbone(hidden_activation="relu")
+
+
+def test_a_gate_of_another_activation_is_refused(references, tmp_path):
+    source = references / "vit_recent" / "dinov3_gated" / "model"
+    described = json.loads((source / "config.json").read_text()) | {"hidden_act": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(InputError, match="use_gated_mlp with hidden_act 'gelu'; only 'silu'"):
+        ViTBackbone.from_preset(tmp_path)
+
+
+def test_variants_of_timm_that_are_not_here_are_refused(references, tmp_path):
+    source = references / "vit_recent" / "timm_dinov3" / "model"
+    tensors = read_safetensors(source)
+    described = json.loads((source / "config.json").read_text())
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    described["model_args"]["num_kv_heads"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(InputError, match="num_kv_heads=1 has no counterpart in the model"):
+        ViTBackbone.from_preset(tmp_path)
+    del tensors["blocks.0.attn.qkv.weight"]
+    write_safetensors(tmp_path / "vit_small_patch16_dinov3.safetensors", tensors)
+    with pytest.raises(InputError, match="is not one of timm's EVAs: it lacks blocks"):
+        ViTBackbone.from_preset(tmp_path / "vit_small_patch16_dinov3.safetensors")
+
+
+def test_what_a_peer_lacks_is_listed(references, tmp_path):
+    with pytest.raises(InputError, match="timm's EVA has no counterpart for a mask token"):
+        model_of(references, "dinov3").export_to_timm(tmp_path / "out")
+    gap = ViTImageClassifier(model_of(references, "dinov3").backbone, 3, pooling="gap")
+    with pytest.raises(InputError, match=r"has no counterpart for .*a rotary embedding"):
+        gap.export_to_transformers(tmp_path / "out")
+    unbiased = ViTBackbone(**{**SHIFTED, "rope_theta": None}, use_key_bias=False)
+    with pytest.raises(InputError, match="counterpart for use_position_embedding=False, biases of"):
+        unbiased.export_to_timm(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# === With the other packages ===
+
+
+def _nchw(images):
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("default")  # of the other packages
+@pytest.mark.parametrize("case", CASES)
+def test_a_peer_loads_an_export_with_equal_features(references, case, tmp_path):
+    import timm
+    import torch
+    import transformers
+
+    expected, model = expected_of(references, case), model_of(references, case)
+    images = _nchw(expected["images"])
+    if case in TIMM:
+        model.export_to_timm(tmp_path / "out")
+        theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+        with torch.no_grad():
+            found = theirs(images).numpy()
+        return _near(found, expected["logits" if "logits" in expected else "pooled"], case)
+    model.export_to_transformers(tmp_path / "out")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    made = getattr(transformers, described["architectures"][0])
+    theirs, told = made.from_pretrained(tmp_path / "out", output_loading_info=True)
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not told[key], (key, told[key])
+    with torch.no_grad():
+        _near(theirs(images).last_hidden_state.numpy(), expected["final"], "final")
+
+
+SIZES = {
+    "dinov3_vits16": "vit_small_patch16_dinov3_qkvb",
+    "dinov3_vits16plus": "vit_small_plus_patch16_dinov3_qkvb",
+    "dinov3_vitb16": "vit_base_patch16_dinov3_qkvb",
+    "dinov3_vitl16": "vit_large_patch16_dinov3_qkvb",
+    "dinov3_vith16plus": "vit_huge_plus_patch16_dinov3_qkvb",
+    "dinov3_vit7b16": "vit_7b_patch16_dinov3",
+}
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("default")  # of the other packages
+@pytest.mark.parametrize("preset", SIZES)
+def test_presets_have_as_many_parameters_as_timms_models(preset):
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        theirs = timm.create_model(SIZES[preset], num_classes=0)
+    fields = {key: x for key, x in PRESETS[preset].items() if not key.startswith("task_")}
+    counts = []
+    for layers in (1, 2):  # the others are as large as the second
+        with keras_internals.without_values():
+            counts.append(ViTBackbone(**{**fields, "num_layers": layers}).count_params())
+    ours = counts[0] + (fields["num_layers"] - 1) * (counts[1] - counts[0])
+    assert ours == sum(x.numel() for x in theirs.parameters())
