@@ -21,6 +21,8 @@ CASES = {
     "dinov2_model": ("Dinov2Model", ViTBackbone, "last_hidden_state"),
     "dinov3": ("DINOv3ViTModel", ViTBackbone, "last_hidden_state"),
     "dinov3_gated": ("DINOv3ViTModel", ViTBackbone, "last_hidden_state"),
+    "ijepa": ("IJepaModel", ViTBackbone, "last_hidden_state"),
+    "ijepa_classes": ("IJepaForImageClassification", ViTImageClassifier, "logits"),
     "siglip": ("SiglipVisionModel", ViTBackbone, "last_hidden_state"),
     "siglip2": ("Siglip2VisionModel", ViTBackbone, "last_hidden_state"),
     "siglip_classes": ("SiglipForImageClassification", ViTImageClassifier, "logits"),
@@ -32,7 +34,7 @@ TARGETS = {
     "dinov3": ["q_proj", "k_proj", "up_proj", "down_proj"],
     "dinov3_gated": ["q_proj", "k_proj", "gate_proj", "down_proj"],
 }
-RECENT = ("dinov3", "dinov3_gated")
+RECENT = ("dinov3", "dinov3_gated", "ijepa", "ijepa_classes")
 # PEFT asks transformers for an attribute that transformers 5 renamed.
 pytestmark = [
     pytest.mark.needs("peft"),

@@ -1,4 +1,4 @@
-"""DINOv3 of transformers and timm.
+"""DINOv3, I-JEPA and MAE of transformers, DINOv3 of timm.
 
 Each case is a folder: `model` (a directory as its package writes it) and `expected.npz` as in
 `references.vit_kinds`; the other image size is of an odd aspect ratio.
@@ -49,6 +49,59 @@ def all_of_huggingface(folder: Path) -> None:
     dinov3(folder, "dinov3", 1, num_register_tokens=3)
     gated = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False}
     dinov3(folder, "dinov3_gated", 2, **gated, value_bias=False, rope_theta=20.0)
+    ijepa(folder, "ijepa", 3)
+    ijepa(folder, "ijepa_classes", 4, classes=True)
+    mae(folder, "mae", 5)
+    mae(folder, "mae_pretraining", 6, pretraining=True)
+
+
+def ijepa(folder: Path, name: str, seed: int, classes: bool = False) -> None:
+    config = transformers.IJepaConfig(**TINY, num_labels=5, layer_norm_eps=1e-6)
+    made = transformers.IJepaForImageClassification if classes else transformers.IJepaModel
+    model = made(config)
+    randomise(model, seed)
+    save_huggingface(model, folder / name / "model")
+    inner = model.ijepa if classes else model
+    held: dict[str, torch.Tensor] = {}
+    for key, size in SIZES.items():
+        given = {"pixel_values": pictures(size), "interpolate_pos_encoding": bool(key)}
+        with torch.no_grad():
+            found = blocks_of(inner.layers, lambda given=given: inner(**given))
+            found |= {"images": given["pixel_values"]}
+            found["final"] = final = found.pop("result").last_hidden_state
+            found["pooled"] = final.mean(dim=1)
+            if classes:
+                found["logits"] = model(**given).logits
+        held |= {f"{key}{name}": x for name, x in found.items()}
+    save(folder, name, **held, parameters=parameters(model))
+
+
+def mae(folder: Path, name: str, seed: int, pretraining: bool = False) -> None:
+    decoder = {
+        "decoder_hidden_size": 16,
+        "decoder_num_hidden_layers": 1,
+        "decoder_num_attention_heads": 2,
+        "decoder_intermediate_size": 24,
+    }
+    config = transformers.ViTMAEConfig(**TINY, **decoder, qkv_bias=not pretraining, mask_ratio=0.0)
+    made = transformers.ViTMAEForPreTraining if pretraining else transformers.ViTMAEModel
+    model = made(config)
+    randomise(model, seed)
+    save_huggingface(model, folder / name / "model")
+    inner = model.vit if pretraining else model
+    held: dict[str, torch.Tensor] = {}
+    for key, size in SIZES.items():
+        images = pictures(size)
+        # Patches are sorted by this, also where none is hidden.
+        noise = torch.arange(size[0] * size[1] // PATCH**2, dtype=torch.float32)[None].repeat(2, 1)
+        given = {"pixel_values": images, "noise": noise, "interpolate_pos_encoding": bool(key)}
+        with torch.no_grad():
+            found = blocks_of(inner.layers, lambda given=given: inner(**given))
+        found |= {"images": images}
+        found["final"] = final = found.pop("result").last_hidden_state
+        found["pooled"] = final[:, 0]
+        held |= {f"{key}{name}": x for name, x in found.items()}
+    save(folder, name, **held, parameters=parameters(inner))
 
 
 # === timm ===

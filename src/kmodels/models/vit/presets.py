@@ -12,10 +12,12 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "huge": (1280, 32, 16, 5120),
 }
 PATCHES = (14, 16, 32)
-# DeiT III, DINOv2, SigLIP's shape-optimised sizes and OpenCLIP's largest, as timm has them.
+# DeiT III, DINOv2, I-JEPA, SigLIP's shape-optimised sizes and OpenCLIP's largest, as timm and
+# transformers have them.
 LARGER: dict[str, tuple[int, int, int, int]] = {
     "medium": (512, 12, 8, 2048),
     "dinov2_giant": (1536, 40, 24, 4096),
+    "giant": (1408, 40, 16, 6144),
     "so400m": (1152, 27, 16, 4304),
     "giantopt": (1536, 40, 16, 6144),
     "gigantic": (1664, 48, 16, 8192),
@@ -30,6 +32,13 @@ DINOV3: dict[str, tuple[int, int, int, int, bool]] = {
     "vitl16": (1024, 24, 16, 4096, False),
     "vith16plus": (1280, 32, 20, 5120, True),
     "vit7b16": (4096, 40, 32, 8192, True),
+}
+# He et al. 2022, as facebook/vit-mae-<size>; Assran et al. 2023, as facebook/ijepa_<name>.
+MAE = {"base": 16, "large": 16, "huge": 14}
+IJEPA: dict[str, tuple[str, int, int]] = {
+    "vith14": ("huge", 14, 224),
+    "vith16": ("huge", 16, 448),
+    "vitg16": ("giant", 16, 224),
 }
 DEIT3 = {"small": 16, "medium": 16, "base": 16, "large": 16, "huge": 14}
 # Sides of the images by size and patch, of the first SigLIP and of the second. A patch of 14 does
@@ -61,6 +70,21 @@ def _size(size: str, patch: int, side: int = 224) -> dict[str, Any]:
         "hidden_dim": width,
         "mlp_dim": mlp,
     }
+
+
+def _self_supervised() -> dict[str, dict[str, Any]]:
+    """Returns MAE's encoders and I-JEPA."""
+    found: dict[str, dict[str, Any]] = {}
+    hugging = {"position_interpolation": "bicubic"}
+    for size, patch in MAE.items():
+        found[f"vit_mae_{size}_patch{patch}_224"] = (
+            _size(size, patch) | hugging | {"layer_norm_epsilon": 1e-12}
+        )
+    for name, (size, patch, side) in IJEPA.items():
+        found[f"ijepa_{name}"] = (
+            _size(size, patch, side) | hugging | {"use_class_token": False, "task_pooling": "gap"}
+        )
+    return found
 
 
 def _dinov3(name: str) -> dict[str, Any]:
@@ -134,6 +158,7 @@ def _towers() -> dict[str, dict[str, Any]]:
 PRESETS: dict[str, dict[str, Any]] = (
     {f"vit_{size}_patch{patch}_224": _size(size, patch) for size in SIZES for patch in PATCHES}
     | _towers()
+    | _self_supervised()
     | {
         # The ViT of Keras' image-classification tutorial at ViT-Base sizes: no class token, mean
         # pooling, dropout 0.1 in the blocks and 0.5 in front of the head.

@@ -41,6 +41,7 @@ class Form:
         describe: (config, settings) to the fields of config.json that no other form has.
         table: (config, settings) to the rules.
         unbiased: parts that may have no bias; others get one of zeros.
+        only: what else a config must be, where two models of transformers are alike.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Form:
     describe: Callable[[ViTConfig, Settings], dict[str, Any]]
     table: Callable[[ViTConfig, Settings], list[Rule]]
     unbiased: frozenset[str] = frozenset()
+    only: Callable[[ViTConfig], bool] = lambda config: True
 
     def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
         """Returns what a model has that this one cannot express."""
@@ -57,8 +59,10 @@ class Form:
 
     def suits(self, config: ViTConfig, settings: Settings) -> bool:
         """Returns whether this is the model."""
-        return self.needs.issubset(unusual(config, settings)) and not self.unsupported_out(
-            config, settings
+        return (
+            self.only(config)
+            and self.needs.issubset(unusual(config, settings))
+            and not self.unsupported_out(config, settings)
         )
 
 
@@ -106,7 +110,7 @@ def transformers_form(
 
 
 def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
-    """Returns config.json of ViT and DeiT."""
+    """Returns config.json of ViT, DeiT and I-JEPA."""
 
     def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
         ending = "Model" if head(settings) == NONE else "ForImageClassification"
@@ -283,6 +287,15 @@ CLIP = Form(
     _tower("CLIP"),
     _tower_table(),
 )
+IJEPA = Form(
+    "I-JEPA",
+    frozenset({"use_class_token=False"}),
+    frozenset({BIAS, UNBIASED}),
+    frozenset({("gap", NONE), ("gap", LOGITS)}),
+    _plain("ijepa", "IJepa"),
+    _plain_table("ijepa"),
+    only=huggingface.is_ijepa,
+)
 SIGLIP = Form(
     "SigLIP",
     frozenset({"use_class_token=False"}),
@@ -300,7 +313,7 @@ SIGLIP2 = Form(
     _tower_table(flat=True),
 )
 TOWERS = ("CLIP", "SigLIP", "SigLIP 2")
-FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, SIGLIP, SIGLIP2)
+FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2)
 
 
 def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.weights import dinov3
+from kmodels.models.vit.weights import dinov3, huggingface
 
 if TYPE_CHECKING:
     import keras
@@ -58,6 +58,7 @@ OLD_SWIGLU = _block(DINO, OLD, down="weights_out")
 KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
     "vit": ("vit.", (VIT, OLD_VIT)),
     "deit": ("deit.", (VIT, OLD_VIT)),
+    "ijepa": ("ijepa.", (VIT, OLD_VIT, CLIP)),
     "dinov2": ("dinov2.", (DINOV2, OLD_DINOV2)),
     "dinov2_with_registers": ("dinov2_with_registers.", (DINOV2, OLD_DINOV2)),
     dinov3.KIND: ("", (DINOV3, OLD_DINOV3)),
@@ -74,6 +75,8 @@ def kind_of(config: ViTConfig) -> str:
         return "dinov2_with_registers" if config.num_register_tokens else "dinov2"
     if config.pre_norm:
         return "clip"
+    if huggingface.is_ijepa(config):
+        return "ijepa"
     if not config.use_class_token:
         return "siglip"
     return "deit" if config.use_distillation_token else "vit"
