@@ -1,4 +1,4 @@
-"""DINOv3, I-JEPA and MAE of transformers, DINOv3 of timm.
+"""DINOv3, I-JEPA and MAE of transformers, DINOv3 and Perception Encoder of timm.
 
 Each case is a folder: `model` (a directory as its package writes it) and `expected.npz` as in
 `references.vit_kinds`; the other image size is of an odd aspect ratio.
@@ -134,6 +134,12 @@ def all_of_timm(folder: Path) -> None:
     eva(folder, "timm_dinov3", 21, "vit_small_patch16_dinov3", **token, mlp_ratio=2)
     classes = {"num_classes": 5, "mlp_ratio": 1.5}
     eva(folder, "timm_dinov3_gated", 22, "vit_small_plus_patch16_dinov3_qkvb", **classes)
+    pool = {"mlp_ratio": 2, "attn_pool_num_heads": 2, "attn_pool_mlp_ratio": 1.5}
+    eva(folder, "timm_pe", 23, "vit_pe_core_base_patch16_224", **pool)
+    # Another number of rows than of columns tells the two axes apart.
+    classes = {"num_classes": 5, "ref_feat_shape": (5, 7)}
+    eva(folder, "timm_pe_classes", 24, "vit_pe_core_gigantic_patch14_448", **pool, **classes)
+    eva(folder, "timm_pe_lang", 25, "vit_pe_lang_large_patch14_448", mlp_ratio=2)
 
 
 def write(folder: Path) -> None:

@@ -20,7 +20,7 @@ from tolerances import tolerance
 
 CASES = (
     *("dinov3", "dinov3_gated", "ijepa", "ijepa_classes", "mae", "mae_pretraining"),
-    *("timm_dinov3", "timm_dinov3_gated"),
+    *("timm_dinov3", "timm_dinov3_gated", "timm_pe", "timm_pe_classes", "timm_pe_lang"),
 )
 TIMM = tuple(case for case in CASES if case.startswith("timm"))
 # The encoder alone is read, and biases that it leaves out become zeros.
@@ -61,7 +61,7 @@ def _near(found, expected, name):
 
 
 def _differ(found, expected):
-    assert np.abs(found - expected).max() > 100 * tolerance("hidden")
+    assert np.abs(found - expected).max() > 20 * tolerance("hidden")
 
 
 # === There ===
@@ -137,6 +137,30 @@ def test_each_part_counts(references, changes):
     found = _run(_with(references, "dinov3", **changes), expected["images"])
     patches = slice(-64, None)
     _differ(found[:, patches], expected["final"][:, patches])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 100.0},
+        {"rope_type": "dinov3"},
+        {"rope_grid_offset": 0.0},
+        {"ref_feat_shape": (8, 14)},
+        {"ref_feat_shape": None},
+        {"pooling_num_heads": 3},
+        {"pool_include_prefix": False},
+    ],
+    ids=str,
+)
+def test_each_part_of_perception_encoder_counts(references, changes):
+    expected = expected_of(references, "timm_pe")
+    held = {v.path: v for v in model_of(references, "timm_pe").variables}
+    backbone = _with(references, "timm_pe", **changes)
+    model = ViTImageClassifier(backbone, 0, pooling="map")
+    for variable in model.variables:
+        if variable.path.startswith("pooling/"):
+            variable.assign(to_numpy(held[variable.path].value))
+    _differ(_run(model, expected["images"]), expected["pooled"])
 
 
 def test_a_bias_of_the_keys_counts_where_they_turn(references):
@@ -455,6 +479,12 @@ SIZES = {
     "dinov3_vitl16": "vit_large_patch16_dinov3_qkvb",
     "dinov3_vith16plus": "vit_huge_plus_patch16_dinov3_qkvb",
     "dinov3_vit7b16": "vit_7b_patch16_dinov3",
+    "pe_core_tiny_patch16_384": "vit_pe_core_tiny_patch16_384",
+    "pe_core_small_patch16_384": "vit_pe_core_small_patch16_384",
+    "pe_core_base_patch16_224": "vit_pe_core_base_patch16_224",
+    "pe_core_large_patch14_336": "vit_pe_core_large_patch14_336",
+    "pe_core_gigantic_patch14_448": "vit_pe_core_gigantic_patch14_448",
+    "vit_mae_huge_patch14_224": "vit_huge_patch14_224",
 }
 
 
@@ -468,9 +498,11 @@ def test_presets_have_as_many_parameters_as_timms_models(preset):
     with torch.device("meta"):
         theirs = timm.create_model(SIZES[preset], num_classes=0)
     fields = {key: x for key, x in PRESETS[preset].items() if not key.startswith("task_")}
+    pooling = PRESETS[preset].get("task_pooling", "token")
     counts = []
     for layers in (1, 2):  # the others are as large as the second
         with keras_internals.without_values():
-            counts.append(ViTBackbone(**{**fields, "num_layers": layers}).count_params())
+            backbone = ViTBackbone(**{**fields, "num_layers": layers})
+            counts.append(ViTImageClassifier(backbone, 0, pooling=pooling).count_params())
     ours = counts[0] + (fields["num_layers"] - 1) * (counts[1] - counts[0])
     assert ours == sum(x.numel() for x in theirs.parameters())

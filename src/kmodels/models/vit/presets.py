@@ -12,11 +12,12 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "huge": (1280, 32, 16, 5120),
 }
 PATCHES = (14, 16, 32)
-# DeiT III, DINOv2, I-JEPA, SigLIP's shape-optimised sizes and OpenCLIP's largest, as timm and
-# transformers have them.
+# DeiT III, DINOv2, I-JEPA, Perception Encoder, SigLIP's shape-optimised sizes and OpenCLIP's
+# largest, as timm and transformers have them.
 LARGER: dict[str, tuple[int, int, int, int]] = {
     "medium": (512, 12, 8, 2048),
     "dinov2_giant": (1536, 40, 24, 4096),
+    "pe_gigantic": (1536, 50, 16, 8960),
     "giant": (1408, 40, 16, 6144),
     "so400m": (1152, 27, 16, 4304),
     "giantopt": (1536, 40, 16, 6144),
@@ -39,6 +40,15 @@ IJEPA: dict[str, tuple[str, int, int]] = {
     "vith14": ("huge", 14, 224),
     "vith16": ("huge", 16, 448),
     "vitg16": ("giant", 16, 224),
+}
+# Patch and side, as timm's vit_pe_core_<size>_patch<patch>_<side> (Bolya et al. 2025 table 1 and
+# appendix A); rotary angles are those of this side at any other.
+PERCEPTION: dict[str, tuple[int, int]] = {
+    "tiny": (16, 384),
+    "small": (16, 384),
+    "base": (16, 224),
+    "large": (14, 336),
+    "pe_gigantic": (14, 448),
 }
 DEIT3 = {"small": 16, "medium": 16, "base": 16, "large": 16, "huge": 14}
 # Sides of the images by size and patch, of the first SigLIP and of the second. A patch of 14 does
@@ -87,6 +97,26 @@ def _self_supervised() -> dict[str, dict[str, Any]]:
     return found
 
 
+def _perception(size: str) -> dict[str, Any]:
+    patch, side = PERCEPTION[size]
+    fields = _size(size, patch, side)
+    has_class = size != "pe_gigantic"
+    return fields | {
+        "layer_norm_epsilon": 1e-5,
+        "use_patch_bias": False,
+        "use_class_token": has_class,
+        "pre_norm": True,
+        "rope_theta": 10_000.0,
+        "rope_type": "cat",
+        "rope_grid_offset": float(has_class),
+        "ref_feat_shape": (side // patch, side // patch),
+        "pooling_num_heads": 8,
+        "pooling_mlp_dim": 4 * fields["hidden_dim"],
+        "pool_include_prefix": True,
+        "task_pooling": "map",
+    }
+
+
 def _dinov3(name: str) -> dict[str, Any]:
     width, layers, heads, mlp, gated = DINOV3[name]
     # The largest was trained without any bias of queries, keys and values.
@@ -132,6 +162,9 @@ def _towers() -> dict[str, dict[str, Any]]:
         registers = {"num_register_tokens": 4, "position_interpolation": "bicubic_antialias"}
         found[f"dinov2_{size}_reg4_patch14_518"] = plain | registers
     found |= {f"dinov3_{name}": _dinov3(name) for name in DINOV3}
+    for size, (patch, side) in PERCEPTION.items():
+        name = size.removeprefix("pe_")
+        found[f"pe_core_{name}_patch{patch}_{side}"] = _perception(size)
     mapped = {"use_class_token": False, "approximate_gelu": True, "task_pooling": "map"}
     for (size, patch), (first, second) in SIGLIP.items():
         for name, sides in (("siglip", first), ("siglip2", second)):
