@@ -1,68 +1,30 @@
-"""DINOv3, I-JEPA and MAE through the real loaders: features, what each part does, the way back."""
+"""DINOv3, I-JEPA, MAE, Perception Encoder through the real loaders: features, and the way back."""
 
-import functools
 import json
-import warnings
 
 import keras
 import numpy as np
 import pytest
 
 from arrays import to_numpy
-from gradients import value_and_grad
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.models import DINOV3Backbone, ViTBackbone, ViTConfig, ViTImageClassifier
-from kmodels.models.vit.coordinates import PatchCoordinates
 from kmodels.models.vit.presets import PRESETS
 from kmodels.weights import read_safetensors, write_safetensors
-from tolerances import tolerance
-
-CASES = (
-    *("dinov3", "dinov3_gated", "ijepa", "ijepa_classes", "mae", "mae_pretraining"),
-    *("timm_dinov3", "timm_dinov3_gated", "timm_pe", "timm_pe_classes", "timm_pe_lang"),
+from vit_recent import (
+    CASES,
+    SHIFTED,
+    TIMM,
+    UNEQUAL,
+    changed,
+    differ,
+    expected_of,
+    model_of,
+    near,
+    read,
+    run,
 )
-TIMM = tuple(case for case in CASES if case.startswith("timm"))
-# The encoder alone is read, and biases that it leaves out become zeros.
-UNEQUAL = ("mae_pretraining",)
-
-
-@functools.cache
-def expected_of(references, case):
-    with np.load(references / "vit_recent" / case / "expected.npz") as held:
-        return dict(held)
-
-
-def _read(references, case, **more):
-    head = {} if "logits" in expected_of(references, case) else {"num_classes": 0}
-    with warnings.catch_warnings():
-        if case in UNEQUAL:
-            warnings.filterwarnings("ignore", ".*tensors of MAE's pretraining alone")
-        return ViTImageClassifier.from_preset(
-            references / "vit_recent" / case / "model", **head, **more
-        )
-
-
-@functools.cache
-def model_of(references, case):
-    return _read(references, case)
-
-
-def _run(model, images):
-    """What a model gives, as arrays; compiled on JAX, where that takes less than op after op."""
-    if keras.backend.backend() == "jax":
-        return model.predict(images, verbose=0)
-    return keras.tree.map_structure(to_numpy, model(images))
-
-
-def _near(found, expected, name):
-    assert np.abs(expected).max() > 0.3
-    np.testing.assert_allclose(found, expected, atol=tolerance("hidden"), rtol=0, err_msg=name)
-
-
-def _differ(found, expected):
-    assert np.abs(found - expected).max() > 20 * tolerance("hidden")
-
 
 # === There ===
 
@@ -82,20 +44,20 @@ def test_features_are_those_of_the_peer_at_both_sizes(references, case, start):
     }
     model = model_of(references, case)
     if start:
-        model = _read(references, case, image_shape=expected["images"].shape[1:])
+        model = read(references, case, image_shape=expected["images"].shape[1:])
     blocks = sorted(name for name in expected if name.startswith("block_"))
     features = model.feature_model([*blocks, "sequence_output", "pooled_output"])
     together = keras.Model(model.input, {**features.output, "result": model.output})
-    found = _run(together, expected["images"])
+    found = run(together, expected["images"])
     for name in blocks:
-        _near(found[name], expected[name], name)
-    _near(found["sequence_output"], expected["final"], "final")
-    _near(found["pooled_output"], expected["pooled"], "pooled")
+        near(found[name], expected[name], name)
+    near(found["sequence_output"], expected["final"], "final")
+    near(found["pooled_output"], expected["pooled"], "pooled")
     result = "logits" if "logits" in expected else "pooled"
-    _near(found["result"], expected[result], result)
+    near(found["result"], expected[result], result)
     # The call of a backbone walks through its steps, and its last block may leave tokens out.
     called = to_numpy(model.backbone(expected["images"], training=False))
-    _near(called, expected["final"], "called")
+    near(called, expected["final"], "called")
     if "parameters" in expected and case not in UNEQUAL:
         assert model.count_params() == expected["parameters"]
 
@@ -104,173 +66,7 @@ def test_a_copy_for_another_size_is_what_the_file_gives_there(references):
     expected = expected_of(references, "dinov3")
     shape = expected["resized_images"].shape[1:3]
     again = model_of(references, "dinov3").backbone.resized(shape)
-    _near(_run(again, expected["resized_images"]), expected["resized_final"], "resized")
-
-
-# === What each part changes ===
-
-
-def _with(references, case, **changes):
-    """The model of a case with another config, and its weights where both have them."""
-    backbone = model_of(references, case).backbone
-    other = ViTBackbone(**{**backbone.config.to_dict(), **changes})
-    held = {variable.path: variable for variable in backbone.variables}
-    for variable in other.variables:
-        if (old := held.get(variable.path)) is not None and old.shape == variable.shape:
-            variable.assign(to_numpy(old.value))
-    return other
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rope_theta": None, "pos_embed_rescale": None},
-        {"rope_theta": 10.0},
-        {"rope_type": "cat"},
-        {"num_register_tokens": 2},
-        {"layer_scale": None},
-    ],
-    ids=str,
-)
-def test_each_part_counts(references, changes):
-    expected = expected_of(references, "dinov3")
-    found = _run(_with(references, "dinov3", **changes), expected["images"])
-    patches = slice(-64, None)
-    _differ(found[:, patches], expected["final"][:, patches])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rope_theta": 100.0},
-        {"rope_type": "dinov3"},
-        {"rope_grid_offset": 0.0},
-        {"ref_feat_shape": (8, 14)},
-        {"ref_feat_shape": None},
-        {"pooling_num_heads": 3},
-        {"pool_include_prefix": False},
-    ],
-    ids=str,
-)
-def test_each_part_of_perception_encoder_counts(references, changes):
-    expected = expected_of(references, "timm_pe")
-    held = {v.path: v for v in model_of(references, "timm_pe").variables}
-    backbone = _with(references, "timm_pe", **changes)
-    model = ViTImageClassifier(backbone, 0, pooling="map")
-    for variable in model.variables:
-        if variable.path.startswith("pooling/"):
-            variable.assign(to_numpy(held[variable.path].value))
-    _differ(_run(model, expected["images"]), expected["pooled"])
-
-
-def test_a_bias_of_the_keys_counts_where_they_turn(references):
-    expected = expected_of(references, "dinov3")
-    assert not any("key/bias" in v.path for v in model_of(references, "dinov3").variables)
-    biased = _with(references, "dinov3", use_key_bias=True)
-    _near(_run(biased, expected["images"]), expected["final"], "zeros")
-    for variable in biased.variables:
-        if variable.path.endswith("key/bias"):
-            variable.assign(np.linspace(-2, 2, 24))
-    _differ(_run(biased, expected["images"]), expected["final"])
-
-
-def test_class_token_and_registers_do_not_turn():
-    config = ViTConfig(image_shape=(8, 12, 3), patch_size=4, num_register_tokens=2, rope_theta=9.0)
-    found = to_numpy(PatchCoordinates(config)(np.zeros((1, 8, 12, 3), "float32")))
-    assert found.shape == (9, 2) and np.all(found[:3] == 0)
-    # Centers of 2 x 3 patches from -1 to 1, in circles.
-    expected = [[y, x] for y in (-0.5, 0.5) for x in (-2 / 3, 0, 2 / 3)]
-    np.testing.assert_allclose(found[3:], 2 * np.pi * np.array(expected), atol=1e-6)
-
-
-# === In training ===
-
-SHIFTED = {
-    "image_shape": (16, 24, 3),
-    "patch_size": 4,
-    "num_layers": 2,
-    "num_heads": 2,
-    "hidden_dim": 16,
-    "mlp_dim": 24,
-    "num_register_tokens": 2,
-    "use_position_embedding": False,
-    "rope_theta": 100.0,
-}
-
-
-def _places(training, **moves):
-    layer = PatchCoordinates(ViTConfig(**SHIFTED, **moves))
-    images = np.zeros((2, 16, 24, 3), "float32")
-    return [to_numpy(layer(images, training=training)) for _ in range(8)]
-
-
-def test_places_move_in_training_alone_and_class_token_never():
-    for moves in ({"pos_embed_shift": 0.3}, {"pos_embed_jitter": 2.0}, {"pos_embed_rescale": 2.0}):
-        still = _places(False, **moves)
-        assert all(np.array_equal(x, still[0]) for x in still)
-        moved = _places(True, **moves)
-        assert np.all(np.stack(moved)[:, :3] == 0)
-        assert len({x.tobytes() for x in moved}) == 8
-        (name,) = moves
-        for x in moved:
-            if name == "pos_embed_shift":
-                by = (x - still[0])[3:] / (2 * np.pi)
-                assert np.ptp(by, axis=0).max() < 1e-5 and np.abs(by).max() <= 0.3
-                assert abs(by[0, 0] - by[0, 1]) > 1e-4
-                continue
-            by = x[3:] / still[0][3:]
-            assert np.ptp(by, axis=0).max() < 1e-5 and 0.5 <= by.min() <= by.max() <= 2.0
-            assert (abs(by[0, 0] - by[0, 1]) > 1e-4) == (name == "pos_embed_jitter")
-    assert np.array_equal(_places(True)[0], _places(False)[0])
-    ones = {"pos_embed_shift": 0.0, "pos_embed_jitter": 1.0, "pos_embed_rescale": 1.0}
-    np.testing.assert_allclose(_places(True, **ones)[0], _places(False)[0], atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_a_step_trains_every_weight(dtype):
-    keras.utils.set_random_seed(3)
-    backbone = DINOV3Backbone(
-        **SHIFTED,
-        pos_embed_rescale=2.0,
-        dtype=dtype,
-    )
-    model = ViTImageClassifier(backbone, num_classes=3)
-    model.compile(keras.optimizers.SGD(0.5))
-    before = {v.path: to_numpy(v.value) for v in model.trainable_variables}
-    images = np.random.default_rng(0).normal(size=(4, 16, 24, 3)).astype("float32")
-    model.fit(images, np.array([0, 1, 2, 0]), verbose=0, epochs=2)
-    after = {v.path: to_numpy(v.value) for v in model.trainable_variables}
-    assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
-    assert np.isfinite(model.predict(images, verbose=0)).all()
-
-
-def test_places_are_not_rounded_to_half_precision():
-    wide = ViTBackbone(**SHIFTED, name="wide", dtype="float32")
-    half = ViTBackbone(**SHIFTED, name="half", dtype="mixed_bfloat16")
-    half.set_weights(wide.get_weights())
-    block, x = half.blocks[0], np.random.default_rng(1).normal(size=(1, 27, 16))
-    x = keras.ops.convert_to_tensor(x, "bfloat16")
-    assert half.coordinates is not None
-    places = half.coordinates(np.zeros((1, 16, 24, 3), "float32"))
-    assert keras.backend.standardize_dtype(places.dtype) == "float32"
-    given = keras.ops.cast(keras.ops.cast(places, "bfloat16"), "float32")
-    found, rounded = (to_numpy(block(x, coordinates=c)) for c in (places, given))
-    assert not np.array_equal(found, rounded)
-
-
-def test_gradients_reach_the_images_and_are_those_of_finite_differences(references):
-    model = model_of(references, "dinov3").backbone
-    images = expected_of(references, "dinov3")["images"][:1]
-    _, (found,) = value_and_grad(lambda x: model(x), images)
-    step = np.random.default_rng(2).normal(size=images.shape).astype("float32")
-    step /= np.abs(step).max()
-
-    def total(x):
-        output = to_numpy(model(x))
-        return (output * np.random.default_rng(7).normal(size=output.shape)).sum()
-
-    wanted = (total(images + 1e-2 * step) - total(images - 1e-2 * step)) / 2e-2
-    assert abs((found * step).sum() - wanted) < 2e-2 * max(1.0, abs(wanted))
+    near(run(again, expected["resized_images"]), expected["resized_final"], "resized")
 
 
 # === And back ===
@@ -352,7 +148,7 @@ def test_our_own_files_keep_every_field(references, tmp_path):
     model.backbone.save(tmp_path / "model.keras")
     images = expected_of(references, "dinov3_gated")["images"]
     again = keras.models.load_model(tmp_path / "model.keras")
-    assert np.array_equal(_run(again, images), _run(model.backbone, images))
+    assert np.array_equal(run(again, images), run(model.backbone, images))
 
 
 def test_maps_of_attention_turn_too(references):
@@ -361,8 +157,8 @@ def test_maps_of_attention_turn_too(references):
     first = to_numpy(backbone.attention_maps(expected["images"])[0])
     assert first.shape == (2, 3, 68, 68)
     np.testing.assert_allclose(first.sum(-1), 1, atol=1e-5)
-    still = _with(references, "dinov3", rope_theta=None, pos_embed_rescale=None)
-    _differ(to_numpy(still.attention_maps(expected["images"])[0]), first)
+    still = changed(references, "dinov3", rope_theta=None, pos_embed_rescale=None)
+    differ(to_numpy(still.attention_maps(expected["images"])[0]), first)
 
 
 # === What does not fit ===
@@ -456,7 +252,7 @@ def test_a_peer_loads_an_export_with_equal_features(references, case, tmp_path):
         theirs = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
         with torch.no_grad():
             found = theirs(images).numpy()
-        return _near(found, expected["logits" if "logits" in expected else "pooled"], case)
+        return near(found, expected["logits" if "logits" in expected else "pooled"], case)
     model.export_to_transformers(tmp_path / "out")
     described = json.loads((tmp_path / "out" / "config.json").read_text())
     made = getattr(transformers, described["architectures"][0])
@@ -468,8 +264,8 @@ def test_a_peer_loads_an_export_with_equal_features(references, case, tmp_path):
     with torch.no_grad():
         output = theirs(images)
     if "logits" in output:
-        return _near(output.logits.numpy(), expected["logits"], "logits")
-    _near(output.last_hidden_state.numpy(), expected["final"], "final")
+        return near(output.logits.numpy(), expected["logits"], "logits")
+    near(output.last_hidden_state.numpy(), expected["final"], "final")
 
 
 SIZES = {
