@@ -6,8 +6,10 @@ import pytest
 
 from arrays import to_numpy
 from gradients import value_and_grad
+from kmodels.layers.remat import rematerialize
 from kmodels.models import DINOV3Backbone, ViTBackbone, ViTConfig, ViTImageClassifier
 from kmodels.models.vit.coordinates import PatchCoordinates
+from tolerances import tolerance
 from vit_recent import SHIFTED, changed, differ, expected_of, model_of, near, run
 
 # === What each part changes ===
@@ -151,3 +153,19 @@ def test_gradients_reach_the_images_and_are_those_of_finite_differences(referenc
 
     wanted = (total(images + 1e-2 * step) - total(images - 1e-2 * step)) / 2e-2
     assert abs((found * step).sum() - wanted) < 2e-2 * max(1.0, abs(wanted))
+
+
+@pytest.mark.parametrize("mode", ["block", "attention"])
+def test_places_of_a_step_are_drawn_once_where_blocks_are_computed_again(mode):
+    images = np.random.default_rng(0).normal(size=(4, 16, 24, 3)).astype("float32")
+    weights = []
+    for remat in ("none", mode):
+        keras.utils.set_random_seed(3)
+        backbone = ViTBackbone(**SHIFTED, pos_embed_shift=0.5, pos_embed_jitter=2.0)
+        model = ViTImageClassifier(backbone, num_classes=3)
+        rematerialize(model, remat)
+        model.compile(keras.optimizers.SGD(0.1))
+        model.fit(images, np.array([0, 1, 2, 0]), verbose=0, epochs=2)
+        weights.append([to_numpy(w.value) for w in model.trainable_variables])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance("remat"))
