@@ -69,8 +69,8 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 def is_ijepa(config: ViTConfig) -> bool:
     """Returns whether a config is one of I-JEPA.
 
-    SigLIP's towers are alike but for the tanh form of GELU, and a model that came from neither has
-    timm's rule for its positions.
+    SigLIP's towers are alike except for the tanh form of GELU, and a model that came from neither
+    has timm's rule for its positions.
     """
     return (
         not config.use_class_token
