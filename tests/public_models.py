@@ -20,10 +20,23 @@ VIT = {
     "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 8,
     "mlp_dim": 12,
 }  # fmt: skip
+SEEING = {
+    **GEMMA, "image_token_id": 31, "vision_encoder": {
+        "image_size": 8, "patch_size": 2, "pool_size": 2, "num_layers": 1, "num_heads": 2,
+        "hidden_dim": 8, "intermediate_dim": 12,
+    },
+}  # fmt: skip
 IMAGES = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
 IDS = {
     "token_ids": np.arange(10).reshape(2, 5) % 31,
     "padding_mask": np.ones((2, 5), "int32"),
+}
+# Each row shows an image, whose four tokens stand behind the first.
+SEEN = {
+    "token_ids": np.array([[2, 31, 31, 31, 31, 7, 9], [2, 31, 31, 31, 31, 5, 3]]),
+    "padding_mask": np.ones((2, 7), "int32"),
+    "images": np.random.default_rng(1).normal(size=(2, 1, 8, 8, 3)).astype("float32"),
+    "vision_mask": np.array([[0, 1, 1, 1, 1, 0, 0]] * 2),
 }
 CASES = {
     models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
@@ -41,6 +54,16 @@ CASES = {
     models.Gemma3Backbone: (
         lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
         IDS,
+    ),
+    models.Gemma3ImageTextBackbone: (
+        lambda **more: models.Gemma3ImageTextBackbone(**SEEING, **more),
+        SEEN,
+    ),
+    models.Gemma3ImageTextLM: (
+        lambda dtype=None, **more: models.Gemma3ImageTextLM(
+            models.Gemma3ImageTextBackbone(**SEEING, dtype=dtype), **more
+        ),
+        SEEN,
     ),
     models.GemmaTextEmbedder: (
         lambda dtype=None, **more: models.GemmaTextEmbedder(

@@ -17,7 +17,7 @@ import kmodels
 from arrays import to_numpy
 from kmodels import layers
 from kmodels.core.errors import InputError
-from kmodels.models import CLIPTextConfig, GemmaConfig, Qwen3Config, ViTConfig
+from kmodels.models import CLIPTextConfig, Gemma3VisionEncoder, GemmaConfig, Qwen3Config, ViTConfig
 from kmodels.models.clip.model import CLIPTextBlock
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
@@ -125,19 +125,10 @@ CASES = [
     Case(
         layers.Embedding,
         {
-            "input_dim": 7,
-            "output_dim": 4,
-            "mask_zero": True,
-            "embeddings_initializer": "uniform",
-            "embeddings_regularizer": "l1",
-            "soft_cap": 3.0,
+            "input_dim": 7, "output_dim": 4, "mask_zero": True, "soft_cap": 3.0,
+            "embeddings_initializer": "uniform", "embeddings_regularizer": "l1",
         },
-        (2, 5),
-        (2, 5, 4),
-        (1, 0, 0),
-        ids=True,
-        losses=1,
-        name="Embedding with settings",
+        (2, 5), (2, 5, 4), (1, 0, 0), ids=True, losses=1, name="Embedding with settings",
     ),
     Case(layers.Attention, {"num_heads": 2}, TOKENS, TOKENS, (8, 0, 0)),
     Case(
@@ -184,6 +175,14 @@ CASES = [
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
     Case(GemmaBlock, {"config": GEMMA4, "index": 0}, TOKENS, TOKENS, (11, 1, 3), name="Gemma 4"),
+    Case(
+        Gemma3VisionEncoder,
+        {
+            **{"image_size": 8, "patch_size": 2, "pool_size": 2, "num_heads": 2, "hidden_dim": 8},
+            **{"num_layers": 1, "intermediate_dim": 12, "output_dim": 6},
+        },
+        (2, 3, 8, 8, 3), (2, 12, 6), (23, 0, 0), any_length=False, masks=False,
+    ),
     Case(CLIPTextBlock, {"config": CLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),
 ]  # fmt: skip

@@ -93,6 +93,7 @@ def continue_with_drafts(
     on_token: Callable[[int, int], None] | None = None,
     jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
+    images: np.ndarray | None = None,
 ) -> tuple[list[list[int]], DraftCounts]:
     """Continues prompts as `continue_prompts` does, in fewer passes of the model.
 
@@ -106,6 +107,7 @@ def continue_with_drafts(
         on_token: called with (row, token id) as tokens come.
         jit_compile: as of `continue_prompts`.
         loops: as there.
+        images: as there; the drafter has none.
 
     Returns:
         The prompts with their continuations, and what was counted.
@@ -125,7 +127,7 @@ def continue_with_drafts(
     draws = sampler.stream().random((steps + ahead + 1, len(prompts)), "float32")
     every = np.arange(len(prompts))[:, None]
     try:
-        first = loop.start(token_ids, lengths, draws[0])
+        first = loop.start(token_ids, lengths, draws[0], images)
         rows.add(_numpy(first)[:, None], np.zeros((len(prompts), 0), "int32"), counts)
         if rows.open:
             drafter.start([list(map(int, prompt)) for prompt in prompts], steps, sampler)

@@ -80,6 +80,7 @@ def continue_by_beams(
     stop: Collection[int] = (),
     jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
+    images: np.ndarray | None = None,
 ) -> list[list[int]]:
     """Returns the most likely continuations that beam search finds.
 
@@ -92,6 +93,7 @@ def continue_by_beams(
         stop: ids that end a text; they are part of it.
         jit_compile: as of `continue_prompts`.
         loops: as there.
+        images: as there.
 
     Returns:
         The prompts with their continuations, `count` for each.
@@ -108,7 +110,7 @@ def continue_by_beams(
         loop, token_ids, lengths = opened(backbone, rows, *settings)
         draws = np.zeros(len(rows), "float32")
         try:
-            found = loop.start(token_ids, lengths, draws)
+            found = loop.start(token_ids, lengths, draws, _repeated(images, beams))
             for step in range(steps):
                 order, tokens = _chosen(searches, found, stop)
                 if step + 1 == steps or not any(search.open for search in searches):
@@ -119,6 +121,10 @@ def continue_by_beams(
         finally:
             loop.finish()
     return [search.prompt + text for search in searches for _, text in search.ended[:count]]
+
+
+def _repeated(images: np.ndarray | None, beams: int) -> np.ndarray | None:
+    return None if images is None else np.repeat(images, beams, axis=0)
 
 
 def _chosen(

@@ -22,8 +22,17 @@ Tokens: TypeAlias = Tensor
 class Loop(Protocol):
     """The steps of one batch shape on one backend."""
 
-    def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Tokens:
-        """Takes in prompts (B, P) int32, their lengths (B,), draws (B,); returns first tokens."""
+    def start(
+        self,
+        token_ids: np.ndarray,
+        lengths: np.ndarray,
+        draws: np.ndarray,
+        images: np.ndarray | None = None,
+    ) -> Tokens:
+        """Takes in prompts (B, P) int32, their lengths (B,), draws (B,); returns first tokens.
+
+        The images of the prompts are (B, M, height, width, C), or None.
+        """
         ...
 
     def step(self, index: int, tokens: Tokens, draws: np.ndarray) -> Tokens:
@@ -85,6 +94,7 @@ def continue_prompts(
     on_token: Callable[[int, int], None] | None = None,
     jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
+    images: np.ndarray | None = None,
 ) -> list[list[int]]:
     """Continues prompts of any lengths in one batch.
 
@@ -98,6 +108,7 @@ def continue_prompts(
         on_token: called with (row, token id) as tokens come.
         jit_compile: as in `Generates.use_sampler`.
         loops: keeps compiled steps from call to call.
+        images: (B, M, height, width, C), those of each prompt, or None.
 
     Returns:
         The prompts with their continuations.
@@ -115,7 +126,7 @@ def continue_prompts(
     stream = sampler.stream()
     open_rows = {row for row in range(len(rows)) if len(rows[row]) < limits[row]}
     try:
-        tokens = loop.start(token_ids, lengths, _draws(stream, len(rows)))
+        tokens = loop.start(token_ids, lengths, _draws(stream, len(rows)), images)
         for step in range(steps):
             # The next step is under way while the host looks at the tokens of this one.
             following = None

@@ -56,12 +56,16 @@ class Loop:
             return keras.StatelessScope(state_mapping=mapping)
 
         def first(
-            weights: list[jax.Array], ids: jax.Array, lengths: jax.Array, draws: jax.Array
+            weights: list[jax.Array],
+            ids: jax.Array,
+            lengths: jax.Array,
+            draws: jax.Array,
+            images: jax.Array | None,
         ) -> Any:
             store = Store({})
             with scope(weights):
                 tokens = steps.first_token(
-                    backbone, sampler, store, ids, lengths, slots, draws, ahead
+                    backbone, sampler, store, ids, lengths, slots, draws, ahead, images
                 )
             return tokens, store.rings
 
@@ -99,11 +103,17 @@ class Loop:
         self.following = jax.jit(following, donate_argnums=1)
         self.rings: Any = None
 
-    def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Any:
+    def start(
+        self,
+        token_ids: np.ndarray,
+        lengths: np.ndarray,
+        draws: np.ndarray,
+        images: np.ndarray | None = None,
+    ) -> Any:
         """Takes the prompts in; returns the first tokens."""
         self.weights = [variable.value for variable in self.variables]
         self.lengths = jnp.asarray(lengths)
-        tokens, self.rings = self.first(self.weights, token_ids, self.lengths, draws)
+        tokens, self.rings = self.first(self.weights, token_ids, self.lengths, draws, images)
         return tokens
 
     def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:

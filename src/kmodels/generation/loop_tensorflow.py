@@ -59,11 +59,13 @@ class Loop:
         store = Store(self.rings)
         ints, floats = tf.TensorSpec((batch,), "int32"), tf.TensorSpec((batch,), "float32")
 
-        @tf.function(
-            input_signature=[tf.TensorSpec((batch, prompt), "int32"), ints, floats], autograph=False
-        )
-        def first(ids: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor) -> Any:
-            return steps.first_token(backbone, sampler, store, ids, lengths, slots, draws, ahead)
+        @tf.function(autograph=False)
+        def first(
+            ids: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor, images: tf.Tensor | None
+        ) -> Any:
+            return steps.first_token(
+                backbone, sampler, store, ids, lengths, slots, draws, ahead, images
+            )
 
         @tf.function(
             input_signature=[ints, tf.TensorSpec((), "int32"), ints, floats], autograph=False
@@ -83,10 +85,17 @@ class Loop:
         self.following = following
         self.several = several
 
-    def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Any:
+    def start(
+        self,
+        token_ids: np.ndarray,
+        lengths: np.ndarray,
+        draws: np.ndarray,
+        images: np.ndarray | None = None,
+    ) -> Any:
         """Takes the prompts in; returns the first tokens."""
         self.lengths = tf.constant(lengths)
-        return self.first(tf.constant(token_ids), self.lengths, tf.constant(draws))
+        seen = None if images is None else tf.constant(images)
+        return self.first(tf.constant(token_ids), self.lengths, tf.constant(draws), seen)
 
     def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:
         """Takes in token `index` of each row; returns the next ones."""

@@ -113,7 +113,13 @@ class Loop:
             self.ahead,
         )
 
-    def start(self, token_ids: np.ndarray, lengths: np.ndarray, draws: np.ndarray) -> Any:
+    def start(
+        self,
+        token_ids: np.ndarray,
+        lengths: np.ndarray,
+        draws: np.ndarray,
+        images: np.ndarray | None = None,
+    ) -> Any:
         """Takes the prompts in; returns the first tokens."""
         with torch.no_grad():
             ids, self.lengths = self._put(token_ids), self._put(lengths)
@@ -127,6 +133,7 @@ class Loop:
                 self.slots,
                 self._put(draws),
                 self.ahead,
+                None if images is None else self._put(images),
             )
 
     def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:

@@ -20,6 +20,7 @@ def first_token(
     slots: int,
     draws: Tensor,
     ahead: int = 0,
+    images: Tensor | None = None,
 ) -> Any:
     """Runs the prompts through the model in one pass and chooses the token behind each.
 
@@ -32,12 +33,14 @@ def first_token(
         slots: that prompt and continuation may take.
         draws: (B,) float32 in [0, 1).
         ahead: largest number of drafts that come in at once later.
+        images: (B, M, height, width, C), those of each prompt, or None.
 
     Returns:
         (B,) int32.
     """
     view = PromptView(lengths, slots, ahead)
-    hidden = backbone.extend(token_ids, None, caches(backbone, store, view))
+    seen = {} if images is None else {"images": images}
+    hidden = backbone.extend(token_ids, None, caches(backbone, store, view), **seen)
     last = ops.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
     history = None
     if sampler.looks_back:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
-import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
@@ -13,6 +12,7 @@ from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.chat import Chats, chat_prompts, pad_rows
 from kmodels.generation.drafters import ASSISTANT_TOKENS, Drafter, drafter_of
 from kmodels.generation.generate import check_prompts, continue_prompts
+from kmodels.generation.inputs import as_numpy, batches, images_of, is_data, is_raw, joined
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
@@ -125,12 +125,12 @@ class Generates(Chats):
             "num_assistant_tokens": num_assistant_tokens,
             "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
         }
-        if _is_data(inputs):
+        if is_data(inputs):
             options = stop_token_ids, strip_prompt, stream, max_new_tokens, num_return_sequences
-            parts = [self.generate(x, max_length, *options, **drafts) for x in _batches(inputs)]
-            return _joined(parts)
-        is_raw = _is_raw(inputs)
-        if is_raw:
+            parts = [self.generate(x, max_length, *options, **drafts) for x in batches(inputs)]
+            return joined(parts)
+        raw = is_raw(inputs)
+        if raw:
             taken = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
         elif self.preprocessor is None:
             raise InputError(
@@ -155,7 +155,7 @@ class Generates(Chats):
             max_new_tokens,
             num_return_sequences,
             drafter_of(self, **drafts),
-            is_raw=is_raw,
+            raw=raw,
         )
 
     def _continue(
@@ -168,12 +168,12 @@ class Generates(Chats):
         max_new_tokens: int | None,
         num_return_sequences: int,
         drafter: Drafter | None = None,
-        is_raw: bool = False,
+        raw: bool = False,
     ) -> Any:
         """Returns what `generate` does, for token ids and their mask; see there."""
-        ids = _numpy(taken["token_ids"])
+        ids = as_numpy(taken["token_ids"])
         mask = taken.get("padding_mask")
-        mask = np.ones(ids.shape, "bool") if mask is None else _numpy(mask)
+        mask = np.ones(ids.shape, "bool") if mask is None else as_numpy(mask)
         is_batch = ids.ndim > 1
         ids, mask = np.atleast_2d(ids), np.atleast_2d(mask).astype(bool)
         length = max_length or ids.shape[1]
@@ -186,17 +186,18 @@ class Generates(Chats):
             prompts,
             limits,
             self._stop_tokens(stop_token_ids),
-            self._streamer(stream, len(prompts) * num_return_sequences, is_raw),
+            self._streamer(stream, len(prompts) * num_return_sequences, raw),
             num_return_sequences,
             **({} if drafter is None else {"drafter": drafter}),
+            **images_of(taken, is_batch),
         )
         if strip_prompt:
             starts = [len(prompt) for prompt in prompts for _ in range(num_return_sequences)]
             rows = [row[start:] for row, start in zip(rows, starts, strict=True)]
-        found = pad_rows(rows, length, 0 if is_raw else self.preprocessor.tokenizer.pad_token_id)
+        found = pad_rows(rows, length, 0 if raw else self.preprocessor.tokenizer.pad_token_id)
         if not is_batch and num_return_sequences == 1:
             found = {name: value[0] for name, value in found.items()}
-        return found if is_raw else self.preprocessor.generate_postprocess(found)
+        return found if raw else self.preprocessor.generate_postprocess(found)
 
     @property
     def generate_function(self) -> Callable[..., Any] | None:
@@ -222,6 +223,7 @@ class Generates(Chats):
         on_token: Callable[[int, int], None] | None = None,
         count: int = 1,
         drafter: Drafter | None = None,
+        images: np.ndarray | None = None,
     ) -> list[list[int]]:
         """Continues rows of token ids of any lengths.
 
@@ -232,6 +234,7 @@ class Generates(Chats):
             on_token: called with (row, token id) as tokens come.
             count: rows for each prompt.
             drafter: proposes tokens, or None.
+            images: (B, M, height, width, C), those of each prompt, or None.
 
         Returns:
             The prompts with their continuations.
@@ -241,7 +244,7 @@ class Generates(Chats):
         """
         sampler = self.generator.sampler
         own_cache = getattr(self.call_with_cache, "__func__", None) is not Generates.call_with_cache
-        settings = {
+        settings: dict[str, Any] = {
             "stop": stop,
             "jit_compile": self.generator.jit_compile,
             "loops": self.generator.loops,
@@ -268,11 +271,23 @@ class Generates(Chats):
                 )
             check_prompts(prompts)
             return continue_by_beams(
-                self.backbone, prompts, limits=limits, sampler=sampler, count=count, **settings
+                self.backbone,
+                prompts,
+                limits=limits,
+                sampler=sampler,
+                count=count,
+                images=images,
+                **settings,
             )
         prompts = [prompt for prompt in prompts for _ in range(count)]
         limits = [limit for limit in limits for _ in range(count)]
+        if images is not None:
+            settings["images"] = np.repeat(images, count, axis=0)
         if own_cache or isinstance(sampler, ContrastiveSampler):
+            if images is not None:
+                raise InputError(
+                    f"{type(sampler).__name__} reads no images here; compile another sampler"
+                )
             check_prompts(prompts)
             return continue_by_protocol(self, prompts, limits, sampler, stop)
         if drafter is not None:
@@ -326,9 +341,9 @@ class Generates(Chats):
         return frozenset(self.preprocessor.tokenizer.stop_token_ids)
 
     def _streamer(
-        self, stream: Callable[[int, Any], None] | None, rows: int, is_raw: bool
+        self, stream: Callable[[int, Any], None] | None, rows: int, raw: bool
     ) -> Callable[[int, int], None] | None:
-        if stream is None or is_raw:
+        if stream is None or raw:
             return stream
         tokens: list[list[int]] = [[] for _ in range(rows)]
         shown = [""] * rows
@@ -357,31 +372,3 @@ class _Generator:
         self.draft_loops: dict[Any, Any] = {}
         self.counts: DraftCounts | None = None
         self.function: Callable[..., Any] | None = None
-
-
-def _is_data(inputs: Data) -> bool:
-    """Returns whether these are batches that come one after another, and not one batch."""
-    if isinstance(inputs, str | bytes | list | tuple | Mapping) or hasattr(inputs, "dtype"):
-        return False
-    return hasattr(inputs, "__iter__")
-
-
-def _batches(inputs: Data) -> Any:
-    as_numpy = getattr(inputs, "as_numpy_iterator", None)
-    return inputs if as_numpy is None else as_numpy()
-
-
-def _joined(parts: list[Any]) -> Any:
-    if parts and isinstance(parts[0], dict):
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return [text for part in parts for text in ([part] if isinstance(part, str) else part)]
-
-
-def _is_raw(inputs: Data) -> bool:
-    if isinstance(inputs, Mapping):
-        return "token_ids" in inputs
-    return "int" in str(getattr(inputs, "dtype", ""))  # of any package's arrays
-
-
-def _numpy(x: object) -> np.ndarray:
-    return x if isinstance(x, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(x))

@@ -111,12 +111,15 @@ class Dense(WithKernel):
 
     Attributes:
         merged: the adapter that `merge_lora` added to the kernel, or None.
+        in_all_linear: whether LoRA's "all-linear" means it; False where transformers has a bare
+            parameter, which PEFT takes for no linear layer.
 
     Raises:
         InputError: for `units` that are no whole number above 0.
     """
 
     kernel: keras.Variable  # None in a quantized layer
+    in_all_linear = True
 
     def __init__(
         self,

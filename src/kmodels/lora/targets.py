@@ -64,7 +64,9 @@ def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]
     return {
         path: layer
         for path, layer in layers.items()
-        if any(matches(path, target) for target in wanted)
+        if any(
+            matches(path, target) and (target != ALL or layer.in_all_linear) for target in wanted
+        )
     }
 
 

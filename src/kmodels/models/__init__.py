@@ -21,6 +21,13 @@ from kmodels.models.gemma import (
     GemmaTextEmbedderPreprocessor,
     GemmaTokenizer,
 )
+from kmodels.models.gemma_vision import (
+    Gemma3ImageConverter,
+    Gemma3ImageTextBackbone,
+    Gemma3ImageTextConfig,
+    Gemma3ImageTextLM,
+    Gemma3ImageTextLMPreprocessor,
+)
 from kmodels.models.qwen3 import (
     Qwen3Backbone,
     Qwen3CausalLM,
@@ -37,6 +44,7 @@ from kmodels.models.vit import (
     DINOV2ImageConverter,
     DINOV3Backbone,
     DINOV3ImageConverter,
+    Gemma3VisionEncoder,
     SigLIPImageConverter,
     SigLIPVisionEncoder,
     ViTBackbone,
@@ -46,7 +54,13 @@ from kmodels.models.vit import (
     ViTImageConverter,
 )
 
-for _backbone in (CLIPTextEncoder, GemmaBackbone, Qwen3Backbone, ViTBackbone):
+for _backbone in (
+    CLIPTextEncoder,
+    GemmaBackbone,
+    Gemma3ImageTextBackbone,
+    Qwen3Backbone,
+    ViTBackbone,
+):
     register(_backbone.layout, family=_backbone.family)
 
 __all__ = [
@@ -66,7 +80,13 @@ __all__ = [
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",
+    "Gemma3ImageConverter",
+    "Gemma3ImageTextBackbone",
+    "Gemma3ImageTextConfig",
+    "Gemma3ImageTextLM",
+    "Gemma3ImageTextLMPreprocessor",
     "Gemma3Tokenizer",
+    "Gemma3VisionEncoder",
     "GemmaBackbone",
     "GemmaCausalLM",
     "GemmaCausalLMPreprocessor",

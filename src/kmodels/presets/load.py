@@ -108,7 +108,7 @@ def load(
     if checkpoint.left_out and checkpoint.kind != "kmodels":
         warnings.warn(
             f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
-            "takes only text",
+            f"takes only text{checkpoint.whole and f', {checkpoint.whole} takes images too'}",
             stacklevel=3,
         )
     return model

@@ -27,6 +27,7 @@ class SourceCheckpoint:
         verify_preprocessor: raises `InputError` where files of the preprocessor are damaged.
         changes: what was done to the model before it was saved, see `kmodels.lora.changes`.
         left_out: parts of the model in the file that have no counterpart here.
+        whole: name of the class that has them; empty where there is none.
         notice: what the user is told when a model is made from it; None for nothing.
     """
 
@@ -41,4 +42,5 @@ class SourceCheckpoint:
     verify_preprocessor: Callable[[], None] = field(default=lambda: None)
     changes: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
+    whole: str = ""
     notice: str | None = None

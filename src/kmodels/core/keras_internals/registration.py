@@ -23,6 +23,10 @@ GEMMA = (
     *("GemmaTokenizer", "PaddingApart", "PerLayerEmbedding", "Reordered", "TokenPooling"),
     *("TokensFirst", "UnitLength"),
 )
+GEMMA_VISION = (
+    *("Gemma3ImageConverter", "Gemma3ImageTextBackbone", "Gemma3ImageTextLM"),
+    *("Gemma3ImageTextLMPreprocessor", "Gemma3VisionEncoder"),
+)
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
     "Qwen3Tokenizer",
@@ -41,7 +45,7 @@ MODULES = {
         *("RandomSampler", "TopKSampler", "TopPSampler"),
     ),
     "kmodels.layers": LAYERS,
-    "kmodels.models": (*CLIP, *GEMMA, *QWEN3, *VIT),
+    "kmodels.models": (*CLIP, *GEMMA, *GEMMA_VISION, *QWEN3, *VIT),
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),

@@ -170,6 +170,11 @@ class DecoderConfig(FrozenConfig):
         """Rows of the table of per-layer embeddings, where blocks have a `per_layer_dim`."""
         return self.vocabulary_size
 
+    @property
+    def decoder(self) -> "DecoderConfig":
+        """The config that each block holds: this one, without what stands beside the text."""
+        return self
+
     def resized(self, vocabulary_size: int) -> Self:
         """Returns this config with tables of another number of rows."""
         return replace(self, vocabulary_size=vocabulary_size)

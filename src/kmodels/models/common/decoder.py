@@ -13,6 +13,7 @@ from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common import peft, sharding
+from kmodels.models.common.image_text import images
 from kmodels.models.common.inputs import (
     OptionalInputs,
     PaddingApart,
@@ -38,6 +39,17 @@ class _Steps(NamedTuple):
     move: Reordered
     apart: PaddingApart | None
 
+    def embed(
+        self, token_ids: Tensor, features: Tensor | None, vision_mask: Tensor | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns embeddings of tokens, and what each block has to know of images among them."""
+        if features is None or vision_mask is None:
+            return self.embedding(token_ids), {}
+        # The token that stands for a piece of an image may lie outside the table.
+        x = self.embedding(images.without_images(token_ids, vision_mask))
+        x = images.insert(x, features, vision_mask, self.move)
+        return x, {"block_ids": images.block_ids(vision_mask)}
+
     def run(
         self,
         token_ids: Tensor,
@@ -46,6 +58,8 @@ class _Steps(NamedTuple):
         segment_ids: Tensor | None = None,
         training: bool | None = None,
         intercept: Callable[[Any, int], Any] | None = None,
+        features: Tensor | None = None,
+        vision_mask: Tensor | None = None,
     ) -> tuple[dict[str, Any], Any]:
         """Returns every named intermediate with padding last, and the order that undoes that."""
         front, back = self.order(padding_mask)
@@ -56,7 +70,9 @@ class _Steps(NamedTuple):
         if self.apart is not None:
             segment_ids = self.apart(self.move(padding_mask, front), segment_ids)
         token_ids = self.move(token_ids, front)
-        x = self.embedding(token_ids)
+        if vision_mask is not None:
+            vision_mask = self.move(vision_mask, front)
+        x, seen = self.embed(token_ids, features, vision_mask)
         if intercept is not None:
             x = self.move(intercept(self.move(x, back), -1), front)
         out = {"token_embedding": x}
@@ -64,9 +80,10 @@ class _Steps(NamedTuple):
         shared: dict[int, tuple[Any, Any]] = {}
         for number, block in enumerate(self.blocks):
             made = block.block
-            more = {} if parts is None else {"per_layer": parts[number]}
+            more = seen if parts is None else {**seen, "per_layer": parts[number]}
             if made.key_value_source is not None:
-                more["key"], more["value"] = shared[made.key_value_source]
+                key, value = shared[made.key_value_source]
+                more = {**more, "key": key, "value": value}
             x = block(x, segment_ids=segment_ids, positions=positions, training=training, **more)
             if made.shares_key_value:
                 x, key, value = x
@@ -155,7 +172,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             dtype=policy,
         )
         blocks = [
-            self.block_class(config, i, name=f"block_{i}", dtype=policy)
+            self.block_class(config.decoder, i, name=f"block_{i}", dtype=policy)
             for i in range(config.num_layers)
         ]
         final_norm = RMSNorm(
@@ -180,11 +197,12 @@ class DecoderBackbone(OptionalInputs, Backbone):
         }
         order = TokensFirst(), Reordered(), None if config.is_causal else PaddingApart()
         steps = _Steps(embedding, per_layer, blocks, final_norm, *order)
-        out = steps.all(**inputs)
+        beside, seen, parts = self.beside_text(config, policy)
+        out = steps.all(**inputs, **seen)
         super().__init__(
             config=config,
             intermediates=out,
-            inputs=inputs,
+            inputs={**inputs, **beside},
             outputs=out["final_norm"],
             name=name,
         )
@@ -196,10 +214,23 @@ class DecoderBackbone(OptionalInputs, Backbone):
         self.final_norm = final_norm
         self.dtype_policy = policy
         self._steps = steps
+        for part, layer in parts.items():
+            setattr(self, part, layer)
+
+    def beside_text(
+        self, config: Any, policy: keras.DTypePolicy
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, keras.Layer]]:
+        """Returns what a model takes beside text: inputs, what `seen` makes of them, and layers."""
+        return {}, {}, {}
+
+    def seen(self, inputs: dict[str, Any], training: bool | None = False) -> dict[str, Any]:
+        """Returns the inputs as the steps from token ids to hidden states take them."""
+        return inputs
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns hidden states (B, T, D), as the graph, and with positions and segments too."""
-        out, back = self._steps.run(**as_tensors(self, inputs), training=training)
+        given = self.seen(as_tensors(self, inputs), training)
+        out, back = self._steps.run(**given, training=training)
         return self._steps.move(out["final_norm"], back)
 
     def intercepted(self, inputs: Tree, intercept: Callable[[Any, int], Any]) -> Any:
@@ -208,13 +239,13 @@ class DecoderBackbone(OptionalInputs, Backbone):
         It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D), and
         what it returns continues.
         """
-        inputs = as_tensors(self, inputs)
+        inputs = self.seen(as_tensors(self, inputs))
         out, back = self._steps.run(**inputs, training=False, intercept=intercept)
         return self._steps.move(out["final_norm"], back)
 
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Embeddings, the output of every block and of the final norm."""
-        return self._steps.all(**as_tensors(self, inputs), training=False)
+        return self._steps.all(**self.seen(as_tensors(self, inputs)), training=False)
 
     def compute_output_spec(self, inputs: Tree, *_: object, **__: object) -> keras.KerasTensor:
         """(B, T, D) in the compute dtype."""
@@ -255,8 +286,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
         keras_internals.forget_parameters(self)
         before, after = self.config, self.config.resized(new_num_tokens)
         for layer in keras_internals.sublayers(self):
-            if getattr(layer, "config", None) == before:
-                layer.config = after
+            if getattr(layer, "config", None) in (before, before.decoder):
+                layer.config = after if layer is self else after.decoder
         return self.token_embedding
 
     @property
@@ -286,7 +317,13 @@ class DecoderBackbone(OptionalInputs, Backbone):
         """The blocks with keys and values of their own."""
         return [block for block in self.blocks if block.block.key_value_source is None]
 
-    def extend(self, token_ids: Tensor, positions: Tensor, caches: list[Any]) -> Any:
+    def extend(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        caches: list[Any],
+        images: Tensor | None = None,
+    ) -> Any:
         """Returns hidden states of new tokens behind those that the caches hold.
 
         Args:
@@ -294,6 +331,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             positions: (T,) or (B, T) int, or None for 0, 1, ...
             caches: one per block, see `DecoderBlock`; blocks that share keys and values have the
                 same one.
+            images: of models that take images, those of the prompts: (B, M, height, width, C).
 
         Returns:
             (B, T, D).
@@ -307,14 +345,19 @@ class DecoderBackbone(OptionalInputs, Backbone):
                 "use_bidirectional_attention is True, so tokens see what follows them and no text "
                 "is generated; load a causal checkpoint, or encode texts with a text embedder"
             )
+        seen = {"features": None, "vision_mask": None}
+        if images is not None:
+            seen = self.seen({"token_ids": token_ids, "images": images})
+            del seen["token_ids"]
         with direct_calls():
-            x = self.token_embedding(token_ids)
+            x, more = self._steps.embed(token_ids, **seen)
             with keras_internals.autocast(self.dtype_policy):
                 parts = None
                 if self.per_layer_embedding is not None:
                     parts = self.per_layer_embedding(token_ids, x)
                 for number, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
-                    more = {} if parts is None else {"per_layer": parts[number]}
+                    if parts is not None:
+                        more = {**more, "per_layer": parts[number]}
                     x = block(x, positions=positions, cache=cache, **more)
                 return self.final_norm(x)
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         heads: names of the output layer, left out where it is the embedding table: some files
             hold that twice.
         other_parts: parts of multimodal models that the model here does not have.
+        whole: `model_type` to the class that has them.
     """
 
     config_class: Callable[..., DecoderConfig]
@@ -242,6 +243,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
     prefixes: Sequence[str] = ("", "model.")
     heads: Collection[str] = (HEAD,)
     other_parts: Sequence[str] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
@@ -257,7 +259,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         Raises:
             InputError: for settings that the model has no counterpart for.
         """
-        backbone = self.fields(path, description)
+        backbone, vision = self.fields(path, description), description.get("vision_config")
         config = self.config_class(**backbone)
         heads = self.heads if config.ties_embeddings else ()
         tensors = _tensors(path, heads, tuple(unused(config))) if weights else {}
@@ -267,11 +269,12 @@ class HuggingFaceFormat(HuggingFaceDirectory):
             path=path,
             kind="Hugging Face",
             backbone=backbone,
-            task={"generation_config": _generation(path, warns=bool(tensors))},
+            task={"generation_config": generation_config(path, warns=bool(tensors))},
             preprocessor=tokenizer_of(path),
             tensors={name: tensor for name, tensor in tensors.items() if name not in others},
             rules=self.table(config, prefix),
             left_out=[part for part in self.other_parts if part in others.values()],
+            whole=self.whole.get(description.get("model_type", ""), "") if vision else "",
         )
 
 
@@ -284,7 +287,13 @@ def _tensors(path: Path, dropped: Collection[str], ends: tuple[str, ...]) -> dic
     }
 
 
-def _generation(path: Path, warns: bool) -> dict[str, Any] | None:
+def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
+    """Returns the content of a directory's generation_config.json, or None.
+
+    Args:
+        path: path of the directory.
+        warns: warns of settings that `generate` does not follow by itself.
+    """
     generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
     if warns and generation and (asked := not_applied(generation)):
         log.warning(

@@ -37,10 +37,15 @@ class OptionalInputs:
     Attributes:
         optional_inputs: see `kmodels.layers.direct_calls.CalledDirectly`.
         takes: names of the inputs that it knows, of a task those that its backbone knows too.
+        absent: names of the inputs of its graph that may be left out.
     """
 
     optional_inputs = True
     takes: ClassVar[tuple[str, ...]] = NAMES
+    absent: ClassVar[tuple[str, ...]] = ("padding_mask",)
+
+    def check_inputs(self, inputs: dict[str, Any]) -> None:
+        """Raises `InputError` for arrays of the host that do not fit together."""
 
     def __call__(self, inputs: Tree, *args: object, **kwargs: Any) -> Any:
         """Calls the model with None for each optional input that is not given."""
@@ -81,7 +86,8 @@ def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
     if set(inputs) - set(names):
         keras_internals.warn_of_inputs(model, inputs)
     given = {name: inputs[name] for name in names if inputs.get(name) is not None}
-    return {"padding_mask": None, **given}
+    getattr(model, "backbone", model).check_inputs(given)
+    return {**dict.fromkeys(model.absent), **given}
 
 
 def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -98,18 +104,23 @@ def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_tensors(model: keras.Model, inputs: Tree) -> dict[str, Any]:
-    """Returns the inputs by name as int32 tensors (B, T); what is not given is None."""
+    """Returns the inputs by name as int32 tensors (B, T); what is not given is None.
+
+    Images stay floats.
+    """
     inputs = complete(model, inputs)
-    return {name: _tensor(inputs.get(name)) for name in _names(model)}
+    return {name: _tensor(inputs.get(name), name) for name in _names(model)}
 
 
 def _names(model: keras.Model) -> tuple[str, ...]:
     return tuple(name for name in getattr(model, "backbone", model).takes if name in model.takes)
 
 
-def _tensor(x: Any) -> Any:
+def _tensor(x: Any, name: str) -> Any:
     if x is None:
         return None
+    if name == "images":
+        return keras.ops.convert_to_tensor(x)
     x = keras.ops.convert_to_tensor(x, dtype="int32")
     # Keras takes a last axis of 1 where a model has none.
     return keras.ops.squeeze(x, -1) if len(x.shape) == 3 and x.shape[2] == 1 else x

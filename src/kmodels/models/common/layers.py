@@ -123,6 +123,7 @@ class DecoderAttention(_OfBlock):
         x_mask: Tensor | None = None,
         key: Tensor | None = None,
         value: Tensor | None = None,
+        block_ids: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         block, length = self.block, shape_of(x)[1]
@@ -150,6 +151,8 @@ class DecoderAttention(_OfBlock):
                 mask = keras.ops.expand_dims(keras.ops.cast(mask, "bool"), (1, 2))
             visible = {"causal": block.causal, "window": self._window(length)}
             visible |= {"mask": mask, "segment_ids": segment_ids}
+        if block_ids is not None:
+            visible = {**visible, "block_ids": block_ids}
         active = training and self.seed_generator is not None
         y = ops.attention(
             q,
@@ -235,6 +238,9 @@ class DecoderBlock(_OfBlock):
         seen by none; they keep their positions. Keras hands the mask on, as `mask`, or beside other
         tensors as `x_mask`.
 
+        Tokens that share a number of `block_ids` (B, T) int see each other, those ahead too, as the
+        tokens of an image do; negative numbers are none. With a cache this is for the prompt alone.
+
         A block with per-layer embeddings gets (B, T, P) of them as `per_layer`. One whose keys and
         values a later block uses returns (x, key, value), both (B, T, K, H), and that block gets
         them as `key` and `value`; with a cache, blocks share that instead.
@@ -306,9 +312,12 @@ class DecoderBlock(_OfBlock):
         per_layer: Tensor | None = None,
         key: Tensor | None = None,
         value: Tensor | None = None,
+        block_ids: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         given = {} if key is None else {"key": key, "value": value}
+        if block_ids is not None:
+            given["block_ids"] = block_ids
         y = self.attention(
             self.attention_norm(x),
             segment_ids=segment_ids,

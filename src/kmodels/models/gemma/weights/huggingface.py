@@ -183,4 +183,5 @@ FORMAT = EmbedderFormat(
     prefixes=PREFIXES,
     heads=(decoder.HEAD, f"language_model.{decoder.HEAD}"),
     other_parts=OTHER_PARTS,
+    whole={"gemma3": "Gemma3ImageTextLM"},
 )

@@ -1,0 +1,1 @@
+"""What models of images and text share."""

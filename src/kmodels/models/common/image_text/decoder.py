@@ -1,0 +1,100 @@
+"""A decoder that reads images among the tokens of its texts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
+from kmodels.models.common.decoder import DecoderBackbone
+from kmodels.models.common.inputs import NAMES
+
+IMAGES = ("images", "vision_indices", "vision_mask")
+GIVEN = ("padding_mask", "images", "vision_mask")
+
+
+class ImageTextBackbone(DecoderBackbone):
+    """A `DecoderBackbone` with a vision encoder, whose features stand among the embeddings.
+
+    A family's class gives the encoder by `make_vision_encoder`; its config has `image_shape`,
+    `image_token_id` and `num_vision_tokens_per_image`.
+
+    Call:
+        What `DecoderBackbone` takes, and "images" (B, M, height, width, C), preprocessed floats,
+        with "vision_mask" (B, T) int, 1 for each token that stands for a piece of an image, or
+        "vision_indices" (B, M * N) int, the places of these tokens, 0 for none; keras-hub's names.
+        Without either, the tokens `image_token_id` are those. The tokens of an image see each
+        other. Without "images" or with none of them (B, 0, ...) the model is a text model.
+
+    Raises:
+        InputError: as of `DecoderBackbone`, or for more such tokens than the images of a row have.
+    """
+
+    takes = (*NAMES, *IMAGES)
+    absent = GIVEN
+    vision_encoder: keras.layers.Layer
+
+    def check_inputs(self, inputs: dict[str, Any]) -> None:
+        """Raises `InputError` for more tokens of images in a row than its images have features."""
+        mask, images = inputs.get("vision_mask"), inputs.get("images")
+        if not isinstance(mask, np.ndarray) or images is None:
+            return
+        each = self.config.num_vision_tokens_per_image
+        if (
+            mask.ndim == 2
+            and (most := int(mask.sum(axis=1).max(initial=0))) > images.shape[1] * each
+        ):
+            raise InputError(
+                f"a row has {most} tokens for images, and its {images.shape[1]} images have "
+                f"{images.shape[1] * each}; give each image {each} tokens"
+            )
+
+    @classmethod
+    def make_vision_encoder(cls, config: Any, policy: keras.DTypePolicy) -> keras.layers.Layer:
+        """Returns the layer of images (B, M, height, width, C) to features (B, M * N, D)."""
+        raise NotImplementedError
+
+    def beside_text(
+        self, config: Any, policy: keras.DTypePolicy
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, keras.Layer]]:
+        """See `DecoderBackbone.beside_text`."""
+        encoder = self.make_vision_encoder(config, policy)
+        dtype = "float64" if policy.compute_dtype == "float64" else "float32"
+        inputs = {
+            "images": keras.Input(
+                (None, *config.image_shape), name="images", dtype=dtype, optional=True
+            ),
+            "vision_mask": keras.Input((None,), name="vision_mask", dtype="int32", optional=True),
+        }
+        seen = {"features": encoder(inputs["images"]), "vision_mask": inputs["vision_mask"]}
+        return inputs, seen, {"vision_encoder": encoder}
+
+    def seen(self, inputs: dict[str, Any], training: bool | None = False) -> dict[str, Any]:
+        """See `DecoderBackbone.seen`: images become features, and their places a mask."""
+        images, indices, mask = (inputs.get(name) for name in IMAGES)
+        given = {name: x for name, x in inputs.items() if name not in IMAGES}
+        if images is None or images.shape[1] == 0:
+            return given
+        token_ids = inputs["token_ids"]
+        if mask is None:
+            mask = self._mask(token_ids, indices)
+        features = self.vision_encoder(images, training=training)
+        return {**given, "features": features, "vision_mask": mask}
+
+    def _mask(self, token_ids: Tensor, indices: Tensor | None) -> Any:
+        if indices is None:
+            is_image = keras.ops.equal(token_ids, self.config.image_token_id)
+            return keras.ops.cast(is_image, "int32")
+        # The first token of a row is never one of an image, so that 0 stands for none.
+        places = keras.ops.arange(token_ids.shape[1], dtype="int32")
+        found = keras.ops.equal(keras.ops.expand_dims(indices, -1), places)
+        return keras.ops.cast(keras.ops.logical_and(keras.ops.any(found, 1), places > 0), "int32")
+
+    @classmethod
+    def vision_settings(cls, encoder: object) -> dict[str, Any]:
+        """Returns the settings of a vision encoder, or of a mapping of them, as plain values."""
+        if isinstance(encoder, Mapping):
+            return dict(encoder.get("config", encoder))
+        return encoder.get_config()  # type: ignore[attr-defined]

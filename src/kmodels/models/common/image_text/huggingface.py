@@ -1,0 +1,99 @@
+"""Hugging Face directories of a decoder with a vision tower and a projector."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.image_text import transformers_files
+from kmodels.weights import Rule, SourceCheckpoint, read_safetensors
+
+# What may stand before the names of the three parts: in the published files, as transformers 5
+# writes them, and as its modules are called.
+TEXTS = ("language_model.model.", "model.language_model.")
+TOWER, PROJECTOR = "vision_tower.", "multi_modal_projector."
+TOWERS = (f"{TOWER}vision_model.", f"model.{TOWER}vision_model.", TOWER, f"model.{TOWER}")
+PROJECTORS = (PROJECTOR, f"model.{PROJECTOR}")
+HEADS = (decoder.HEAD, f"language_model.{decoder.HEAD}")
+# Positions that older files keep beside the embedding of positions, and a head that is not used.
+UNUSED = ("embeddings.position_ids", "head.")
+
+
+def below(name: str, rules: Iterable[Rule]) -> list[Rule]:
+    """Returns the rules with a layer's name in front of their variables."""
+    found = []
+    for rule in rules:
+        targets = [f"{name}/{target}" for target in rule.targets]
+        target = targets[0] if isinstance(rule.target, str) else targets
+        found.append(Rule(rule.source, target, rule.transform, rule.axis))
+    return found
+
+
+@dataclass(frozen=True)
+class ImageTextFormat:
+    """Directories of such a family, as `Family.formats` wants them.
+
+    Args:
+        kind: `model_type` in config.json.
+        config_class: config class of the family.
+        fields: (path, description) to the fields of the config.
+        table: (config, prefixes of text, tower and projector) to the rules.
+        converter: name of the family's image converter, for errors.
+    """
+
+    kind: str
+    config_class: Callable[..., Any]
+    fields: Callable[[Path, dict[str, Any]], dict[str, Any]]
+    table: Callable[[Any, str, str, str], Sequence[Rule]]
+    converter: str
+
+    def matches(self, path: Path, description: dict[str, Any]) -> bool:
+        """Returns whether a directory with this config.json is of this format."""
+        there = description.get("vision_config") is not None
+        return path.is_dir() and description.get("model_type") == self.kind and there
+
+    def open_checkpoint(
+        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+    ) -> SourceCheckpoint:
+        """Understands a directory, with its tokenizer and how it asks to generate.
+
+        Args:
+            path: path of the directory.
+            description: the object in its config.json.
+            given: unused; the file says it all.
+            weights: False where only the architecture is wanted and no tensors need be there.
+
+        Raises:
+            InputError: for settings that the model has no counterpart for.
+        """
+        backbone = self.fields(path, description)
+        tensors = read_safetensors(path) if weights else {}
+        language = _prefix(tensors, TEXTS, "embed_tokens.")
+        tower = _prefix(tensors, TOWERS, "embeddings.")
+        projector = _prefix(tensors, PROJECTORS, "")
+        unused = tuple(tower + name for name in UNUSED)
+        return SourceCheckpoint(
+            path=path,
+            kind="Hugging Face",
+            backbone=backbone,
+            task={"generation_config": decoder.generation_config(path, warns=bool(tensors))},
+            preprocessor=self._preprocessor(path),
+            tensors={
+                name: tensor
+                for name, tensor in tensors.items()
+                if name not in HEADS and not name.startswith(unused)
+            },
+            rules=self.table(self.config_class(**backbone), language, tower, projector),
+        )
+
+    def _preprocessor(self, path: Path) -> dict[str, Any] | None:
+        """Returns the arguments of the preprocessor that lies in a directory, or None."""
+        held = decoder.tokenizer_of(path)
+        return None if held is None else held | transformers_files.read(path, self.converter)
+
+
+def _prefix(tensors: Iterable[str], prefixes: Sequence[str], start: str) -> str:
+    """Returns the prefix with which a name of the file starts, or the first."""
+    found = (x for x in prefixes if any(name.startswith(x + start) for name in tensors))
+    return next(found, prefixes[0])

@@ -1,0 +1,55 @@
+"""Gemma 3 with a vision encoder: what its backbone is called by, in keras-hub's words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from kmodels.models.common.image_text.decoder import ImageTextBackbone
+from kmodels.models.gemma.layers import GemmaBlock
+from kmodels.models.gemma_vision.config import Gemma3ImageTextConfig
+from kmodels.models.gemma_vision.weights import peft
+from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Gemma3ImageTextBackbone(ImageTextBackbone):
+    """A Gemma 3 that reads texts with images, without its output layer.
+
+    Args:
+        vision_encoder: a `Gemma3VisionEncoder`, or its arguments, from which the model makes one.
+        image_size: taken as keras-hub takes it; the encoder says it.
+        **fields: as of `Gemma3Backbone`, and of `Gemma3ImageTextConfig`.
+
+    Call:
+        {"token_ids", "padding_mask", "images", "vision_indices", "vision_mask"} -> hidden states
+        (B, T, D), see `ImageTextBackbone`.
+
+    Raises:
+        InputError: for sizes that do not fit together, or names that the config lacks.
+
+    Source:
+        Gemma Team 2025, arXiv:2503.19786; Transformers' `Gemma3ForConditionalGeneration`.
+    """
+
+    config_class = Gemma3ImageTextConfig
+    block_class = GemmaBlock
+    family = "gemma_vision"
+    peft_names = staticmethod(peft.names)
+
+    def __init__(
+        self,
+        *,
+        vision_encoder: Gemma3VisionEncoder | Mapping[str, Any],
+        image_size: object = None,
+        **fields: Any,
+    ):
+        held = self.vision_settings(vision_encoder)
+        super().__init__(vision_encoder=held, **fields)
+
+    @classmethod
+    def make_vision_encoder(
+        cls, config: Gemma3ImageTextConfig, policy: keras.DTypePolicy
+    ) -> keras.layers.Layer:
+        """Returns the encoder that the config describes."""
+        return config.encoder(name="vision_encoder", dtype=policy)
