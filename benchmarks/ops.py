@@ -53,6 +53,9 @@ def cases() -> list[Case]:
             found.append(("attention", label, dtype, shapes, {"causal": True}))
         positions = {"positions": np.arange(256)}
         found.append(("rotary_embedding", "2x256x4x256", dtype, [(2, 256, 4, 256)], positions))
+        drawn = np.random.default_rng(1).uniform(-6, 6, (201, 2)).astype("float32")
+        places = {"coordinates": keras.ops.convert_to_tensor(drawn)}
+        found.append(("rotary_embedding_2d", "8x201x6x64", dtype, [(8, 201, 6, 64)], places))
         found.append(("layer_norm", "8x197x384", dtype, [tokens, (width,), (width,)], {}))
         found.append(("rms_norm", "2x256x640", dtype, [(2, 256, 640), (640,)], {}))
         found.append(("gelu", "8x197x1536", dtype, [(8, 197, 1536)], {}))

@@ -73,6 +73,15 @@ def _dinov2_giant(models):
     return models.DINOV2Backbone(**sizes, use_swiglu_ffn=True, position_embedding_shape=(32, 32, 3))
 
 
+def _dinov3(models):
+    return models.DINOV3Backbone(**NARROW, num_register_tokens=3, use_key_bias=False)
+
+
+def _dinov3_gated(models):
+    gated = {"use_gated_mlp": True, "hidden_activation": "silu", "rope_theta": 20.0}
+    return models.DINOV3Backbone(**NARROW, **gated, num_register_tokens=0, use_mask_token=False)
+
+
 def _siglip(models):
     return models.SigLIPVisionEncoder(**NARROW, name="tower")
 
@@ -113,6 +122,8 @@ MAKERS = {
     "deit": _deit,
     "dinov2": _dinov2,
     "dinov2_giant": _dinov2_giant,
+    "dinov3": _dinov3,
+    "dinov3_gated": _dinov3_gated,
     "siglip": _siglip,
     "gemma": _gemma,
     "gemma2": _gemma_2,
@@ -135,7 +146,9 @@ def make(name, models):
     model = MAKERS[name](models)
     randomize(model)
     embedding = getattr(model, "embeddings", None)
-    if embedding is not None:  # DINOv2's positions in use, made of those it keeps
+    if hasattr(
+        embedding, "interpolated_position_embeddings"
+    ):  # DINOv2's positions in use, made of those it keeps
         embedding.interpolated_position_embeddings.assign(
             embedding._interpolate_position_embeddings(
                 embedding.position_embeddings,
@@ -159,7 +172,7 @@ def inputs(name):
 def output(model, x):
     """Values on the host; keras-hub's towers take their images by name."""
     if isinstance(model.input, dict) and not isinstance(x, dict):
-        x = {"images": x}
+        x = {next(iter(model.input)): x}
     if isinstance(model.input, dict) and "position_ids" in model.input:
         x = {**x, "position_ids": np.cumsum(x["padding_mask"], 1) - 1}
     return keras.ops.convert_to_numpy(model(x, training=False))

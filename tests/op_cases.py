@@ -156,6 +156,13 @@ LABELS = np.array([3, 0, 6, 1, 2])
 WEIGHTS = np.array([1.0, 0.0, 0.5, 2.0, 1.0], "float32")
 SCALE = np.array([[50.0, 60.0, 70.0]], "float32")
 TURNS = np.array([[0, 1, 2, 3, 4], [7, 8, 0, 1, 900]])
+PLACES = np.array(
+    [
+        [[0, 0], [0, 0], [-3.1, 2.5], [0.4, -1.3], [6.0, 6.2]],
+        [[1, 0], [0, 1], [0, 0], [2, 5], [40.5, -7]],
+    ],
+    "float32",
+)
 ROTARY = {"positions": TURNS, "max_wavelength": 100.0, "scaling": 4.0}
 
 
@@ -232,6 +239,20 @@ def cases() -> list[OpCase]:
         ("rotary_embedding", "row of positions", [normal(2, 5, 3, 8)], {"positions": TURNS[0]}),
         ("rotary_embedding", "two rows", [normal(2, 5, 3, 8)], ROTARY),
         ("rotary_embedding", "half turned", [normal(2, 5, 3, 8)], {**ROTARY, "turned": 0.5}),
+        *(
+            (
+                "rotary_embedding_2d",
+                label,
+                [normal(2, 5, 3, 8)],
+                {"coordinates": places, "pairs": pairs, "max_wavelength": 10.0},
+            )
+            for label, pairs, places in (
+                ("halves", "halves", PLACES[0]),
+                ("places of each", "halves", PLACES),
+                ("neighbors", "neighbors", PLACES[1]),
+                ("quarters", "quarters", PLACES[1]),
+            )
+        ),
         (
             "patch_embedding",
             "with bias",
@@ -271,6 +292,7 @@ TELLING = (
     *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
     *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
     *("an odd width", "one query, mask of keys", "quick GELU", "soft cap", "two rows"),
+    *("places of each", "neighbors", "quarters"),
 )
 
 
@@ -295,6 +317,8 @@ def without_rows(case: OpCase) -> OpCase:
     if name == "attention":
         of_batch = ("mask", "segment_ids", "block_ids")
     keywords = {key: x[:0] if key in of_batch else x for key, x in keywords.items()}
+    if name == "rotary_embedding_2d" and keywords["coordinates"].ndim == 3:
+        keywords["coordinates"] = keywords["coordinates"][:0]
     if name == "rotary_embedding" and keywords["positions"].ndim == 2:
         keywords["positions"] = keywords["positions"][:0]
     return name, label, given, keywords

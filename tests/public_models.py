@@ -42,6 +42,7 @@ CASES = {
     models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
     models.DeiTBackbone: (lambda **more: models.DeiTBackbone(**VIT, **more), IMAGES),
     models.DINOV2Backbone: (lambda **more: models.DINOV2Backbone(**VIT, **more), IMAGES),
+    models.DINOV3Backbone: (lambda **more: models.DINOV3Backbone(**VIT, **more), IMAGES),
     models.SigLIPVisionEncoder: (lambda **more: models.SigLIPVisionEncoder(**VIT, **more), IMAGES),
     models.DeiTImageClassifier: (
         lambda dtype=None, **more: models.DeiTImageClassifier(

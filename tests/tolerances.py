@@ -13,6 +13,7 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "layer_norm": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "rms_norm": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "rotary_embedding": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
+    "rotary_embedding_2d": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "gated_gelu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "gated_silu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},

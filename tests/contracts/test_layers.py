@@ -120,26 +120,15 @@ CASES = [
         {"input_dim": 7, "output_dim": 4, "scaled": False},
         (2, 5), (2, 5, 4), (1, 0, 0), ids=True, masks=False, name="Embedding, unscaled",
     ),
-    Case(
-        layers.Embedding, {"input_dim": 7, "output_dim": 4}, (2, 5), (2, 5, 4), (1, 0, 0),
-        ids=True, masks=False,
-    ),
+    Case(layers.Embedding, {"input_dim": 7, "output_dim": 4}, (2, 5), (2, 5, 4), (1, 0, 0),
+         ids=True, masks=False),
     Case(
         layers.Embedding,
         {
-            "input_dim": 7,
-            "output_dim": 4,
-            "mask_zero": True,
-            "embeddings_initializer": "uniform",
-            "embeddings_regularizer": "l1",
-            "soft_cap": 3.0,
+            "input_dim": 7, "output_dim": 4, "mask_zero": True, "soft_cap": 3.0,
+            "embeddings_initializer": "uniform", "embeddings_regularizer": "l1",
         },
-        (2, 5),
-        (2, 5, 4),
-        (1, 0, 0),
-        ids=True,
-        losses=1,
-        name="Embedding with settings",
+        (2, 5), (2, 5, 4), (1, 0, 0), ids=True, losses=1, name="Embedding with settings",
     ),
     Case(layers.Attention, {"num_heads": 2}, TOKENS, TOKENS, (8, 0, 0)),
     Case(
@@ -152,8 +141,9 @@ CASES = [
         name="Attention with settings",
     ),
     Case(
-        layers.Attention, {"num_heads": 2, "causal": True, "rope_wavelength": 100.0},
-        TOKENS, TOKENS, (8, 0, 0), name="Attention, causal and rotary",
+        layers.Attention,
+        {"num_heads": 2, "causal": True, "rope_wavelength": 9.0, "unbiased": ["key"]},
+        TOKENS, TOKENS, (7, 0, 0), name="Attention, causal and rotary",
     ),
     Case(layers.PositionEmbedding, {"sequence_length": 7}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.MLP, {"hidden_dim": 6, "dropout": 0.1}, TOKENS, TOKENS, (4, 0, 1)),
@@ -205,7 +195,7 @@ ABSTRACT = {
     "DecoderBlock",
     "EncoderBlock",
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/models/gemma/test_experts.py
-    "PerLayerEmbedding",  # takes two inputs: tests/models/gemma/test_gemma4_model.py
+    *("PatchCoordinates", "PerLayerEmbedding"),  # no batch, or two inputs: tests/models
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

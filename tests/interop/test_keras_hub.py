@@ -194,6 +194,19 @@ def test_what_keras_hubs_vits_lack_is_named(fields, settings, named):
         interop.to_hub(model)
 
 
+def test_what_either_dinov3_lacks_is_named(models):
+    fields = {key: x for key, x in VIT.items() if key != "num_layers"}
+    fields |= {"rope_theta": 9.0, "use_position_embedding": False, "layer_scale": 1.0}
+    ours = ViTBackbone(**fields, num_layers=1, pos_embed_rescale=2.0, use_query_bias=False)
+    with pytest.raises(
+        InputError, match=r"DINOV3Backbone has no counterpart for pos_embed_rescale"
+    ):
+        interop.to_hub(ours)
+    theirs = models.DINOV3Backbone(**hub_models.NARROW, hidden_activation="relu")
+    with pytest.raises(InputError, match="hidden_activation='relu' with use_gated_mlp=False"):
+        interop.from_hub(theirs)
+
+
 @pytest.mark.parametrize(
     "fields, named",
     [

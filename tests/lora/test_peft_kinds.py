@@ -19,6 +19,10 @@ CASES = {
     "dinov2": ("Dinov2ForImageClassification", ViTImageClassifier, "logits"),
     "dinov2_giant": ("Dinov2WithRegistersModel", ViTBackbone, "last_hidden_state"),
     "dinov2_model": ("Dinov2Model", ViTBackbone, "last_hidden_state"),
+    "dinov3": ("DINOv3ViTModel", ViTBackbone, "last_hidden_state"),
+    "dinov3_gated": ("DINOv3ViTModel", ViTBackbone, "last_hidden_state"),
+    "ijepa": ("IJepaModel", ViTBackbone, "last_hidden_state"),
+    "ijepa_classes": ("IJepaForImageClassification", ViTImageClassifier, "logits"),
     "siglip": ("SiglipVisionModel", ViTBackbone, "last_hidden_state"),
     "siglip2": ("Siglip2VisionModel", ViTBackbone, "last_hidden_state"),
     "siglip_classes": ("SiglipForImageClassification", ViTImageClassifier, "logits"),
@@ -27,7 +31,10 @@ CASES = {
 TARGETS = {
     "siglip": ["self_attn.q_proj", "self_attn.out_proj", "layers.0.mlp.fc1", "layers.1.mlp.fc2"],
     "dinov2_giant": ["q_proj", "o_proj", "gate_proj", "down_proj"],
+    "dinov3": ["q_proj", "k_proj", "up_proj", "down_proj"],
+    "dinov3_gated": ["q_proj", "k_proj", "gate_proj", "down_proj"],
 }
+RECENT = ("dinov3", "dinov3_gated", "ijepa", "ijepa_classes")
 # PEFT asks transformers for an attribute that transformers 5 renamed.
 pytestmark = [
     pytest.mark.needs("peft"),
@@ -81,7 +88,7 @@ def test_adapters_go_there_and_come_from_there(case, references, tmp_path):
     import peft
     import torch
 
-    folder = references / "vit_kinds" / case
+    folder = references / ("vit_recent" if case in RECENT else "vit_kinds") / case
     with np.load(folder / "expected.npz") as held:
         images = held["images"]
     ours = CASES[case][1].from_preset(folder / "model")

@@ -1,5 +1,6 @@
 """Multi-head attention."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -28,6 +29,9 @@ class Attention(WithKernel):
         rope_wavelength: base of a rotary embedding of queries and keys, such as 10,000; None for
             none.
         rope_scaling: divides the positions of the rotary embedding.
+        unbiased: which of "query", "key", "value" and "output" have no bias, where others have.
+        rope_pairs: for positions in a plane, as in `ops.rotary_embedding_2d`; None for positions in
+            a row.
         **kwargs: initializers, regularizers and constraints of the projections, as in
             `keras.layers.MultiHeadAttention`, and what every Keras layer takes.
 
@@ -37,14 +41,15 @@ class Attention(WithKernel):
         padding by the mask that Keras hands on, (B, T) of the query and (B, S) of the context.
         A `mask` of three or four axes counts as an attention mask. With `rope_wavelength`,
         `positions` (T,) or (B, T) and `context_positions` (S,) or (B, S) say where tokens stand;
-        0, 1, ... by default.
+        0, 1, ... by default. With `rope_pairs` they are places (T, 2) or (B, T, 2), which have no
+        default and are not rounded to the compute dtype.
 
     Weights:
         query, key, value, output: kernel (D, D) and bias (D,).
 
     Raises:
         InputError: for heads that do not divide the width, heads of an odd width with a rotary
-            embedding, or positions without one.
+            embedding, positions without one, or one in a plane without places.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class Attention(WithKernel):
         causal: bool = False,
         rope_wavelength: float | None = None,
         rope_scaling: float = 1.0,
+        unbiased: Sequence[str] = (),
+        rope_pairs: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -71,6 +78,10 @@ class Attention(WithKernel):
         self.causal = causal
         self.rope_wavelength = rope_wavelength
         self.rope_scaling = rope_scaling
+        self.unbiased = tuple(unbiased)
+        self.rope_pairs = rope_pairs
+        if rope_pairs is not None:
+            self.keep_keywords()
         self.seed_generator = None
 
     def build(self, query_shape: Shape, context_shape: Shape | None = None) -> None:
@@ -90,7 +101,7 @@ class Attention(WithKernel):
             granularity = (self.num_heads, None) if name == "output" else (None, self.num_heads)
             layer = Dense(
                 width,
-                use_bias=self.use_bias,
+                use_bias=self.use_bias and name not in self.unbiased,
                 shard_granularity=granularity,
                 name=name,
                 dtype=self.dtype_policy,
@@ -135,6 +146,15 @@ class Attention(WithKernel):
                     "or leave them out"
                 )
             return x
+        if self.rope_pairs is not None:
+            if positions is None:
+                raise InputError(
+                    f"{self.name} has a rotary embedding in a plane and got no positions; give "
+                    "(T, 2) or (B, T, 2)"
+                )
+            return ops.rotary_embedding_2d(
+                x, positions, max_wavelength=self.rope_wavelength, pairs=self.rope_pairs
+            )
         return ops.rotary_embedding(
             x, positions, max_wavelength=self.rope_wavelength, scaling=self.rope_scaling
         )
@@ -176,9 +196,11 @@ class Attention(WithKernel):
         )
         return self.output_dense(reshape(y, shape_of(query)))
 
-    def probabilities(self, query: Tensor, context: Tensor | None = None) -> Any:
+    def probabilities(
+        self, query: Tensor, context: Tensor | None = None, positions: Tensor | None = None
+    ) -> Any:
         """Returns the attention weights (B, N, T, S) in float32, for inspection."""
-        q, k, _ = self.heads(query, context)
+        q, k, _ = self.heads(query, context, positions)
         q, k = keras.ops.cast(q, "float32"), keras.ops.cast(k, "float32")
         scores = keras.ops.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5
         if self.causal:

@@ -70,6 +70,8 @@ class Layer(keras.layers.Layer):
         takes_training: whether its `call` does.
         training_default: what `call` has where nobody says.
         makes_masks: whether its outputs may have a Keras mask that its inputs have not.
+        keeps_keywords: whether keyword arguments keep their dtype, where others are cast to the
+            layer's, see `keep_keywords`.
 
     Raises:
         InputError: for a dtype that Keras does not know, or that the backend would round.
@@ -78,6 +80,7 @@ class Layer(keras.layers.Layer):
     takes_training = False
     training_default: Any = None
     makes_masks: Any = False
+    keeps_keywords = False
     _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
 
     def __init__(self, **kwargs: Any):
@@ -108,6 +111,8 @@ class Layer(keras.layers.Layer):
                 return self.call(*args, **kwargs)
         if declines(self, args, kwargs) is None:
             return run(self, self.call, args, kwargs)
+        if self.keeps_keywords:
+            args = keras_internals.converted(self, args)
         return super().__call__(*args, **kwargs)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -189,6 +194,11 @@ class Layer(keras.layers.Layer):
         if seed is None:
             seed = int(initializers.next_generator(f"{self.path}/seed").integers(2**31))
         return keras.random.SeedGenerator(seed, name="seed")
+
+    def keep_keywords(self) -> None:
+        """Has calls leave the dtype of keyword arguments alone: what a cast would round too far."""
+        self.keeps_keywords = True
+        keras_internals.keep_keywords(self)
 
     def rematerialized_call(self, fn: Callable[..., Any], *_: object, **__: object) -> Any:
         """`fn` as it is called where `layers.remat` is on for this layer; Keras asks for it."""

@@ -15,6 +15,7 @@ from kmodels.ops.patch_embedding import patch_embedding
 from kmodels.ops.quantized_dense import quantized_dense
 from kmodels.ops.rms_norm import rms_norm
 from kmodels.ops.rotary_embedding import rotary_embedding
+from kmodels.ops.rotary_embedding_2d import rotary_embedding_2d
 
 load_overrides()
 
@@ -33,4 +34,5 @@ __all__ = [
     "quantized_dense",
     "rms_norm",
     "rotary_embedding",
+    "rotary_embedding_2d",
 ]

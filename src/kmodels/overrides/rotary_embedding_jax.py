@@ -32,10 +32,10 @@ def rotary_embedding_jax(
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     frequencies = rotary_frequencies(x.shape[-1], max_wavelength, scaling, turned).astype(dtype)
     angles = positions.astype(dtype)[..., None] * frequencies  # (T, H/2) or (B, T, H/2)
-    return _rotation(x, _stored(jnp.cos(angles)), _stored(jnp.sin(angles)))
+    return rotation(x, stored(jnp.cos(angles)), stored(jnp.sin(angles)))
 
 
-def _stored(table: jax.Array) -> jax.Array:
+def stored(table: jax.Array) -> jax.Array:
     """Returns the table itself with an axis for the heads, computed once.
 
     XLA on a CPU fuses a cosine into what uses it, and computes it again for each head and text; in
@@ -52,7 +52,8 @@ def _rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _rotation(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
+def rotation(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
+    """Returns x (B, T, N, H) turned by tables (T or B, T, 1, H / 2), which get no gradient."""
     return _rotate(x, cosine, sine)
 
 
@@ -68,4 +69,4 @@ def _backward(
     return _rotate(gradient, kept[0], -kept[1]), None, None
 
 
-_rotation.defvjp(_forward, _backward)
+rotation.defvjp(_forward, _backward)

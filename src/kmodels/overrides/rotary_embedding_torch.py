@@ -1,5 +1,6 @@
 """Rotary position embedding for torch: turned back on the way back, so that no input is kept."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
@@ -72,7 +73,11 @@ def rotary_embedding_torch(
     """Computes the op itself, half of x at a time into one result."""
     check_rotary_embedding(x)
     x, positions = as_tensor(x), None if positions is None else as_tensor(positions)
-    cosine, sine = _tables(x, positions, max_wavelength, scaling, turned)
+    return turn(x, *_tables(x, positions, max_wavelength, scaling, turned))
+
+
+def turn(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Returns x (B, T, N, H) turned by what `shared_tables` gives, which gets no gradient."""
     if not torch.is_grad_enabled():
         return _rotate(x, cosine, sine)
     return _Rotation.apply(x, cosine, sine)
@@ -111,13 +116,34 @@ def _tables(
     """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each."""
     dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
     kind = (x.shape[-1], max_wavelength, scaling, turned, x.device, dtype)
+
+    def angles() -> torch.Tensor:
+        places = torch.arange(x.shape[1], device=x.device) if positions is None else positions
+        return places.to(dtype)[..., None, None] * _frequencies(*kind)
+
+    return shared_tables(kind, x, positions, angles)
+
+
+def shared_tables(
+    kind: tuple[Any, ...],
+    x: torch.Tensor,
+    positions: torch.Tensor | None,
+    angles: Callable[[], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each.
+
+    Args:
+        kind: what the tables depend on beside the positions.
+        x: queries or keys.
+        positions: the tensor itself, by which the last tables of a kind are found again.
+        angles: makes the angles (T or B, T, 1, H / 2) where there are none to be found.
+    """
     length = x.shape[1]
     stay = _stay(x, positions)
     if stay and (known := _last.get(kind)) is not None and known.are_of(positions, length):
         return known.cosine, known.sine
-    places = torch.arange(length, device=x.device) if positions is None else positions
-    angles = places.to(dtype)[..., None, None] * _frequencies(*kind)
-    cosine, sine = angles.cos(), angles.sin()
+    turns = angles()
+    cosine, sine = turns.cos(), turns.sin()
     cosine, sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
     if stay:
         held = length if positions is None else ref(positions)

@@ -103,6 +103,8 @@ def load(
         fill()
     if empty and cls is not owner and settings.get("compile", True):
         model.compile_by_default()
+    if checkpoint.notice:
+        warnings.warn(f"{preset}: {checkpoint.notice}", stacklevel=3)
     if checkpoint.left_out and checkpoint.kind != "kmodels":
         warnings.warn(
             f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "

@@ -133,6 +133,12 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
         (ops.quantized_dense, "8x197x384, 8 bits", (tokens, bits, scales), {}),
         (ops.rms_norm, "2x256x640", (text, zeros(640)), {"epsilon": 1e-6}),
         (ops.rotary_embedding, "2x256x4x256", (shared[0],), turned),
+        (
+            ops.rotary_embedding_2d,
+            "8x201x6x64",
+            (zeros(8, 201, 6, 64), zeros(201, 2, kind="float32")),
+            {},
+        ),
     ]
 
 

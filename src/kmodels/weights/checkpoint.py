@@ -28,6 +28,7 @@ class SourceCheckpoint:
         changes: what was done to the model before it was saved, see `kmodels.lora.changes`.
         left_out: parts of the model in the file that have no counterpart here.
         whole: name of the class that has them; empty where there is none.
+        notice: what the user is told when a model is made from it; None for nothing.
     """
 
     path: Path
@@ -42,3 +43,4 @@ class SourceCheckpoint:
     changes: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     whole: str = ""
+    notice: str | None = None

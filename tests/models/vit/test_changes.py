@@ -274,11 +274,11 @@ def test_fields_are_attributes_and_pictures_may_have_a_name():
     ],
 )
 def test_a_bare_file_is_normalised_by_its_name_or_not_at_all(name, mean):
-    found = weights_timm._statistics(name, {}, 3)
+    found = weights_timm.statistics_of(name, {}, 3)
     assert (found and found[0]) == mean
-    assert weights_timm._statistics(name, {}, 1) is None
+    assert weights_timm.statistics_of(name, {}, 1) is None
     told = {"pretrained_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3}}
-    assert weights_timm._statistics(name, told, 3) == ((0.1,) * 3, (0.2,) * 3)
+    assert weights_timm.statistics_of(name, told, 3) == ((0.1,) * 3, (0.2,) * 3)
 
 
 @pytest.mark.needs("timm")
@@ -286,12 +286,12 @@ def test_names_are_normalised_as_timm_normalises_them():
     timm = import_module("timm")
     known = 0
     for name in timm.list_pretrained():
-        if name.startswith(("vit_", "deit")) and (found := weights_timm._statistics(name, {}, 3)):
+        if name.startswith(("vit_", "deit")) and (found := weights_timm.statistics_of(name, {}, 3)):
             told = timm.get_pretrained_cfg(name)
             assert found == (tuple(told.mean), tuple(told.std)), name
             known += 1
         bare = name.partition(".")[0]
-        if name.startswith(("vit_", "deit")) and (found := weights_timm._statistics(bare, {}, 3)):
+        if name.startswith(("vit_", "deit")) and (found := weights_timm.statistics_of(bare, {}, 3)):
             told = timm.get_pretrained_cfg(name)
             assert found == (tuple(told.mean), tuple(told.std)), name
     assert known > 60

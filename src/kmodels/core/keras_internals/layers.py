@@ -55,6 +55,17 @@ def detach(layer: keras.Layer, variables: Iterable[Any]) -> None:
         layer._untrack_variable(variable)
 
 
+def keep_keywords(layer: keras.Layer) -> None:
+    """Has Keras leave the arguments of a layer's calls as they are, see `converted`."""
+    layer._convert_input_args = False
+
+
+def converted(layer: keras.Layer, args: tuple) -> tuple:
+    """Returns arguments as Keras converts them for a layer: tensors in the dtype of its inputs."""
+    policy = layer.dtype_policy
+    return tuple(policy.convert_input(x, layer.autocast, layer.input_dtype) for x in args)
+
+
 _CONTEXT = "current_call_ctx"
 
 

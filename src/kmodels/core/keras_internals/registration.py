@@ -36,6 +36,7 @@ VIT = (
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
+    *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),

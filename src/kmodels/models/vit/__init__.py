@@ -11,6 +11,8 @@ from kmodels.models.vit.kinds import (
     DeiTImageConverter,
     DINOV2Backbone,
     DINOV2ImageConverter,
+    DINOV3Backbone,
+    DINOV3ImageConverter,
     SigLIPImageConverter,
     SigLIPVisionEncoder,
 )
@@ -20,6 +22,8 @@ from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 __all__ = [
     "DINOV2Backbone",
     "DINOV2ImageConverter",
+    "DINOV3Backbone",
+    "DINOV3ImageConverter",
     "DeiTBackbone",
     "DeiTImageClassifier",
     "DeiTImageClassifierPreprocessor",

@@ -9,6 +9,9 @@ from kmodels.models.common.config import check_rates
 from kmodels.models.common.encoder.config import EncoderBlockConfig, EncoderConfig, check_heads
 from kmodels.weights.positions import METHODS, Method
 
+# How each rotary embedding pairs the channels of a head, as in `ops.rotary_embedding_2d`.
+ROPE_PAIRS = {"dinov3": "halves", "cat": "neighbors"}
+
 
 @dataclass(frozen=True)
 class ViTConfig(EncoderConfig):
@@ -28,6 +31,10 @@ class ViTConfig(EncoderConfig):
         layer_norm_epsilon: 1e-6 in JAX and timm checkpoints, 1e-12 in Hugging Face ones.
         use_patch_bias: bias of the patch embedding.
         use_mha_bias: biases of the attention projections.
+        use_query_bias: one of them, where they are there; like the three that follow.
+        use_key_bias: another, which DINOv3 leaves out.
+        use_value_bias: another.
+        use_proj_bias: that of the output projection.
         use_mlp_bias: biases of the MLP.
         use_class_token: puts a learned token in front of the patches.
         use_distillation_token: a second one behind it (DeiT, Touvron et al. 2021, section 4).
@@ -45,6 +52,21 @@ class ViTConfig(EncoderConfig):
         approximate_gelu: True for the tanh form of GELU, "sigmoid" for CLIP's quick GELU.
         use_swiglu_ffn: SiLU of a gate in place of GELU in the blocks (Shazeer 2020), as in DINOv2's
             giant.
+        use_position_embedding: a learned table of positions; DINOv3 has none.
+        rope_theta: base of a rotary embedding of queries and keys by the patches' places in the
+            image, which class token and registers do not get; None for none.
+        rope_type: "dinov3", centers of the patches from -1 to 1 along each side, in circles; "cat",
+            their numbers, as in Perception Encoder.
+        rope_grid_offset: is added to those numbers.
+        ref_feat_shape: (rows, columns) of patches that "cat" scales each image to, so that another
+            size turns by the same angles; None for as many as there are.
+        pos_embed_shift: in training, the places move by up to this much along each axis, by one
+            draw for all images of a step; None for none, like the two that follow.
+        pos_embed_jitter: in training, each axis is scaled by a factor from 1 / this to this.
+        pos_embed_rescale: in training, both axes are scaled by one such factor.
+        pooling_num_heads: heads of the attention pooling, where they are not `num_heads`.
+        pooling_mlp_dim: width of its MLP, where it is not `mlp_dim`.
+        pool_include_prefix: class token and registers take part in it, as in Perception Encoder.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -75,6 +97,21 @@ class ViTConfig(EncoderConfig):
     final_norm: bool = True
     approximate_gelu: bool | str = False
     use_swiglu_ffn: bool = False
+    use_query_bias: bool = True
+    use_key_bias: bool = True
+    use_value_bias: bool = True
+    use_proj_bias: bool = True
+    use_position_embedding: bool = True
+    rope_theta: float | None = None
+    rope_type: str = "dinov3"
+    rope_grid_offset: float = 0.0
+    ref_feat_shape: tuple[int, int] | None = None
+    pos_embed_shift: float | None = None
+    pos_embed_jitter: float | None = None
+    pos_embed_rescale: float | None = None
+    pooling_num_heads: int | None = None
+    pooling_mlp_dim: int | None = None
+    pool_include_prefix: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patch_size", _side(self.patch_size))
@@ -94,6 +131,11 @@ class ViTConfig(EncoderConfig):
                     f"{side}; the nearest sides that work are {_nearest(side, self.patch_size)}"
                 )
         check_heads(self.num_heads, self.hidden_dim)
+        if self.pooling_num_heads is not None:
+            check_whole("pooling_num_heads", self.pooling_num_heads)
+            check_heads(self.pooling_num_heads, self.hidden_dim)
+        if self.pooling_mlp_dim is not None:
+            check_whole("pooling_mlp_dim", self.pooling_mlp_dim)
         check_rates(self, "dropout_rate", "attention_dropout", "drop_path_rate")
         if self.num_register_tokens < 0:
             raise InputError(f"num_register_tokens is {self.num_register_tokens}; give 0 or more")
@@ -110,6 +152,9 @@ class ViTConfig(EncoderConfig):
             )
         if self.use_swiglu_ffn and self.approximate_gelu:
             raise InputError("use_swiglu_ffn leaves no GELU; leave approximate_gelu False")
+        if self.ref_feat_shape is not None:
+            object.__setattr__(self, "ref_feat_shape", tuple(self.ref_feat_shape))
+        check_rotary(self)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -132,11 +177,25 @@ class ViTConfig(EncoderConfig):
     @property
     def num_special_positions(self) -> int:
         """Rows of the position embedding that belong to no patch."""
-        return self.num_special_tokens if self.position_over_prefix else 0
+        there = self.use_position_embedding and self.position_over_prefix
+        return self.num_special_tokens if there else 0
+
+    @property
+    def unbiased(self) -> tuple[str, ...]:
+        """The projections of the attention without a bias, where others have one."""
+        told = {
+            "query": self.use_query_bias,
+            "key": self.use_key_bias,
+            "value": self.use_value_bias,
+            "output": self.use_proj_bias,
+        }
+        return tuple(name for name, there in told.items() if not there)
 
     @property
     def num_positions(self) -> int:
-        """Rows of the position embedding."""
+        """Rows of the position embedding; 0 without one."""
+        if not self.use_position_embedding:
+            return 0
         return self.grid[0] * self.grid[1] + self.num_special_positions
 
     @property
@@ -154,11 +213,47 @@ class ViTConfig(EncoderConfig):
             layer_scale=self.layer_scale,
             approximate_gelu=self.approximate_gelu,
             gated=self.use_swiglu_ffn,
+            unbiased=self.unbiased,
+            rope_wavelength=self.rope_theta,
+            rope_pairs=ROPE_PAIRS[self.rope_type],
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values."""
-        return {**super().to_dict(), "image_shape": list(self.image_shape)}
+        shape = None if self.ref_feat_shape is None else list(self.ref_feat_shape)
+        plain = {"image_shape": list(self.image_shape), "ref_feat_shape": shape}
+        return {**super().to_dict(), **plain}
+
+
+def check_rotary(config: ViTConfig) -> None:
+    """Raises `InputError` for a rotary embedding that cannot be."""
+    if config.rope_type not in ROPE_PAIRS:
+        raise InputError(
+            f"rope_type is {config.rope_type!r}; choose one of {', '.join(ROPE_PAIRS)}"
+        )
+    found = {"shift": config.pos_embed_shift}
+    found |= {"jitter": config.pos_embed_jitter, "rescale": config.pos_embed_rescale}
+    for name, value in found.items():
+        least = 0 if name == "shift" else 1
+        if value is not None and not least <= value < float("inf"):
+            raise InputError(f"pos_embed_{name} is {value}; give {least} or more, or None")
+    if config.rope_theta is None:
+        if named := [f"pos_embed_{name}" for name, value in found.items() if value is not None]:
+            raise InputError(f"{', '.join(named)} without a rotary embedding; give rope_theta")
+        return
+    if not config.rope_theta > 0:
+        raise InputError(f"rope_theta is {config.rope_theta}; give a number above 0, or None")
+    if (width := config.hidden_dim // config.num_heads) % 4:
+        raise InputError(
+            f"rope_theta needs heads whose width is a multiple of 4; hidden_dim "
+            f"{config.hidden_dim} and num_heads {config.num_heads} give {width}"
+        )
+    if config.ref_feat_shape is not None and (
+        len(config.ref_feat_shape) != 2 or min(config.ref_feat_shape) < 1
+    ):
+        raise InputError(
+            f"ref_feat_shape is {config.ref_feat_shape}; give (rows, columns), each at least 1"
+        )
 
 
 def _side(patch: int | Sequence[int]) -> Any:

@@ -13,7 +13,7 @@ from kmodels.models.vit.exports.huggingface import transformers_form
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.resize_positions import fitting
-from kmodels.models.vit.weights import augreg, clip_siglip, dinov2, huggingface, timm
+from kmodels.models.vit.weights import augreg, clip_siglip, dinov2, dinov3, eva, huggingface, timm
 from kmodels.models.vit.weights.keras_hub_config import PEERS
 from kmodels.weights.tensors import LazyArray
 
@@ -51,7 +51,7 @@ FAMILY = Family(
     backbone=ViTBackbone,
     tasks=(ViTImageClassifier,),
     presets=PRESETS,
-    formats=(huggingface, dinov2, clip_siglip, timm, augreg),
+    formats=(huggingface, dinov2, dinov3, clip_siglip, eva, timm, augreg),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
         "num_classes": HEADS,

@@ -59,8 +59,39 @@ class DeiTBackbone(ViTBackbone):
         return bool(fields.get("use_distillation_token"))
 
 
+class PyramidBackbone(ViTBackbone):
+    """A ViT that gives what each block gives, by keras-hub's names.
+
+    Args:
+        apply_layernorm: puts the final norm on each of `pyramid_outputs`.
+        image_shape: (height, width, channels) in pixels.
+        **fields: of `ViTBackbone` and `ViTConfig`.
+    """
+
+    named_inputs = True
+
+    def __init__(self, apply_layernorm: bool, image_shape: tuple[int, int, int], **fields: Any):
+        super().__init__(image_shape, **fields)
+        self.apply_layernorm = apply_layernorm
+
+    @property
+    def pyramid_outputs(self) -> dict[str, Any]:
+        """The input of the first block and the outputs of all blocks."""
+        names = {"tokens": "stem"} | {
+            f"block_{i}": f"stage{i + 1}" for i in range(self.config.num_layers)
+        }
+        found = {name: self.stages[stage] for stage, name in names.items()}
+        if self.apply_layernorm:
+            found = {name: self.get_layer("final_norm")(x) for name, x in found.items()}
+        return found
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config's fields, the policy, the name and `apply_layernorm`."""
+        return {**super().get_config(), "apply_layernorm": self.apply_layernorm}
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
-class DINOV2Backbone(ViTBackbone):
+class DINOV2Backbone(PyramidBackbone):
     """A ViT with layer scale, and registers or SwiGLU where asked for (Oquab et al. 2023).
 
     Args:
@@ -88,8 +119,6 @@ class DINOV2Backbone(ViTBackbone):
     Raises:
         InputError: for a table of positions of another size.
     """
-
-    named_inputs = True
 
     def __init__(
         self,
@@ -135,28 +164,113 @@ class DINOV2Backbone(ViTBackbone):
                 "bicubic_antialias" if antialias_in_interpolation else "bicubic"
             ),
         }
-        super().__init__(image_shape, **{**given, **fields})
-        self.apply_layernorm = apply_layernorm
+        super().__init__(apply_layernorm, image_shape, **{**given, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
         """Returns those of DINOv2."""
         return name.startswith("dinov2_")
 
-    @property
-    def pyramid_outputs(self) -> dict[str, Any]:
-        """The input of the first block and the outputs of all blocks."""
-        names = {"tokens": "stem"} | {
-            f"block_{i}": f"stage{i + 1}" for i in range(self.config.num_layers)
-        }
-        found = {name: self.stages[stage] for stage, name in names.items()}
-        if self.apply_layernorm:
-            found = {name: self.get_layer("final_norm")(x) for name, x in found.items()}
-        return found
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config's fields, the policy, the name and `apply_layernorm`."""
-        return {**super().get_config(), "apply_layernorm": self.apply_layernorm}
+@keras.saving.register_keras_serializable(package="kmodels")
+class DINOV3Backbone(PyramidBackbone):
+    """A ViT whose patches turn by their places, without a table of them (Simeoni et al. 2025).
+
+    Args:
+        patch_size: side of the square patches, in pixels.
+        num_layers: blocks.
+        hidden_dim: width of the tokens.
+        num_heads: attention heads.
+        intermediate_dim: width of the MLP.
+        layer_scale_init_value: first value of the residual scales.
+        num_register_tokens: learned tokens in front of the patches.
+        use_mask_token: keeps the token of its pretraining.
+        hidden_activation: "gelu", "gelu_approximate" or "quick_gelu"; with `use_gated_mlp` "silu".
+        use_gated_mlp: SiLU of a gate in place of GELU.
+        use_query_bias: bias of the queries' projection.
+        use_key_bias: that of the keys, which Meta's checkpoints do not have.
+        use_value_bias: that of the values.
+        use_proj_bias: that of the output projection.
+        use_mlp_bias: biases of the MLP.
+        attention_dropout: on the attention weights.
+        drop_path_rate: stochastic depth of the last block.
+        layer_norm_eps: epsilon of the norms, `layer_norm_epsilon` elsewhere.
+        image_shape: (height, width, channels) in pixels.
+        rope_theta: base of the rotary embedding.
+        apply_layernorm: puts the final norm on each of `pyramid_outputs`.
+        **fields: of `ViTBackbone` and `ViTConfig`.
+
+    Attributes:
+        pyramid_outputs: symbolic outputs by name: "stem", "stage1", "stage2", ...
+
+    Call:
+        images (B, height, width, C), or {"pixel_values": ...} -> tokens (B, prefix + P, D).
+
+    Raises:
+        InputError: for another activation.
+    """
+
+    input_name = "pixel_values"
+
+    def __init__(
+        self,
+        patch_size: int | Sequence[int] = 16,
+        num_layers: int = 12,
+        hidden_dim: int = 768,
+        num_heads: int = 12,
+        intermediate_dim: int = 3072,
+        layer_scale_init_value: float = 1.0,
+        num_register_tokens: int = 4,
+        use_mask_token: bool = True,
+        hidden_activation: str = "gelu",
+        use_gated_mlp: bool = False,
+        use_query_bias: bool = True,
+        use_key_bias: bool = True,
+        use_value_bias: bool = True,
+        use_proj_bias: bool = True,
+        use_mlp_bias: bool = True,
+        attention_dropout: float = 0.0,
+        drop_path_rate: float = 0.0,
+        layer_norm_eps: float = 1e-5,
+        image_shape: tuple[int, int, int] = (518, 518, 3),
+        rope_theta: float = 100.0,
+        apply_layernorm: bool = False,
+        **fields: Any,
+    ):
+        known = ("silu",) if use_gated_mlp else tuple(GELUS)
+        if hidden_activation not in known:
+            raise InputError(
+                f"hidden_activation is {hidden_activation!r} with use_gated_mlp={use_gated_mlp}; "
+                f"choose one of {', '.join(known)}"
+            )
+        given: dict[str, Any] = {
+            "patch_size": patch_size,
+            "num_layers": num_layers,
+            "hidden_dim": hidden_dim,
+            "num_heads": num_heads,
+            "mlp_dim": intermediate_dim,
+            "layer_scale": layer_scale_init_value,
+            "num_register_tokens": num_register_tokens,
+            "use_mask_token": use_mask_token,
+            "approximate_gelu": GELUS.get(hidden_activation, False),
+            "use_swiglu_ffn": use_gated_mlp,
+            "use_query_bias": use_query_bias,
+            "use_key_bias": use_key_bias,
+            "use_value_bias": use_value_bias,
+            "use_proj_bias": use_proj_bias,
+            "use_mlp_bias": use_mlp_bias,
+            "attention_dropout": attention_dropout,
+            "drop_path_rate": drop_path_rate,
+            "layer_norm_epsilon": layer_norm_eps,
+            "rope_theta": rope_theta,
+            "use_position_embedding": False,
+        }
+        super().__init__(apply_layernorm, image_shape, **{**given, **fields})
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Returns those of DINOv3."""
+        return name.startswith("dinov3_")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -229,6 +343,11 @@ class DeiTImageConverter(ViTImageConverter):
 @keras.saving.register_keras_serializable(package="kmodels")
 class DINOV2ImageConverter(ViTImageConverter):
     """`ViTImageConverter` by keras-hub's name for DINOv2."""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class DINOV3ImageConverter(ViTImageConverter):
+    """`ViTImageConverter` by keras-hub's name for DINOv3."""
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -100,8 +100,8 @@ class Tokens(Layer):
 
     Weights:
         class_token (1, 1, D), distillation_token (1, 1, D), register_tokens (1, R, D),
-        position_embedding (1, P, D) or with rows in front for the first two; mask_token (1, 1, D),
-        which is not trained.
+        position_embedding (1, P, D) or with rows in front for the first two, if there is one;
+        mask_token (1, 1, D), which is not trained.
     """
 
     def __init__(self, config: ViTConfig | Mapping[str, Any], **kwargs: Any):
@@ -126,14 +126,15 @@ class Tokens(Layer):
             self.register_tokens = self.add_parameter(
                 "register_tokens", (1, config.num_register_tokens, width), _normal()
             )
-        self.position_embedding = self.add_parameter(
-            "position_embedding", (1, config.num_positions, width), _normal()
-        )
+        if config.use_position_embedding:
+            self.position_embedding = self.add_parameter(
+                "position_embedding", (1, config.num_positions, width), _normal()
+            )
 
     def call(self, patches: Tensor) -> Any:
         """(B, P, D) -> (B, prefix + P, D)."""
         config = self.config
-        position = self.position_embedding
+        position: Any = self.position_embedding if config.use_position_embedding else None
         batch = keras.ops.shape(patches)[0]
         prefix = []
         if config.use_class_token:
@@ -145,7 +146,8 @@ class Tokens(Layer):
             position = position[:, rows:]
         if config.num_register_tokens:
             prefix.append(self.register_tokens)
-        patches = patches + position
+        if position is not None:
+            patches = patches + position
         if not prefix:
             return patches
         shape = (batch, 1, 1)
@@ -165,7 +167,8 @@ class Pooling(Layer):
         kind: "token", the class token; "gap", the mean over the patches; "max", their maximum;
             "avgmax", the mean of these two; "token_gap", class token and mean, one behind the
             other; "distilled", the mean of class and distillation token; "map", attention of a
-            learned query over the patches, then a residual MLP (Zhai et al. 2022, section 3.4).
+            learned query over the patches, or with `pool_include_prefix` over all tokens, then a
+            residual MLP (Zhai et al. 2022, section 3.4).
         config: config of the backbone.
 
     Call:
@@ -187,12 +190,16 @@ class Pooling(Layer):
             return
         config, policy, width = self.config, self.dtype_policy, self.config.hidden_dim
         self.probe = self.add_parameter("probe", (1, 1, width), _normal())
-        self.attention = Attention(config.num_heads, name="attention", dtype=policy)
+        heads = config.pooling_num_heads or config.num_heads
+        self.attention = Attention(heads, name="attention", dtype=policy)
         self.attention.build((None, 1, width))
         self.mlp_norm = LayerNorm(config.layer_norm_epsilon, name="mlp_norm", dtype=policy)
         self.mlp_norm.build((None, 1, width))
         self.mlp = MLP(
-            config.mlp_dim, approximate=config.approximate_gelu, name="mlp", dtype=policy
+            config.pooling_mlp_dim or config.mlp_dim,
+            approximate=config.approximate_gelu,
+            name="mlp",
+            dtype=policy,
         )
         self.mlp.build((None, 1, width))
 
@@ -214,7 +221,8 @@ class Pooling(Layer):
         probe = keras.ops.tile(
             keras.ops.cast(self.probe, tokens.dtype), (keras.ops.shape(tokens)[0], 1, 1)
         )
-        x = self.attention(probe, patches)  # (B, 1, D)
+        seen = tokens if self.config.pool_include_prefix else patches
+        x = self.attention(probe, seen)  # (B, 1, D)
         return (x + keras.ops.cast(self.mlp(self.mlp_norm(x)), x.dtype))[:, 0]
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -4,7 +4,8 @@ What differs from the plain transformer encoder:
 - the sequence is the patches of an image, row by row, with learned positions;
 - norms stand in front of attention and MLP, and once more after the last block;
 - a class token may lead the sequence, a distillation token and registers may follow it;
-- residual branches may have a learned scale and be dropped by example.
+- residual branches may have a learned scale and be dropped by example;
+- queries and keys of the patches may turn by their places in the image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from kmodels.layers.layout_family import of_family
 from kmodels.models.common.encoder.block import EncoderBlock
 from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.coordinates import PatchCoordinates
 from kmodels.models.vit.exports import npz, timm
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
 from kmodels.models.vit.sharding import LAYOUT
@@ -49,6 +51,7 @@ class ViTBackbone(Backbone):
 
     Attributes:
         named_inputs: whether its input is {"images": ...}, as keras-hub has it in some classes.
+        input_name: what stands there for "images".
         token_embedding: None, as in keras-hub's models of images.
 
     Call:
@@ -67,6 +70,7 @@ class ViTBackbone(Backbone):
     layout = LAYOUT
     peft_names = staticmethod(peft.names)
     named_inputs: ClassVar[bool] = False
+    input_name: ClassVar[str] = "images"
     token_embedding = None
 
     @of_family
@@ -114,22 +118,27 @@ class ViTBackbone(Backbone):
         steps += blocks
         steps += [norm("final_norm")] if config.final_norm else []
         steps += self.last_steps(config, policy)
+        places = None
+        if config.rope_theta is not None:
+            places = PatchCoordinates(config, name="coordinates", dtype=policy)
 
         # === Graph ===
         dtype = "float64" if policy.compute_dtype == "float64" else "float32"
-        x = images = keras.Input(config.image_shape, name="images", dtype=dtype)
+        x = images = keras.Input(config.image_shape, name=self.input_name, dtype=dtype)
         out = {}
+        turned = {} if places is None else {"coordinates": places(images)}
         for step in steps:
-            x = step(x)
+            x = step(x, **(turned if step in blocks else {}))
             if step is not dropout:
                 out[step.name] = x
-        inputs = {"images": images} if self.named_inputs else images
+        inputs = {self.input_name: images} if self.named_inputs else images
         super().__init__(config=config, intermediates=out, inputs=inputs, outputs=x, name=name)
 
         # === Config ===
         self.stages = out
         self.blocks = blocks
         self.steps = steps
+        self.coordinates = places
         self.dtype_policy = policy
 
     def call(
@@ -143,10 +152,14 @@ class ViTBackbone(Backbone):
             return super().call(self._given(inputs), training=training, mask=mask)
         (x,) = keras_internals.standardized(self, self._given(inputs))
         told = {} if training is None else {"training": training}
+        block = told
+        if self.coordinates is not None:
+            block = {**told, "coordinates": self.coordinates(x, **told)}
         # Compiled blocks share a graph where they are given the same arguments.
-        last = told if keep is None else {**told, "keep": keep}
+        last = block if keep is None else {**block, "keep": keep}
         for step in self.steps:
-            x = step(x, **(last if step is self.blocks[-1] else told))
+            given = block if step in self.blocks else told
+            x = step(x, **(last if step is self.blocks[-1] else given))
         return x
 
     def compute_output_spec(
@@ -171,7 +184,9 @@ class ViTBackbone(Backbone):
         """Returns images alone or by name, in the structure of the graph's input."""
         if isinstance(inputs, Mapping) == self.named_inputs:
             return inputs
-        return {"images": inputs} if self.named_inputs else inputs["images"]
+        if self.named_inputs:
+            return {self.input_name: inputs}
+        return inputs[self.input_name]
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size.
@@ -235,8 +250,9 @@ class ViTBackbone(Backbone):
         found = self.intermediates(images)
         inputs = [found.get("pre_norm", found["tokens"])]
         inputs += [found[block.name] for block in self.blocks[:-1]]
+        places = None if self.coordinates is None else self.coordinates(inputs[0])
         return [
-            block.attention.probabilities(block.attention_norm(x))
+            block.attention.probabilities(block.attention_norm(x), positions=places)
             for block, x in zip(self.blocks, inputs, strict=True)
         ]
 

@@ -12,15 +12,44 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "huge": (1280, 32, 16, 5120),
 }
 PATCHES = (14, 16, 32)
-# DeiT III, DINOv2, SigLIP's shape-optimised sizes and OpenCLIP's largest, as timm has them.
+# DeiT III, DINOv2, I-JEPA, Perception Encoder, SigLIP's shape-optimised sizes and OpenCLIP's
+# largest, as timm and transformers have them.
 LARGER: dict[str, tuple[int, int, int, int]] = {
     "medium": (512, 12, 8, 2048),
     "dinov2_giant": (1536, 40, 24, 4096),
+    "pe_gigantic": (1536, 50, 16, 8960),
+    "giant": (1408, 40, 16, 6144),
     "so400m": (1152, 27, 16, 4304),
     "giantopt": (1536, 40, 16, 6144),
     "gigantic": (1664, 48, 16, 8192),
 }
 DINOV2_GIANT = "dinov2_giant"
+# width, blocks, heads, MLP, and whether that is gated: Simeoni et al. 2025 table 2 and section 5.1,
+# as transformers' configurations of facebook/dinov3-<name>-pretrain-lvd1689m have them.
+DINOV3: dict[str, tuple[int, int, int, int, bool]] = {
+    "vits16": (384, 12, 6, 1536, False),
+    "vits16plus": (384, 12, 6, 1536, True),
+    "vitb16": (768, 12, 12, 3072, False),
+    "vitl16": (1024, 24, 16, 4096, False),
+    "vith16plus": (1280, 32, 20, 5120, True),
+    "vit7b16": (4096, 40, 32, 8192, True),
+}
+# He et al. 2022, as facebook/vit-mae-<size>; Assran et al. 2023, as facebook/ijepa_<name>.
+MAE = {"base": 16, "large": 16, "huge": 14}
+IJEPA: dict[str, tuple[str, int, int]] = {
+    "vith14": ("huge", 14, 224),
+    "vith16": ("huge", 16, 448),
+    "vitg16": ("giant", 16, 224),
+}
+# Patch and side, as timm's vit_pe_core_<size>_patch<patch>_<side> (Bolya et al. 2025 table 1 and
+# appendix A); rotary angles are those of this side at any other.
+PERCEPTION: dict[str, tuple[int, int]] = {
+    "tiny": (16, 384),
+    "small": (16, 384),
+    "base": (16, 224),
+    "large": (14, 336),
+    "pe_gigantic": (14, 448),
+}
 DEIT3 = {"small": 16, "medium": 16, "base": 16, "large": 16, "huge": 14}
 # Sides of the images by size and patch, of the first SigLIP and of the second. A patch of 14 does
 # not divide 384: what is left of the image is not seen there, and 378 pixels are enough.
@@ -53,6 +82,65 @@ def _size(size: str, patch: int, side: int = 224) -> dict[str, Any]:
     }
 
 
+def _self_supervised() -> dict[str, dict[str, Any]]:
+    """Returns MAE's encoders and I-JEPA."""
+    found: dict[str, dict[str, Any]] = {}
+    hugging = {"position_interpolation": "bicubic"}
+    for size, patch in MAE.items():
+        found[f"vit_mae_{size}_patch{patch}_224"] = (
+            _size(size, patch) | hugging | {"layer_norm_epsilon": 1e-12}
+        )
+    for name, (size, patch, side) in IJEPA.items():
+        found[f"ijepa_{name}"] = (
+            _size(size, patch, side) | hugging | {"use_class_token": False, "task_pooling": "gap"}
+        )
+    return found
+
+
+def _perception(size: str) -> dict[str, Any]:
+    patch, side = PERCEPTION[size]
+    fields = _size(size, patch, side)
+    has_class = size != "pe_gigantic"
+    return fields | {
+        "layer_norm_epsilon": 1e-5,
+        "use_patch_bias": False,
+        "use_class_token": has_class,
+        "pre_norm": True,
+        "rope_theta": 10_000.0,
+        "rope_type": "cat",
+        "rope_grid_offset": float(has_class),
+        "ref_feat_shape": (side // patch, side // patch),
+        "pooling_num_heads": 8,
+        "pooling_mlp_dim": 4 * fields["hidden_dim"],
+        "pool_include_prefix": True,
+        "task_pooling": "map",
+    }
+
+
+def _dinov3(name: str) -> dict[str, Any]:
+    width, layers, heads, mlp, gated = DINOV3[name]
+    # The largest was trained without any bias of queries, keys and values.
+    biased = name != "vit7b16"
+    return {
+        "image_shape": (224, 224, 3),
+        "patch_size": 16,
+        "num_layers": layers,
+        "num_heads": heads,
+        "hidden_dim": width,
+        "mlp_dim": mlp,
+        "use_swiglu_ffn": gated,
+        "layer_norm_epsilon": 1e-5,
+        "layer_scale": 1e-5,
+        "num_register_tokens": 4,
+        "use_query_bias": biased,
+        "use_key_bias": False,
+        "use_value_bias": biased,
+        "use_position_embedding": False,
+        "rope_theta": 100.0,
+        "pos_embed_rescale": 2.0,
+    }
+
+
 def _towers() -> dict[str, dict[str, Any]]:
     """Returns vision towers and other variants, under the names of their checkpoints."""
     found: dict[str, dict[str, Any]] = {}
@@ -73,6 +161,10 @@ def _towers() -> dict[str, dict[str, Any]]:
         found[f"dinov2_{size}_patch14_518"] = plain | hugging
         registers = {"num_register_tokens": 4, "position_interpolation": "bicubic_antialias"}
         found[f"dinov2_{size}_reg4_patch14_518"] = plain | registers
+    found |= {f"dinov3_{name}": _dinov3(name) for name in DINOV3}
+    for size, (patch, side) in PERCEPTION.items():
+        name = size.removeprefix("pe_")
+        found[f"pe_core_{name}_patch{patch}_{side}"] = _perception(size)
     mapped = {"use_class_token": False, "approximate_gelu": True, "task_pooling": "map"}
     for (size, patch), (first, second) in SIGLIP.items():
         for name, sides in (("siglip", first), ("siglip2", second)):
@@ -99,6 +191,7 @@ def _towers() -> dict[str, dict[str, Any]]:
 PRESETS: dict[str, dict[str, Any]] = (
     {f"vit_{size}_patch{patch}_224": _size(size, patch) for size in SIZES for patch in PATCHES}
     | _towers()
+    | _self_supervised()
     | {
         # The ViT of Keras' image-classification tutorial at ViT-Base sizes: no class token, mean
         # pooling, dropout 0.1 in the blocks and 0.5 in front of the head.

@@ -35,7 +35,8 @@ class EncoderBlock(Layer):
 
     Call:
         x (B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D). Places
-        where `padding_mask` (B, T) is 0 are seen by none; None for all.
+        where `padding_mask` (B, T) is 0 are seen by none; None for all. With a rotary embedding
+        `coordinates` (T, 2) say where tokens stand; they are not rounded to the compute dtype.
     """
 
     config_class: ClassVar[type[EncoderConfig]]
@@ -48,6 +49,10 @@ class EncoderBlock(Layer):
         self.supports_masking = True
         self.config = self.config_class.of(config)
         block = self.config.encoder_block
+        rotary: dict[str, Any] = {}
+        if block.rope_wavelength is not None:
+            rotary = {"rope_wavelength": block.rope_wavelength, "rope_pairs": block.rope_pairs}
+            self.keep_keywords()
         self.attention_norm = LayerNorm(block.epsilon, name="attention_norm", dtype=policy)
         self.attention = Attention(
             block.num_heads,
@@ -56,6 +61,8 @@ class EncoderBlock(Layer):
             qk_norm=block.use_query_key_norm,
             epsilon=block.epsilon,
             causal=block.causal,
+            unbiased=block.unbiased,
+            **rotary,
             name="attention",
             dtype=policy,
         )
@@ -98,13 +105,18 @@ class EncoderBlock(Layer):
         training: bool = False,
         keep: int | None = None,
         padding_mask: Tensor | None = None,
+        coordinates: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
         y = self.attention_norm(x)
         if keep is None:
-            y = self.attention(y, query_mask=padding_mask, training=training)
+            more = {} if coordinates is None else {"positions": coordinates}
+            y = self.attention(y, query_mask=padding_mask, training=training, **more)
         else:
-            y = self.attention(y[:, :keep], y, context_mask=padding_mask, training=training)
+            more = {}
+            if coordinates is not None:
+                more = {"positions": coordinates[:keep], "context_positions": coordinates}
+            y = self.attention(y[:, :keep], y, context_mask=padding_mask, training=training, **more)
             x = x[:, :keep]
         x = x + self._branch(y, self.attention_scale, training)
         y = self.mlp(self.mlp_norm(x), training=training)

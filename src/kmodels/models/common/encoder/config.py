@@ -39,6 +39,9 @@ class EncoderBlockConfig:
         approximate_gelu: as in `ops.gelu`.
         gated: SiLU of a gate in place of GELU.
         causal: no token sees what stands behind it.
+        unbiased: projections of the attention without a bias, as in `layers.Attention`.
+        rope_wavelength: base of a rotary embedding in a plane, or None for none.
+        rope_pairs: as in `ops.rotary_embedding_2d`.
     """
 
     num_heads: int
@@ -53,6 +56,9 @@ class EncoderBlockConfig:
     approximate_gelu: bool | str = False
     gated: bool = False
     causal: bool = False
+    unbiased: tuple[str, ...] = ()
+    rope_wavelength: float | None = None
+    rope_pairs: str = "halves"
 
 
 def check_heads(num_heads: int, hidden_dim: int) -> None:

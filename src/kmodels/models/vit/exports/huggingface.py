@@ -1,6 +1,6 @@
 """A ViT as transformers writes it: which of its models that is, config.json, and the table."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +9,22 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder.rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.weights import clip_siglip, dinov2, huggingface
+from kmodels.models.vit.exports.traits import (
+    BIAS,
+    LOGITS,
+    NONE,
+    PROJECTION,
+    ROTARY,
+    UNBIASED,
+    Settings,
+    head,
+    lacking,
+    unusual,
+)
+from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, huggingface
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
-Settings = Mapping[str, Any]
-NONE, LOGITS, PROJECTION = "no head", "logits", "logits without bias"
 # Multiples of the width among which DINOv2's MLPs are found.
 RATIOS = range(1, 17)
 
@@ -30,6 +40,8 @@ class Form:
         heads: the pairs of pooling and head that it has.
         describe: (config, settings) to the fields of config.json that no other form has.
         table: (config, settings) to the rules.
+        unbiased: parts that may have no bias; others get one of zeros.
+        only: what else a config must be, where two models of transformers are alike.
     """
 
     name: str
@@ -38,6 +50,8 @@ class Form:
     heads: frozenset[tuple[str | None, str]]
     describe: Callable[[ViTConfig, Settings], dict[str, Any]]
     table: Callable[[ViTConfig, Settings], list[Rule]]
+    unbiased: frozenset[str] = frozenset()
+    only: Callable[[ViTConfig], bool] = lambda config: True
 
     def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
         """Returns what a model has that this one cannot express."""
@@ -45,8 +59,10 @@ class Form:
 
     def suits(self, config: ViTConfig, settings: Settings) -> bool:
         """Returns whether this is the model."""
-        return self.needs.issubset(_unusual(config, settings)) and not self.unsupported_out(
-            config, settings
+        return (
+            self.only(config)
+            and self.needs.issubset(unusual(config, settings))
+            and not self.unsupported_out(config, settings)
         )
 
 
@@ -84,79 +100,20 @@ def transformers_form(
         "num_channels": channels,
         **form.describe(config, settings),
     }
-    if _head(settings) == LOGITS:
+    if head(settings) == LOGITS:
         names = {str(i): f"LABEL_{i}" for i in range(settings["num_classes"])}
         described |= {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
     table = form.table(config, settings)
-    if form.name in TOWERS and _head(settings) == LOGITS:
+    if form.name in TOWERS and head(settings) == LOGITS:
         described = _nested(described)
     return described, _picture_form(model, config), table, _zeros(form, config, table)
 
 
-def lacking(
-    config: ViTConfig,
-    settings: Settings,
-    known: Set[str],
-    heads: Set[tuple[str | None, str]],
-) -> list[str]:
-    """Returns what a model has that another package's cannot express.
-
-    Args:
-        config: config of the backbone.
-        settings: settings of the task; empty for a backbone.
-        known: what is unusual in the original ViT and may be there.
-        heads: the pairs of pooling and head that the other has.
-    """
-    found = [name for name in _unusual(config, settings) if name not in known]
-    pooling, head = settings.get("pooling"), _head(settings)
-    if (pooling, head) in heads or not settings:
-        return found
-    pooled = pooling in {known for known, _ in heads}
-    return [*found, f"{head} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
-
-
-def _unusual(config: ViTConfig, settings: Settings) -> list[str]:
-    """Returns what a model has that not every ViT has, in the order of a model."""
-    native = config.position_interpolation == "bilinear_antialias"
-    found = {
-        "use_class_token=False": not config.use_class_token,
-        "a distillation token": config.use_distillation_token,
-        "register tokens": bool(config.num_register_tokens),
-        "a mask token": config.use_mask_token,
-        "position_over_prefix=False": config.use_class_token and not config.position_over_prefix,
-        "positions of native aspect ratio": native and not config.use_class_token,
-        "layer_scale": config.layer_scale is not None,
-        "qk_norm": config.qk_norm,
-        "pre_norm": config.pre_norm,
-        "a bias of the patches": config.use_patch_bias,
-        "SwiGLU": config.use_swiglu_ffn,
-        "final_norm=False": not config.final_norm,
-        "pooled_norm": bool(settings.get("pooled_norm")),
-        "intermediate_dim": _pooler(config, settings) is False,
-        "a pooler": _pooler(config, settings) is True,
-        "an activation": settings.get("activation") not in (None, "linear"),
-    }
-    return [name for name, there in found.items() if there]
-
-
-def _pooler(config: ViTConfig, settings: Settings) -> bool | None:
-    """Returns whether the pre-logits are a bare model's in transformers; None without any."""
-    if (dim := settings.get("intermediate_dim")) is None:
-        return None
-    return not settings["num_classes"] and dim == config.hidden_dim
-
-
-def _head(settings: Settings) -> str:
-    if not settings.get("num_classes"):
-        return NONE
-    return LOGITS if settings.get("head_bias", True) else PROJECTION
-
-
 def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
-    """Returns config.json of ViT and DeiT."""
+    """Returns config.json of ViT, DeiT and I-JEPA."""
 
     def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
-        ending = "Model" if _head(settings) == NONE else "ForImageClassification"
+        ending = "Model" if head(settings) == NONE else "ForImageClassification"
         if settings.get("pooling") == "distilled":
             ending += "WithTeacher"
         return {
@@ -172,7 +129,7 @@ def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, An
 
 def _plain_table(kind: str) -> Callable[[ViTConfig, Settings], list[Rule]]:
     def table(config: ViTConfig, settings: Settings) -> list[Rule]:
-        prefix = f"{kind}." if _head(settings) != NONE else ""
+        prefix = f"{kind}." if head(settings) != NONE else ""
         distilled = settings.get("pooling") == "distilled"
         name = prefix + huggingface.POSITIONS
         return _padded(config, name, huggingface.rules(config, prefix, distilled))
@@ -191,7 +148,7 @@ def _padded(config: ViTConfig, name: str, table: list[Rule]) -> list[Rule]:
 def _dinov2(config: ViTConfig, settings: Settings) -> dict[str, Any]:
     registers = config.num_register_tokens
     name = "Dinov2WithRegisters" if registers else "Dinov2"
-    ending = "Model" if _head(settings) == NONE else "ForImageClassification"
+    ending = "Model" if head(settings) == NONE else "ForImageClassification"
     more = {"num_register_tokens": registers} if registers else {}
     return {
         "architectures": [f"{name}{ending}"],
@@ -222,9 +179,28 @@ def _ratio(config: ViTConfig) -> int:
 
 def _dinov2_table(config: ViTConfig, settings: Settings) -> list[Rule]:
     kind = dinov2.KINDS[bool(config.num_register_tokens)]
-    prefix = "" if _head(settings) == NONE else f"{kind}."
+    prefix = "" if head(settings) == NONE else f"{kind}."
     name = prefix + dinov2.POSITIONS
     return _padded(config, name, dinov2.rules(config, prefix))
+
+
+def _dinov3(config: ViTConfig, settings: Settings) -> dict[str, Any]:
+    biases = {name: getattr(config, ours) for ours, name in dinov3.BIASES.items()}
+    for name in ("query_bias", "key_bias", "value_bias", "proj_bias"):
+        biases[name] = biases[name] and config.use_mha_bias
+    return {
+        "architectures": ["DINOv3ViTModel"],
+        "model_type": dinov3.KIND,
+        "attention_dropout": config.attention_dropout,
+        "drop_path_rate": config.drop_path_rate,
+        "layerscale_value": config.layer_scale,
+        "num_register_tokens": config.num_register_tokens,
+        "rope_theta": config.rope_theta,
+        "use_gated_mlp": config.use_swiglu_ffn,
+        **({"hidden_act": "silu"} if config.use_swiglu_ffn else {}),
+        **biases,
+        **{name: getattr(config, name) for name in dinov3.MOVES},
+    }
 
 
 def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
@@ -237,11 +213,11 @@ def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
             PROJECTION: "VisionModelWithProjection",
         }
         found: dict[str, Any] = {
-            "architectures": [name + endings[_head(settings)]],
+            "architectures": [name + endings[head(settings)]],
             "model_type": f"{name.lower()}_vision_model",
             "attention_dropout": config.attention_dropout,
         }
-        if _head(settings) == PROJECTION:
+        if head(settings) == PROJECTION:
             found["projection_dim"] = settings["num_classes"]
         if name != "CLIP":
             found["vision_use_head"] = settings.get("pooling") == "map"
@@ -254,9 +230,9 @@ def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
 
 def _tower_table(flat: bool = False) -> Callable[[ViTConfig, Settings], list[Rule]]:
     def table(config: ViTConfig, settings: Settings) -> list[Rule]:
-        head = _head(settings)
-        prefix = "" if head == NONE else clip_siglip.PREFIX
-        return clip_siglip.rules(config, prefix, head == PROJECTION, flat)
+        last = head(settings)
+        prefix = "" if last == NONE else clip_siglip.PREFIX
+        return clip_siglip.rules(config, prefix, last == PROJECTION, flat)
 
     return table
 
@@ -269,15 +245,15 @@ def _nested(described: dict[str, Any]) -> dict[str, Any]:
     return {**{key: described[key] for key in outside}, "model_type": kind, "vision_config": inside}
 
 
-BIAS = "a bias of the patches"
 VIT = Form(
     "ViT",
     frozenset(),
-    frozenset({BIAS, "position_over_prefix=False", "a pooler"}),
+    frozenset({BIAS, UNBIASED, "position_over_prefix=False", "a pooler"}),
     frozenset({("token", NONE), ("token", LOGITS)}),
     _plain("vit", "ViT"),
     _plain_table("vit"),
 )
+DINO = ("register tokens", "a mask token", "SwiGLU")
 DEIT = Form(
     "DeiT",
     frozenset({"a distillation token"}),
@@ -289,23 +265,41 @@ DEIT = Form(
 DINOV2 = Form(
     "DINOv2",
     frozenset({"layer_scale"}),
-    frozenset({BIAS, "position_over_prefix=False", "register tokens", "a mask token", "SwiGLU"}),
+    frozenset({BIAS, UNBIASED, "position_over_prefix=False", *DINO}),
     frozenset({("token", NONE), ("token_gap", LOGITS)}),
     _dinov2,
     _dinov2_table,
 )
+DINOV3 = Form(
+    "DINOv3",
+    frozenset({"layer_scale", ROTARY, "use_position_embedding=False"}),
+    frozenset({BIAS, UNBIASED, *DINO}),
+    frozenset({("token", NONE)}),
+    _dinov3,
+    lambda config, settings: dinov3.rules(config),
+    unbiased=frozenset({"attention/", "mlp/"}),
+)
 CLIP = Form(
     "CLIP",
     frozenset({"pre_norm"}),
-    frozenset(),
+    frozenset({UNBIASED}),
     frozenset({("token", NONE), ("token", PROJECTION)}),
     _tower("CLIP"),
     _tower_table(),
 )
+IJEPA = Form(
+    "I-JEPA",
+    frozenset({"use_class_token=False"}),
+    frozenset({BIAS, UNBIASED}),
+    frozenset({("gap", NONE), ("gap", LOGITS)}),
+    _plain("ijepa", "IJepa"),
+    _plain_table("ijepa"),
+    only=huggingface.is_ijepa,
+)
 SIGLIP = Form(
     "SigLIP",
     frozenset({"use_class_token=False"}),
-    frozenset({BIAS}),
+    frozenset({BIAS, UNBIASED}),
     frozenset({("map", NONE), ("gap", NONE), ("gap", LOGITS)}),
     _tower("Siglip"),
     _tower_table(),
@@ -319,7 +313,7 @@ SIGLIP2 = Form(
     _tower_table(flat=True),
 )
 TOWERS = ("CLIP", "SigLIP", "SigLIP 2")
-FORMS = (VIT, DEIT, DINOV2, CLIP, SIGLIP, SIGLIP2)
+FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2)
 
 
 def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:
@@ -327,7 +321,10 @@ def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyAr
     width = config.hidden_dim
     absent = {
         "patch_embedding/": (config.use_patch_bias or BIAS not in form.can, width),
-        "attention/": (config.use_mha_bias, width),
+        **{
+            f"attention/{part}": (config.use_mha_bias and part not in config.unbiased, width)
+            for part in ("query", "key", "value", "output")
+        },
         "mlp/gate": (config.use_mlp_bias, config.mlp_dim),
         "mlp/up": (config.use_mlp_bias, config.mlp_dim),
         "mlp/down": (config.use_mlp_bias, width),
@@ -336,8 +333,12 @@ def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyAr
     for rule in table:
         target = rule.targets[0]
         if target == "tokens/mask_token" and not config.use_mask_token:
-            found[rule.source] = constant(0.0, (1, width))
+            found[rule.source] = constant(0.0, (1, width) if form is DINOV2 else (1, 1, width))
+        if target == "tokens/register_tokens" and form is DINOV3 and not config.num_register_tokens:
+            found[rule.source] = constant(0.0, (1, 0, width))
         for part, (there, size) in absent.items():
+            if part.startswith(tuple(form.unbiased)):
+                continue
             if not there and part in target and target.endswith("/bias"):
                 for i in range(config.num_layers if "{i}" in rule.source else 1):
                     found[rule.source.replace("{i}", str(i))] = constant(

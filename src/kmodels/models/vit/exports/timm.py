@@ -10,6 +10,9 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.exports import eva
+from kmodels.models.vit.exports.traits import UNBIASED
+from kmodels.models.vit.weights import eva as weights
 from kmodels.models.vit.weights import timm
 from kmodels.weights import LazyArray, constant, export, write_safetensors
 from kmodels.weights.native import refuse_to_replace
@@ -38,7 +41,8 @@ def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
     described = _describe(config, settings)
-    tensors = export(model, timm.rules(config))
+    rules = timm.rules if config.rope_theta is None else weights.rules
+    tensors = export(model, rules(config))
     preprocessor = getattr(model, "preprocessor", None)
     if preprocessor is not None:
         preprocessor.check_plain("timm's data config")
@@ -52,7 +56,8 @@ def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
         with atomic_directory(target) as folder:
             text = json.dumps(described, indent=2) + "\n"
             (folder / "config.json").write_text(text, encoding="utf-8")
-            tensors = {**tensors, **_zeros(config, tensors)}
+            if config.rope_theta is None:
+                tensors = {**tensors, **_zeros(config, tensors)}
             write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
         return finish(target)
 
@@ -60,6 +65,49 @@ def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
 def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     pooling, classes = settings.get("pooling"), settings.get("num_classes", 0)
     pooling = pooling or ("token" if config.use_class_token else "gap")
+    if config.rope_theta is None:
+        own = _vit(config, settings, pooling)
+    else:
+        own = eva.describe(config, settings, pooling, POOLINGS)
+    packed = config.use_swiglu_ffn and config.rope_theta is None
+    width, channels = config.hidden_dim, config.image_shape[2]
+    arguments: dict[str, Any] = {
+        "img_size": list(config.image_shape[:2]),
+        "patch_size": config.patch_size,
+        "in_chans": channels,
+        "embed_dim": width,
+        "depth": config.num_layers,
+        "num_heads": config.num_heads,
+        "mlp_ratio": _ratio(config.mlp_dim * (2 if packed else 1), width),
+        "qk_norm": config.qk_norm,
+        "init_values": config.layer_scale,
+        "class_token": config.use_class_token,
+        "global_pool": POOLINGS[pooling],
+        "drop_rate": settings.get("dropout", 0.0),
+        "proj_drop_rate": config.dropout_rate,
+        "pos_drop_rate": config.dropout_rate,
+        "attn_drop_rate": config.attention_dropout,
+        "drop_path_rate": config.drop_path_rate,
+        **own["model_args"],
+    }
+    return {
+        "architecture": own["architecture"],
+        "num_classes": classes,
+        "num_features": width,
+        "global_pool": POOLINGS[pooling],
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "input_size": [channels, *config.image_shape[:2]],
+            "num_classes": classes,
+            "first_conv": "patch_embed.proj",
+            "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",
+        },
+    }
+
+
+def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str, Any]:
+    """Returns the architecture of a `vit_*`, and the arguments that no other has."""
+    classes = settings.get("num_classes", 0)
     name = DISTILLED if config.use_distillation_token else PLAIN
     name = GATED if config.use_swiglu_ffn else name
     if config.layer_norm_epsilon == EPSILONS[CLIP] and name == PLAIN:
@@ -70,6 +118,10 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
             config.layer_norm_epsilon != EPSILONS[name]
         ),
         "a mask token": config.use_mask_token,
+        "use_position_embedding=False": not config.use_position_embedding,
+        UNBIASED: config.use_mha_bias and bool(config.unbiased),
+        "an attention pooling of its own sizes": config.pool_include_prefix
+        or bool(config.pooling_num_heads or config.pooling_mlp_dim),
         "registers beside positions of the class token": bool(config.num_register_tokens) and over,
         "a distillation token beside SwiGLU": config.use_distillation_token and name == GATED,
         "logits of the class token alone": config.use_distillation_token and pooling == "token",
@@ -85,48 +137,19 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     }
     if problems := [name for name, there in absent.items() if there]:
         raise InputError(f"timm's ViT has no counterpart for {', '.join(problems)}")
-    width, channels = config.hidden_dim, config.image_shape[2]
     arguments: dict[str, Any] = {
-        "img_size": list(config.image_shape[:2]),
-        "patch_size": config.patch_size,
-        "in_chans": channels,
-        "embed_dim": width,
-        "depth": config.num_layers,
-        "num_heads": config.num_heads,
-        "mlp_ratio": _ratio(config.mlp_dim * (2 if config.use_swiglu_ffn else 1), width),
         "qkv_bias": config.use_mha_bias,
-        "qk_norm": config.qk_norm,
-        "init_values": config.layer_scale,
-        "class_token": config.use_class_token,
         "no_embed_class": not over,
         "reg_tokens": config.num_register_tokens,
         "pre_norm": config.pre_norm,
         "final_norm": config.final_norm or settings.get("pooled_norm", False),
         "fc_norm": settings.get("pooled_norm", False),
-        "global_pool": POOLINGS[pooling],
-        "drop_rate": settings.get("dropout", 0.0),
-        "proj_drop_rate": config.dropout_rate,
-        "pos_drop_rate": config.dropout_rate,
-        "attn_drop_rate": config.attention_dropout,
-        "drop_path_rate": config.drop_path_rate,
     }
     if not config.use_swiglu_ffn:
         arguments["act_layer"] = GELUS[config.approximate_gelu]
     if config.use_distillation_token:
         arguments.pop("fc_norm")  # its head has no norm of its own to choose
-    return {
-        "architecture": name,
-        "num_classes": classes,
-        "num_features": width,
-        "global_pool": POOLINGS[pooling],
-        "model_args": arguments,
-        "pretrained_cfg": {
-            "input_size": [channels, *config.image_shape[:2]],
-            "num_classes": classes,
-            "first_conv": "patch_embed.proj",
-            "classifier": ["head", "head_dist"] if config.use_distillation_token else "head",
-        },
-    }
+    return {"architecture": name, "model_args": arguments}
 
 
 def _ratio(dim: int, width: int) -> float:

@@ -1,4 +1,4 @@
-"""Hugging Face directories of ViT and DeiT: with their heads, or bare models."""
+"""Hugging Face directories of ViT, DeiT, I-JEPA and MAE's encoder: with their heads, or bare."""
 
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetensors
 
+# What each calls its encoder inside a larger model, and what MAE's pretraining has beside it.
+PREFIXES = {"vit": "vit.", "deit": "deit.", "ijepa": "ijepa.", "vit_mae": "vit."}
+DECODER = "decoder."
 POSITIONS = "embeddings.position_embeddings"
 BLOCK = "encoder.layer.{i}"
 CLASSIFIER = {"classifier": "logits"}
@@ -24,7 +27,7 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
 
     Args:
         config: for the size of the patches.
-        prefix: "vit." or "deit." in a classifier, empty in a bare model.
+        prefix: one of `PREFIXES` in a larger model, empty in a bare one.
         distilled: for the two heads of DeiT.
     """
     patch = patch_kernel(config.patch_size, config.image_shape[2])
@@ -60,7 +63,20 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
     """Returns whether a directory with this config.json is of this format."""
-    return path.is_dir() and description.get("model_type") in ("vit", "deit")
+    return path.is_dir() and description.get("model_type") in PREFIXES
+
+
+def is_ijepa(config: ViTConfig) -> bool:
+    """Returns whether a config is one of I-JEPA.
+
+    SigLIP's towers are alike except for the tanh form of GELU, and a model that came from neither
+    has timm's rule for its positions.
+    """
+    return (
+        not config.use_class_token
+        and config.approximate_gelu is False
+        and config.position_interpolation == "bicubic"
+    )
 
 
 def open_checkpoint(
@@ -82,10 +98,13 @@ def open_checkpoint(
         # The default is that of transformers' configurations.
         "layer_norm_epsilon": description.get("layer_norm_eps", 1e-12),
         "use_distillation_token": kind == "deit",
+        "use_class_token": kind != "ijepa",
     }
     config = ViTConfig(**backbone)
     tensors = read_safetensors(path) if weights else {}
-    prefix = prefix_of(tensors, f"{kind}.")
+    decoder = [name for name in tensors if kind == "vit_mae" and name.startswith(DECODER)]
+    tensors = {name: x for name, x in tensors.items() if name not in decoder}
+    prefix = prefix_of(tensors, PREFIXES[kind])
     block = f"{prefix}{BLOCK}.attention.attention."
     layers = [
         block.format(i=i) + x for i in range(config.num_layers) for x in ("query", "key", "value")
@@ -101,12 +120,13 @@ def open_checkpoint(
     head = tensors.get("cls_classifier.weight" if distilled else "classifier.weight")
     ending = "ForImageClassificationWithTeacher" if distilled else "ForImageClassification"
     labels = huggingface_config.labels(description, weights, ending)
+    pooling = "gap" if kind == "ijepa" else "token"
     return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
         backbone=backbone,
         task={
-            "pooling": "distilled" if distilled else "token",
+            "pooling": "distilled" if distilled else pooling,
             "intermediate_dim": pooler.shape[0] if pooler is not None else None,
             "num_classes": head.shape[0] if head is not None else labels,
         },
@@ -114,4 +134,9 @@ def open_checkpoint(
         tensors=tensors,
         rules=rules(config, prefix, distilled),
         fit=fitting(config, prefix + POSITIONS),
+        notice=(
+            f"{DECODER}*, {len(decoder)} tensors of MAE's pretraining alone, are left out"
+            if decoder
+            else None
+        ),
     )

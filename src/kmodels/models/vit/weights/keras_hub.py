@@ -1,4 +1,4 @@
-"""Paths of the variables in keras-hub's ViT, DeiT, DINOv2 and SigLIP (0.32)."""
+"""Paths of the variables in keras-hub's ViT, DeiT, DINOv2, DINOv3 and SigLIP (0.32)."""
 
 from kmodels.models.common.keras_hub_mapping import numbered
 from kmodels.models.vit.config import ViTConfig
@@ -90,6 +90,30 @@ def dinov2(config: ViTConfig) -> list[Rule]:
         Rule(f"{block}/layer_scale1/lambda1", "block_{i}/attention_scale/scale"),
         *_norm(f"{block}/norm2", "block_{i}/mlp_norm"),
         *mlp,
+        Rule(f"{block}/layer_scale2/lambda1", "block_{i}/mlp_scale/scale"),
+        *_norm("layernorm", "final_norm"),
+    ]
+
+
+def dinov3(config: ViTConfig) -> list[Rule]:
+    """Returns that of `DINOV3Backbone`."""
+    block = "encoder/layers_{i}"
+    parts = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    layers = {f"attention/{ours}": f"attention/{theirs}" for ours, theirs in parts.items()}
+    layers |= {f"mlp/{name}": f"mlp/{name}_proj" for name in ("gate", "up", "down")}
+    return [
+        Rule("embeddings/cls_token", "tokens/class_token"),
+        Rule("embeddings/mask_token", "tokens/mask_token"),
+        Rule("embeddings/register_tokens", "tokens/register_tokens"),
+        *_patches(config, "embeddings/patch_embeddings/projection"),
+        *_norm(f"{block}/norm1", "block_{i}/attention_norm"),
+        *_norm(f"{block}/norm2", "block_{i}/mlp_norm"),
+        *(
+            rule
+            for ours, theirs in layers.items()
+            for rule in _dense(f"{block}/{theirs}", f"block_{{i}}/{ours}")
+        ),
+        Rule(f"{block}/layer_scale1/lambda1", "block_{i}/attention_scale/scale"),
         Rule(f"{block}/layer_scale2/lambda1", "block_{i}/mlp_scale/scale"),
         *_norm("layernorm", "final_norm"),
     ]

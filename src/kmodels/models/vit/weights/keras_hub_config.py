@@ -1,4 +1,4 @@
-"""keras-hub's ViT, DeiT, DINOv2 and SigLIP beside ours: arguments, and what each cannot express.
+"""keras-hub's ViT, DeiT, DINOs and SigLIP beside ours: arguments, and what each cannot express.
 
 Facts are those of keras-hub 0.32. Dropout and stochastic depth act in training alone and go along
 where both have them.
@@ -11,7 +11,8 @@ from kmodels.models.common.encoder.config import GELUS
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.exports.huggingface import BIAS, LOGITS, NONE, RATIOS, lacking
+from kmodels.models.vit.exports.huggingface import RATIOS
+from kmodels.models.vit.exports.traits import BIAS, LOGITS, NONE, ROTARY, UNBIASED, lacking
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.weights import keras_hub as weights
 from kmodels.models.vit.weights.dinov2 import gated_dim
@@ -25,6 +26,12 @@ DINOV2_NAMES = (
     *("num_register_tokens", "use_mask_token", "use_swiglu_ffn", "dropout_rate"),
     "drop_path_rate",
 )
+DINOV3_NAMES = (
+    *("num_register_tokens", "use_mask_token", "attention_dropout", "drop_path_rate"),
+    *("use_query_bias", "use_key_bias", "use_value_bias", "use_proj_bias", "use_mlp_bias"),
+    "rope_theta",
+)
+MOVES = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
 MAP = {"num_classes": 0, "pooling": "map"}
 
 
@@ -212,6 +219,62 @@ DINOV2 = KerasHubMapping(
     # The table that was trained, from which the one in use is made for the size of the images.
     copies={"embeddings/position_embeddings": "embeddings/interpolated_position_embeddings"},
 )
+
+
+def _dinov3_strange(given: Settings, task: Settings) -> list[str]:
+    name, gated = given["hidden_activation"], given["use_gated_mlp"]
+    odd = name != ("silu" if gated else "gelu")
+    return [
+        *_strange(given, task),
+        *([f"hidden_activation={name!r} with use_gated_mlp={gated}"] if odd else []),
+    ]
+
+
+def _dinov3_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
+    moves = {f"{name}={getattr(config, name)}": True for name in MOVES if getattr(config, name)}
+    return {
+        **_gelu(config),
+        **moves,
+        "use_patch_bias=False": not config.use_patch_bias,
+        "use_mha_bias=False": not config.use_mha_bias,
+        f"dropout_rate={config.dropout_rate}": bool(config.dropout_rate),
+        "a head (give model.backbone)": bool(settings),
+    }
+
+
+DINOV3 = KerasHubMapping(
+    backbone="DINOV3Backbone",
+    task=None,
+    ours=ViTBackbone,
+    our_task=ViTImageClassifier,
+    unsupported_in=_dinov3_strange,
+    fields=lambda given: _fields(
+        given,
+        *DINOV3_NAMES,
+        layer_scale=given["layer_scale_init_value"],
+        layer_norm_epsilon=given["layer_norm_eps"],
+        use_swiglu_ffn=given["use_gated_mlp"],
+        use_position_embedding=False,
+    ),
+    arguments=lambda config: {
+        **_arguments(config, *DINOV3_NAMES),
+        "intermediate_dim": config.mlp_dim,
+        "layer_scale_init_value": config.layer_scale,
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "use_gated_mlp": config.use_swiglu_ffn,
+        "hidden_activation": "silu" if config.use_swiglu_ffn else "gelu",
+    },
+    table=weights.dinov3,
+    belongs=lambda config, settings: config.rope_theta is not None,
+    unsupported_out=_lacks(
+        {
+            *(BIAS, UNBIASED, ROTARY, "layer_scale", "register tokens", "a mask token", "SwiGLU"),
+            "use_position_embedding=False",
+        },
+        {(None, NONE)},
+        _dinov3_lacks,
+    ),
+)
 SIGLIP = KerasHubMapping(
     backbone="SigLIPVisionEncoder",
     task=None,
@@ -256,4 +319,4 @@ SIGLIP = KerasHubMapping(
     copies={"embedding/position_ids": None},
     renamed={r"head/variable(_\d+)?": "head/probe"},
 )
-PEERS = (DEIT, DINOV2, SIGLIP, VIT)
+PEERS = (DEIT, DINOV3, DINOV2, SIGLIP, VIT)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.weights import dinov3, huggingface
 
 if TYPE_CHECKING:
     import keras
@@ -31,7 +32,9 @@ PROJECTIONS = [f"attention.{name}_proj" for name in "qkvo"]
 DINO = "encoder.layer.{i}."
 VIT = _block("layers.{i}.", PROJECTIONS, up="fc1", down="fc2") | {"pre_logits": "pooler.dense"}
 DINOV2 = _block(DINO, PROJECTIONS, up="fc1", down="fc2")
-SWIGLU = _block(DINO, PROJECTIONS, gate="gate_proj", up="up_proj", down="down_proj")
+GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+SWIGLU = _block(DINO, PROJECTIONS, **GATED)
+DINOV3 = _block("model.layer.{i}.", PROJECTIONS, **GATED)
 CLIP = encoder_rules.names()
 SIGLIP = CLIP | {
     "pooling/mlp/up": "head.mlp.fc1",
@@ -46,6 +49,7 @@ OLD_VIT = _block(DINO, OLD) | {
     "block_{i}/mlp/up": f"{DINO}intermediate.dense",
     "block_{i}/mlp/down": f"{DINO}output.dense",
 }
+OLD_DINOV3 = _block("layer.{i}.", PROJECTIONS, **GATED)
 OLD_DINOV2 = _block(DINO, OLD, up="fc1", down="fc2")
 # It had gate and what the gate multiplies in one layer, which is two here.
 OLD_SWIGLU = _block(DINO, OLD, down="weights_out")
@@ -54,8 +58,10 @@ OLD_SWIGLU = _block(DINO, OLD, down="weights_out")
 KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
     "vit": ("vit.", (VIT, OLD_VIT)),
     "deit": ("deit.", (VIT, OLD_VIT)),
+    "ijepa": ("ijepa.", (VIT, OLD_VIT, CLIP)),
     "dinov2": ("dinov2.", (DINOV2, OLD_DINOV2)),
     "dinov2_with_registers": ("dinov2_with_registers.", (DINOV2, OLD_DINOV2)),
+    dinov3.KIND: ("", (DINOV3, OLD_DINOV3)),
     "clip": ("vision_model.", (CLIP,)),
     "siglip": ("vision_model.", (SIGLIP,)),
 }
@@ -63,10 +69,14 @@ KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
 
 def kind_of(config: ViTConfig) -> str:
     """Returns which of transformers' architectures a backbone is, by what the others lack."""
+    if config.layer_scale is not None and not config.use_position_embedding:
+        return dinov3.KIND
     if config.layer_scale is not None:
         return "dinov2_with_registers" if config.num_register_tokens else "dinov2"
     if config.pre_norm:
         return "clip"
+    if huggingface.is_ijepa(config):
+        return "ijepa"
     if not config.use_class_token:
         return "siglip"
     return "deit" if config.use_distillation_token else "vit"

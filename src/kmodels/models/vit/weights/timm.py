@@ -43,6 +43,8 @@ CLIP: Statistics = (
 BY_NAME: dict[re.Pattern[str], Statistics] = {
     re.compile(r"deit3?_\w+?(_distilled)?_patch\d+_\d+(\..*)?"): IMAGENET,
     re.compile(r"vit_[a-z]+_patch14_(reg4_)?dinov2(\..*)?"): IMAGENET,
+    re.compile(r"vit_\w+_patch\d+_dinov3(_qkvb)?\.lvd1689m"): IMAGENET,
+    re.compile(r"vit_pe_(core|lang|spatial)_\w+_patch\d+_\d+(\..*)?"): HALF,
     re.compile(r"vit_\w+_patch\d+_siglip(_gap)?_\d+(\..*)?"): HALF,
     re.compile(r"vit_\w+_patch\d+(_\d+)?\.augreg\w*"): HALF,
     re.compile(
@@ -144,7 +146,7 @@ def open_checkpoint(
     backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
     tensors = _with_zero_biases(tensors, config)
-    statistics = _statistics(name, description, config.image_shape[2])
+    statistics = statistics_of(name, description, config.image_shape[2])
     pictures = statistics and {
         "image_size": config.image_shape[:2],
         "mean": statistics[0],
@@ -156,7 +158,7 @@ def open_checkpoint(
         path=path,
         kind="timm",
         backbone=backbone,
-        task=_task(path, description, arguments, tensors),
+        task=task_of(path, description, arguments, tensors),
         **preprocessing(path, pictures),
         tensors=tensors,
         rules=rules(config),
@@ -164,7 +166,7 @@ def open_checkpoint(
     )
 
 
-def _statistics(name: str, description: dict[str, Any], channels: int) -> Statistics | None:
+def statistics_of(name: str, description: dict[str, Any], channels: int) -> Statistics | None:
     """Returns mean and deviation of the file, or of timm's models of that name."""
     told = description.get("pretrained_cfg", {})
     mean, std = told.get("mean"), told.get("std")
@@ -205,7 +207,7 @@ def _backbone(
     size = arguments.get("img_size") or description.get("pretrained_cfg", {}).get("input_size")
     size = size[-2:] if isinstance(size, list | tuple) else (size, size)
     told = (size[0] // patch, size[1] // patch) if size[0] else None
-    grid = _grid(path, told, rows, special, registers)
+    grid = grid_of(path, told, rows, special, registers)
     gated = _is_gated(path, name, tensors)
     activation = arguments.get("act_layer") or _activation_by_name(name)
     return {
@@ -234,7 +236,7 @@ def _backbone(
     }
 
 
-def _grid(path: Path, told: Grid | None, rows: int, special: int, registers: int) -> Grid:
+def grid_of(path: Path, told: Grid | None, rows: int, special: int, registers: int) -> Grid:
     """Returns the grid of a table of positions: what is told, or a square.
 
     Args:
@@ -303,12 +305,23 @@ def heads(path: Path, name: str, width: int) -> int:
     raise InputError(f"{path} does not say how many heads a width of {width} has; give num_heads")
 
 
-def _task(
+def task_of(
     path: Path,
     description: dict[str, Any],
     arguments: dict[str, Any],
     tensors: Mapping[str, LazyArray],
 ) -> dict[str, Any]:
+    """Returns the settings of the task: what is said, or what tensors tell.
+
+    Args:
+        path: for messages.
+        description: the object in config.json; empty for a bare file.
+        arguments: those of the architecture in it.
+        tensors: the file's.
+
+    Raises:
+        InputError: for a pooling that is not here.
+    """
     pooling = arguments.get("global_pool") or description.get("global_pool")
     if pooling is None:
         pooling = "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "avg"

@@ -1,0 +1,127 @@
+"""Hugging Face directories of DINOv3's Vision Transformers."""
+
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights import huggingface_config
+from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetensors
+
+KIND = "dinov3_vit"
+MASK = "embeddings.mask_token"
+# There with a length of 0 in models without registers.
+REGISTERS = "embeddings.register_tokens"
+BLOCK = "layer.{i}"
+# transformers 5 holds the blocks one level deeper, and leaves that out of its files.
+DEEPER = "model."
+BIASES = {
+    "use_query_bias": "query_bias",
+    "use_key_bias": "key_bias",
+    "use_value_bias": "value_bias",
+    "use_proj_bias": "proj_bias",
+    "use_mlp_bias": "mlp_bias",
+}
+MOVES = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
+
+
+def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
+    """Returns the table; `prefix` is what blocks have in front of their names."""
+    block = prefix + BLOCK
+    return [
+        Rule("embeddings.cls_token", "tokens/class_token"),
+        Rule(MASK, "tokens/mask_token"),
+        Rule(REGISTERS, "tokens/register_tokens"),
+        Rule(
+            "embeddings.patch_embeddings.weight",
+            "patch_embedding/kernel",
+            patch_kernel(config.patch_size, config.image_shape[2]),
+        ),
+        Rule("embeddings.patch_embeddings.bias", "patch_embedding/bias"),
+        Rule(f"{block}.layer_scale1.lambda1", "block_{i}/attention_scale/scale"),
+        Rule(f"{block}.layer_scale2.lambda1", "block_{i}/mlp_scale/scale"),
+        *encoder_rules.dense(
+            {
+                f"{block}.attention.q_proj": "block_{i}/attention/query",
+                f"{block}.attention.k_proj": "block_{i}/attention/key",
+                f"{block}.attention.v_proj": "block_{i}/attention/value",
+                f"{block}.attention.o_proj": "block_{i}/attention/output",
+                f"{block}.mlp.gate_proj": "block_{i}/mlp/gate",
+                f"{block}.mlp.up_proj": "block_{i}/mlp/up",
+                f"{block}.mlp.down_proj": "block_{i}/mlp/down",
+            }
+        ),
+        *encoder_rules.norms(
+            {
+                f"{block}.norm1": "block_{i}/attention_norm",
+                f"{block}.norm2": "block_{i}/mlp_norm",
+                "norm": "final_norm",
+            }
+        ),
+    ]
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Returns whether a directory with this config.json is of this format."""
+    return path.is_dir() and description.get("model_type") == KIND
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> SourceCheckpoint:
+    """Understands a directory.
+
+    Args:
+        path: path of the directory.
+        description: the object in its config.json.
+        given: fields of the config that the user gives; `use_mask_token=False` leaves it out.
+        weights: False where only the architecture is wanted and no tensors need be there.
+
+    Raises:
+        InputError: for settings that the model has no counterpart for.
+    """
+    get = description.get
+    gated = get("use_gated_mlp", False)
+    shown = description
+    if gated:
+        if (activation := get("hidden_act", "gelu")) != "silu":
+            raise InputError(
+                f"{path}: use_gated_mlp with hidden_act {activation!r}; only 'silu' is supported"
+            )
+        shown = {**description, "hidden_act": "gelu"}
+    tensors = read_safetensors(path) if weights else {}
+    defaults = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    backbone = huggingface_config.backbone_fields(path, defaults | shown) | {
+        "layer_norm_epsilon": get("layer_norm_eps", 1e-5),
+        "drop_path_rate": get("drop_path_rate", 0.0),
+        "layer_scale": get("layerscale_value", 1.0),
+        "num_register_tokens": get("num_register_tokens", 0),
+        "use_mask_token": MASK in tensors if weights else True,
+        "use_swiglu_ffn": gated,
+        "use_position_embedding": False,
+        "rope_theta": _theta(description),
+        **{ours: get(theirs, theirs != "key_bias") for ours, theirs in BIASES.items()},
+        **{name: get(name, 2.0 if name == "pos_embed_rescale" else None) for name in MOVES},
+    }
+    config = ViTConfig(**backbone)
+    if given.get("use_mask_token") is False:
+        tensors.pop(MASK, None)
+    if REGISTERS in tensors and not config.num_register_tokens:
+        del tensors[REGISTERS]
+    deeper = any(name.startswith(DEEPER) for name in tensors)
+    return SourceCheckpoint(
+        path=path,
+        kind="Hugging Face",
+        backbone=backbone,
+        task={"pooling": "token", "num_classes": None},
+        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        tensors=tensors,
+        rules=rules(config, DEEPER if deeper else ""),
+    )
+
+
+def _theta(description: dict[str, Any]) -> float:
+    held = description.get("rope_parameters") or {}
+    return float(held.get("rope_theta", description.get("rope_theta", 100.0)))

@@ -1,0 +1,208 @@
+"""timm's DINOv3 and Perception Encoder, which it makes of its EVA: safetensors, as in `timm`."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights import timm
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
+from kmodels.weights.positions import Grid
+
+DINOV3 = re.compile(r"vit_\w+_patch\d+_dinov3(_qkvb)?(\..*)?")
+PERCEPTION = re.compile(r"vit_pe_(core|lang|spatial)_[a-z]+_patch(\d+)_(\d+)(\..*)?")
+# Heads by width where it is not width / 64; Perception Encoder's largest is the second.
+HEADS = {4096: 32, 1536: 16}
+# The norms of both, and the heads of Perception Encoder's pooling, which no tensor tells.
+EPSILON, POOLING_HEADS = 1e-5, 8
+# Sides in pixels that timm names for DINOv3, where a file does not say.
+SIDE = 256
+MOVES = {
+    "pos_embed_shift": "rope_shift_coords",
+    "pos_embed_jitter": "rope_jitter_coords",
+    "pos_embed_rescale": "rope_rescale_coords",
+}
+UNKNOWN: dict[str, tuple[object, ...]] = {
+    "rope_type": ("dinov3", "cat", None),
+    "rope_grid_indexing": ("xy", "ij", None),
+    "num_kv_heads": (None,),
+    "attn_only_layer_scale": (False, None),
+    "scale_mlp": (False, None),
+    "scale_attn_inner": (False, None),
+    "use_post_norm": (False, None),
+}
+QKV = ("query", "key", "value")
+
+
+def rules(config: ViTConfig) -> list[Rule]:
+    """Returns the table: timm's of a ViT, with EVA's names of what that has too."""
+    scales = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+    found = []
+    for rule in timm.rules(config):
+        name = rule.source.removeprefix("blocks.{i}.")
+        if name in scales:
+            found.append(Rule("blocks.{i}." + scales[name], rule.target))
+        elif not name.startswith("mlp.fc1") and (name != "attn.qkv.bias" or config.use_key_bias):
+            found.append(rule)
+    if not config.use_key_bias:
+        found.append(Rule("blocks.{i}.attn.q_bias", "block_{i}/attention/query/bias"))
+        found.append(Rule("blocks.{i}.attn.v_bias", "block_{i}/attention/value/bias"))
+    first = {"fc1_g": "gate", "fc1_x": "up"} if config.use_swiglu_ffn else {"fc1": "up"}
+    for source, target in first.items():
+        found.append(
+            Rule(f"blocks.{{i}}.mlp.{source}.weight", f"block_{{i}}/mlp/{target}/kernel", transpose)
+        )
+        found.append(Rule(f"blocks.{{i}}.mlp.{source}.bias", f"block_{{i}}/mlp/{target}/bias"))
+    return found
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Returns whether this is one of them, by its architecture or the name of the file."""
+    if not path.is_dir() and path.suffix != ".safetensors":
+        return False
+    name = str(description.get("architecture", "" if path.is_dir() else path.stem))
+    return any(pattern.fullmatch(name) for pattern in (DINOV3, PERCEPTION))
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> SourceCheckpoint:
+    """Understands a file or directory; most of the architecture is read off the shapes.
+
+    Args:
+        path: path of the file or directory.
+        description: the object in its config.json; empty for a bare file.
+        given: fields of the config that the user gives; the number of heads may be needed.
+        weights: unused; the shapes in the file are needed for the architecture, too.
+
+    Raises:
+        InputError: for variants that the model has no counterpart for.
+    """
+    tensors = read_safetensors(path)
+    needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+    if absent := [name for name in needed if name not in tensors]:
+        raise InputError(f"{path} is not one of timm's EVAs: it lacks {', '.join(absent)}")
+    name = str(description.get("architecture", path.stem))
+    arguments = {**description.get("model_args", {})}
+    arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
+    for key, known in UNKNOWN.items():
+        if key in arguments and arguments[key] not in known:
+            raise InputError(f"{path}: {key}={arguments[key]!r} has no counterpart in the model")
+    backbone = _backbone(path, name, arguments, description, tensors)
+    config = ViTConfig(**backbone)
+    statistics = timm.statistics_of(name, description, config.image_shape[2])
+    pictures = statistics and {
+        "image_size": config.image_shape[:2],
+        "mean": statistics[0],
+        "std": statistics[1],
+        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
+    }
+    return SourceCheckpoint(
+        path=path,
+        kind="timm",
+        backbone=backbone,
+        task=timm.task_of(path, description, arguments, tensors),
+        **preprocessing(path, pictures),
+        tensors=tensors,
+        rules=rules(config),
+        fit=fitting(config, "pos_embed"),
+    )
+
+
+def _backbone(
+    path: Path,
+    name: str,
+    arguments: dict[str, Any],
+    description: dict[str, Any],
+    tensors: Mapping[str, LazyArray],
+) -> dict[str, Any]:
+    width, channels, patch, other = tensors["patch_embed.proj.weight"].shape
+    if patch != other:
+        raise InputError(
+            f"{path}: patches of {(patch, other)} pixels; only square ones are supported"
+        )
+    layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    has_class = "cls_token" in tensors
+    gated = "blocks.0.mlp.fc1_g.weight" in tensors
+    grid, over = _grid(path, patch, arguments, description, tensors)
+    first = tensors[f"blocks.0.mlp.{'fc1_g' if gated else 'fc1'}.weight"]
+    pooling = tensors.get("attn_pool.mlp.fc1.weight")
+    heads = arguments["num_heads"] or HEADS.get(width) or timm.heads(path, "", width)
+    return {
+        "image_shape": (grid[0] * patch, grid[1] * patch, channels),
+        "patch_size": patch,
+        "num_layers": len(layers),
+        "num_heads": heads,
+        "hidden_dim": width,
+        "mlp_dim": first.shape[0],
+        "layer_norm_epsilon": EPSILON,
+        "use_patch_bias": "patch_embed.proj.bias" in tensors,
+        "use_query_bias": _has_bias(tensors, "q_bias"),
+        "use_key_bias": _has_bias(tensors),
+        "use_value_bias": _has_bias(tensors, "v_bias"),
+        "use_class_token": has_class,
+        "num_register_tokens": registers,
+        "use_position_embedding": "pos_embed" in tensors,
+        "position_over_prefix": over or not has_class,
+        "layer_scale": 1.0 if "blocks.0.gamma_1" in tensors else None,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
+        "pre_norm": "norm_pre.weight" in tensors,
+        "final_norm": "norm.weight" in tensors,
+        "use_swiglu_ffn": gated,
+        **_rotary(name, arguments, has_class),
+        **(
+            {
+                "pooling_num_heads": arguments.get("attn_pool_num_heads") or POOLING_HEADS,
+                "pooling_mlp_dim": pooling.shape[0],
+                "pool_include_prefix": True,
+            }
+            if pooling is not None
+            else {}
+        ),
+    }
+
+
+def _has_bias(tensors: Mapping[str, LazyArray], alone: str = "qkv.bias") -> bool:
+    return any(f"blocks.0.attn.{name}" in tensors for name in (alone, "qkv.bias"))
+
+
+def _rotary(name: str, arguments: dict[str, Any], has_class: bool) -> dict[str, Any]:
+    """Returns the rotary embedding: what the file says, or else that of the architecture."""
+    get = arguments.get
+    moves = {ours: get(theirs) for ours, theirs in MOVES.items()}
+    if (found := PERCEPTION.fullmatch(name)) is None:
+        return {"rope_theta": float(get("rope_temperature", 100.0)), **moves}
+    # Angles are those of the images that the name says, whatever the size of these.
+    rows = int(found[3]) // int(found[2])
+    shape = get("ref_feat_shape", (rows, rows))
+    return {
+        "rope_theta": float(get("rope_temperature", 10_000.0)),
+        "rope_type": "cat",
+        "rope_grid_offset": float(get("rope_grid_offset", 1.0 if has_class else 0.0)),
+        "ref_feat_shape": (shape, shape) if isinstance(shape, int) else shape,
+        **moves,
+    }
+
+
+def _grid(
+    path: Path,
+    patch: int,
+    arguments: dict[str, Any],
+    description: dict[str, Any],
+    tensors: Mapping[str, LazyArray],
+) -> tuple[Grid, bool]:
+    """Returns the grid, and whether the positions have rows for the class token."""
+    size = arguments.get("img_size") or description.get("pretrained_cfg", {}).get("input_size")
+    size = size[-2:] if isinstance(size, list | tuple) else (size, size)
+    told = (size[0] // patch, size[1] // patch) if size[0] else None
+    if (table := tensors.get("pos_embed")) is None:
+        return told or (SIDE // patch, SIDE // patch), True
+    special = int("cls_token" in tensors)
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    grid = timm.grid_of(path, told, table.shape[1], special, registers)
+    return grid, table.shape[1] > grid[0] * grid[1]

@@ -1,0 +1,171 @@
+"""What each part of DINOv3 and Perception Encoder changes, and places that move in training."""
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from gradients import value_and_grad
+from kmodels.layers.remat import rematerialize
+from kmodels.models import DINOV3Backbone, ViTBackbone, ViTConfig, ViTImageClassifier
+from kmodels.models.vit.coordinates import PatchCoordinates
+from tolerances import tolerance
+from vit_recent import SHIFTED, changed, differ, expected_of, model_of, near, run
+
+# === What each part changes ===
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": None, "pos_embed_rescale": None},
+        {"rope_theta": 10.0},
+        {"rope_type": "cat"},
+        {"num_register_tokens": 2},
+        {"layer_scale": None},
+    ],
+    ids=str,
+)
+def test_each_part_counts(references, changes):
+    expected = expected_of(references, "dinov3")
+    found = run(changed(references, "dinov3", **changes), expected["images"])
+    patches = slice(-64, None)
+    differ(found[:, patches], expected["final"][:, patches])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 100.0},
+        {"rope_type": "dinov3"},
+        {"rope_grid_offset": 0.0},
+        {"ref_feat_shape": (8, 14)},
+        {"ref_feat_shape": None},
+        {"pooling_num_heads": 3},
+        {"pool_include_prefix": False},
+    ],
+    ids=str,
+)
+def test_each_part_of_perception_encoder_counts(references, changes):
+    expected = expected_of(references, "timm_pe")
+    held = {v.path: v for v in model_of(references, "timm_pe").variables}
+    backbone = changed(references, "timm_pe", **changes)
+    model = ViTImageClassifier(backbone, 0, pooling="map")
+    for variable in model.variables:
+        if variable.path.startswith("pooling/"):
+            variable.assign(to_numpy(held[variable.path].value))
+    differ(run(model, expected["images"]), expected["pooled"])
+
+
+def test_a_bias_of_the_keys_counts_where_they_turn(references):
+    expected = expected_of(references, "dinov3")
+    assert not any("key/bias" in v.path for v in model_of(references, "dinov3").variables)
+    biased = changed(references, "dinov3", use_key_bias=True)
+    near(run(biased, expected["images"]), expected["final"], "zeros")
+    for variable in biased.variables:
+        if variable.path.endswith("key/bias"):
+            variable.assign(np.linspace(-2, 2, 24))
+    differ(run(biased, expected["images"]), expected["final"])
+
+
+def test_class_token_and_registers_do_not_turn():
+    config = ViTConfig(image_shape=(8, 12, 3), patch_size=4, num_register_tokens=2, rope_theta=9.0)
+    found = to_numpy(PatchCoordinates(config)(np.zeros((1, 8, 12, 3), "float32")))
+    assert found.shape == (9, 2) and np.all(found[:3] == 0)
+    # Centers of 2 x 3 patches from -1 to 1, in circles.
+    expected = [[y, x] for y in (-0.5, 0.5) for x in (-2 / 3, 0, 2 / 3)]
+    np.testing.assert_allclose(found[3:], 2 * np.pi * np.array(expected), atol=1e-6)
+
+
+# === In training ===
+
+
+def _places(training, **moves):
+    layer = PatchCoordinates(ViTConfig(**SHIFTED, **moves))
+    images = np.zeros((2, 16, 24, 3), "float32")
+    return [to_numpy(layer(images, training=training)) for _ in range(8)]
+
+
+def test_places_move_in_training_alone_and_class_token_never():
+    for moves in ({"pos_embed_shift": 0.3}, {"pos_embed_jitter": 2.0}, {"pos_embed_rescale": 2.0}):
+        still = _places(False, **moves)
+        assert all(np.array_equal(x, still[0]) for x in still)
+        moved = _places(True, **moves)
+        assert np.all(np.stack(moved)[:, :3] == 0)
+        assert len({x.tobytes() for x in moved}) == 8
+        (name,) = moves
+        for x in moved:
+            if name == "pos_embed_shift":
+                by = (x - still[0])[3:] / (2 * np.pi)
+                assert np.ptp(by, axis=0).max() < 1e-5 and np.abs(by).max() <= 0.3
+                assert abs(by[0, 0] - by[0, 1]) > 1e-4
+                continue
+            by = x[3:] / still[0][3:]
+            assert np.ptp(by, axis=0).max() < 1e-5 and 0.5 <= by.min() <= by.max() <= 2.0
+            assert (abs(by[0, 0] - by[0, 1]) > 1e-4) == (name == "pos_embed_jitter")
+    assert np.array_equal(_places(True)[0], _places(False)[0])
+    ones = {"pos_embed_shift": 0.0, "pos_embed_jitter": 1.0, "pos_embed_rescale": 1.0}
+    np.testing.assert_allclose(_places(True, **ones)[0], _places(False)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_step_trains_every_weight(dtype):
+    keras.utils.set_random_seed(3)
+    backbone = DINOV3Backbone(
+        **SHIFTED,
+        pos_embed_rescale=2.0,
+        dtype=dtype,
+    )
+    model = ViTImageClassifier(backbone, num_classes=3)
+    model.compile(keras.optimizers.SGD(0.5))
+    before = {v.path: to_numpy(v.value) for v in model.trainable_variables}
+    images = np.random.default_rng(0).normal(size=(4, 16, 24, 3)).astype("float32")
+    model.fit(images, np.array([0, 1, 2, 0]), verbose=0, epochs=2)
+    after = {v.path: to_numpy(v.value) for v in model.trainable_variables}
+    assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
+    assert np.isfinite(model.predict(images, verbose=0)).all()
+
+
+def test_places_are_not_rounded_to_half_precision():
+    wide = ViTBackbone(**SHIFTED, name="wide", dtype="float32")
+    half = ViTBackbone(**SHIFTED, name="half", dtype="mixed_bfloat16")
+    half.set_weights(wide.get_weights())
+    block, x = half.blocks[0], np.random.default_rng(1).normal(size=(1, 27, 16))
+    x = keras.ops.convert_to_tensor(x, "bfloat16")
+    assert half.coordinates is not None
+    places = half.coordinates(np.zeros((1, 16, 24, 3), "float32"))
+    assert keras.backend.standardize_dtype(places.dtype) == "float32"
+    given = keras.ops.cast(keras.ops.cast(places, "bfloat16"), "float32")
+    found, rounded = (to_numpy(block(x, coordinates=c)) for c in (places, given))
+    assert not np.array_equal(found, rounded)
+
+
+def test_gradients_reach_the_images_and_are_those_of_finite_differences(references):
+    model = model_of(references, "dinov3").backbone
+    images = expected_of(references, "dinov3")["images"][:1]
+    _, (found,) = value_and_grad(lambda x: model(x), images)
+    step = np.random.default_rng(2).normal(size=images.shape).astype("float32")
+    step /= np.abs(step).max()
+
+    def total(x):
+        output = to_numpy(model(x))
+        return (output * np.random.default_rng(7).normal(size=output.shape)).sum()
+
+    wanted = (total(images + 1e-2 * step) - total(images - 1e-2 * step)) / 2e-2
+    assert abs((found * step).sum() - wanted) < 2e-2 * max(1.0, abs(wanted))
+
+
+@pytest.mark.parametrize("mode", ["block", "attention"])
+def test_places_of_a_step_are_drawn_once_where_blocks_are_computed_again(mode):
+    images = np.random.default_rng(0).normal(size=(4, 16, 24, 3)).astype("float32")
+    weights = []
+    for remat in ("none", mode):
+        keras.utils.set_random_seed(3)
+        backbone = ViTBackbone(**SHIFTED, pos_embed_shift=0.5, pos_embed_jitter=2.0)
+        model = ViTImageClassifier(backbone, num_classes=3)
+        rematerialize(model, remat)
+        model.compile(keras.optimizers.SGD(0.1))
+        model.fit(images, np.array([0, 1, 2, 0]), verbose=0, epochs=2)
+        weights.append([to_numpy(w.value) for w in model.trainable_variables])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance("remat"))
