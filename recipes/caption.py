@@ -58,7 +58,10 @@ FIXED = (
     *("batch_size", "accumulate", "seed"),
 )
 # The demonstration's model is larger than the preset, which is made for tests.
-TEXT = {"num_layers": 2, "hidden_dim": 64, "intermediate_dim": 128, "head_dim": 16}
+TEXT = {
+    **{"num_layers": 2, "hidden_dim": 64, "intermediate_dim": 128, "head_dim": 16},
+    "sliding_window_size": 64,
+}
 VISION = {
     **{"image_size": 32, "patch_size": 4, "pool_size": 2, "num_layers": 3},
     **{"num_heads": 4, "hidden_dim": 64, "intermediate_dim": 128},
