@@ -34,7 +34,17 @@ from kmodels.models.qwen3 import (
     Qwen3Config,
     Qwen3Tokenizer,
 )
+from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder, SigLIPTokenizer
+from kmodels.models.two_towers import (
+    CLIPBackbone,
+    ImageTextPreprocessor,
+    ImageTextSimilarity,
+    SigLIPBackbone,
+    TwoTowersBackbone,
+    TwoTowersConfig,
+)
 from kmodels.models.vit import (
+    CLIPVisionEncoder,
     DeiTBackbone,
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
@@ -55,16 +65,20 @@ for _backbone in (
     GemmaBackbone,
     Gemma3ImageTextBackbone,
     Qwen3Backbone,
+    SigLIPTextEncoder,
+    TwoTowersBackbone,
     ViTBackbone,
 ):
     register(_backbone.layout, family=_backbone.family)
 
 __all__ = [
+    "CLIPBackbone",
     "CLIPPreprocessor",
     "CLIPTextConfig",
     "CLIPTextEncoder",
     "CLIPTextModelWithProjection",
     "CLIPTokenizer",
+    "CLIPVisionEncoder",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DeiTBackbone",
@@ -86,13 +100,21 @@ __all__ = [
     "GemmaTextEmbedder",
     "GemmaTextEmbedderPreprocessor",
     "GemmaTokenizer",
+    "ImageTextPreprocessor",
+    "ImageTextSimilarity",
     "Qwen3Backbone",
     "Qwen3CausalLM",
     "Qwen3CausalLMPreprocessor",
     "Qwen3Config",
     "Qwen3Tokenizer",
+    "SigLIPBackbone",
     "SigLIPImageConverter",
+    "SigLIPTextConfig",
+    "SigLIPTextEncoder",
+    "SigLIPTokenizer",
     "SigLIPVisionEncoder",
+    "TwoTowersBackbone",
+    "TwoTowersConfig",
     "ViTBackbone",
     "ViTConfig",
     "ViTImageClassifier",

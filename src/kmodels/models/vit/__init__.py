@@ -4,6 +4,7 @@ from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.kinds import (
+    CLIPVisionEncoder,
     DeiTBackbone,
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
@@ -17,6 +18,7 @@ from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 
 __all__ = [
+    "CLIPVisionEncoder",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DeiTBackbone",
