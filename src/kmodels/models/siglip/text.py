@@ -8,10 +8,13 @@ import tokenizers
 from tokenizers import Regex, normalizers
 
 from kmodels.core.remote import local_copy
+from kmodels.data.formats import protobuf
 from kmodels.models.common.proto import content_of
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
 from kmodels.text import settings as described
+from kmodels.text.pieces import SPACE
+from kmodels.text.sentencepiece_proto import model_class
 
 PIECES = "spiece.model"
 # The end token of SigLIP's own vocabulary, which pads too; SigLIP 2 has Gemma's.
@@ -41,15 +44,23 @@ class SigLIPTokenizer(LayerTokenizer):
         if isinstance(proto, tokenizers.Tokenizer):
             core = proto
         else:
-            core = sentencepiece.parse(*content_of(proto))
+            content, origin = content_of(proto)
+            core = sentencepiece.parse(content, origin)
             if core.token_to_id(END) is not None:
-                core.normalizer = normalizers.Sequence([*_plain_words(), core.normalizer])
+                core.normalizer = _plain_words(content)
         own = core.normalizer
         # In a text of a file the first step stands first.
         if own is None or '"type":"Lowercase"' not in core.to_str():
             steps = [normalizers.Lowercase(), *([] if own is None else [own])]
             core.normalizer = normalizers.Sequence(steps)
         super().__init__(core, **{**kwargs, "stop": ()})
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Returns the ids of each text; of one without words it is a blank, as in transformers."""
+        rows, blank = super().encode_batch(texts), self.core.token_to_id(SPACE)
+        if blank is None or self.core.token_to_id(END) is None:
+            return rows
+        return [row or [blank] for row in rows]
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -62,11 +73,18 @@ class SigLIPTokenizer(LayerTokenizer):
         return cls(file, **described.names(settings), settings=settings)
 
 
-def _plain_words() -> list[normalizers.Normalizer]:
-    """Returns steps that leave words in small letters with single blanks between them."""
-    return [
+def _plain_words(content: bytes) -> normalizers.Normalizer:
+    """Returns what leaves words in small letters, each behind a blank, for a SentencePiece model."""
+    rules = protobuf.parse(model_class(), content).normalizer_spec
+    steps: list[normalizers.Normalizer] = [
         normalizers.Lowercase(),
         normalizers.Replace(Regex(PUNCTUATION), ""),
         normalizers.Replace(Regex(r"\s+"), " "),
-        normalizers.Strip(),
+        normalizers.Strip(left=False),
+        normalizers.Prepend(SPACE),
     ]
+    if rules.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])

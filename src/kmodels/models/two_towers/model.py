@@ -7,11 +7,11 @@ from typing import Any, Self
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.core.types import DTypeLike, Tensor
+from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dense
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.image_text.similarity_head import SimilarityHead
-from kmodels.models.common.inputs import OptionalInputs
+from kmodels.models.common.inputs import OptionalInputs, as_tensors
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.two_towers.sharding import LAYOUT
 from kmodels.models.two_towers.towers import TextTower, VisionTower
@@ -141,6 +141,10 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
                 "the model got no images; give images beside token_ids, or call encode_text or "
                 "get_text_embeddings"
             )
+
+    def intermediates(self, inputs: Tree) -> dict[str, Any]:
+        """Vectors of images and texts as the towers give them, and the logits."""
+        return super().intermediates(as_tensors(self, inputs))
 
     @property
     def vision_encoder(self) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
+from kmodels.data.images.resizing import ResizingOfBytes
 from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.common.preprocessing import SETTINGS_FILE
 from kmodels.models.common.text_preprocessor import TextPreprocessor
@@ -40,7 +41,7 @@ class ImageTextPreprocessor(TextPreprocessor):
         std: likewise.
         interpolation: as of `ViTImageClassifierPreprocessor`, like the two that follow.
         antialias: see there.
-        crop_to_aspect_ratio: see there.
+        crop_to_aspect_ratio: makes the shorter side that of the square, and takes the middle.
         sequence_length: tokens of a row.
         add_start_token: puts the start token in front.
         add_end_token: puts the end token behind, also where a text is cut to fit.
@@ -98,6 +99,8 @@ class ImageTextPreprocessor(TextPreprocessor):
             antialias,
             crop_to_aspect_ratio,
         )
+        images.resizing = ResizingOfBytes(interpolation, antialias, crop_to_aspect_ratio)
+        # Around Keras' __setattr__, which would take it for a part with weights.
         object.__setattr__(self, "image_preprocessor", images)
 
     def call(

@@ -13,9 +13,10 @@ from kmodels.models.common.encoder.rules import dense
 from kmodels.models.common.image_text.huggingface import below
 from kmodels.models.siglip.weights.huggingface import FORMAT as SIGLIP
 from kmodels.models.two_towers.config import TwoTowersConfig
-from kmodels.models.vit import SigLIPVisionEncoder, ViTBackbone
+from kmodels.models.vit import SigLIPVisionEncoder, ViTBackbone, ViTImageClassifierPreprocessor
 from kmodels.models.vit.exports import huggingface as vision_export
 from kmodels.models.vit.weights import clip_siglip
+from kmodels.models.vit.weights.huggingface_config import crops_middle
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors, reshape
 
 KINDS = ("clip", "siglip", "siglip2")
@@ -86,7 +87,8 @@ def open_checkpoint(
     tokenizer = huggingface.tokenizer_of(path)
     preprocessor = None
     if vision.preprocessor is not None and tokenizer is not None:
-        preprocessor = {**vision.preprocessor, **tokenizer}
+        crops = crops_middle(path)
+        preprocessor = {**vision.preprocessor, **tokenizer, "crop_to_aspect_ratio": crops}
     return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
@@ -136,6 +138,21 @@ def _vision(model: keras.Model, config: TwoTowersConfig) -> tuple[dict[str, Any]
             f"transformers' {wanted} has no counterpart for the vision tower, which is a "
             f"{described['model_type']}"
         )
-    described.pop("architectures")
+    # A tower alone is written without the attention that pools.
+    for name in ("architectures", "vision_use_head"):
+        described.pop(name, None)
     images = getattr(getattr(model, "preprocessor", None), "image_preprocessor", None)
-    return described, {} if images is None else vision_export.picture_form(images)
+    return described, {} if images is None else _pictures(images, config.projects)
+
+
+def _pictures(images: ViTImageClassifierPreprocessor, projects: bool) -> dict[str, Any]:
+    """Returns preprocessor_config.json."""
+    height, width = images.image_size
+    crops = images.crop_to_aspect_ratio and height == width
+    given = {**images.to_dict(), "crop_to_aspect_ratio": images.crop_to_aspect_ratio and not crops}
+    form = vision_export.picture_form(ViTImageClassifierPreprocessor(**given))
+    form["image_processor_type"] = f"{'CLIP' if projects else 'Siglip'}ImageProcessor"
+    if crops:
+        form["size"] = {"shortest_edge": height}
+        form["crop_size"] = {"height": height, "width": width}
+    return {**form, "do_center_crop": crops}
