@@ -40,7 +40,6 @@ from kmodels.models.two_towers import (
     ImageTextPreprocessor,
     ImageTextSimilarity,
     SigLIPBackbone,
-    TwoTowersBackbone,
     TwoTowersConfig,
 )
 from kmodels.models.vit import (
@@ -61,12 +60,12 @@ from kmodels.models.vit import (
 )
 
 for _backbone in (
+    CLIPBackbone,
     CLIPTextEncoder,
     GemmaBackbone,
     Gemma3ImageTextBackbone,
     Qwen3Backbone,
     SigLIPTextEncoder,
-    TwoTowersBackbone,
     ViTBackbone,
 ):
     register(_backbone.layout, family=_backbone.family)
@@ -113,7 +112,6 @@ __all__ = [
     "SigLIPTextEncoder",
     "SigLIPTokenizer",
     "SigLIPVisionEncoder",
-    "TwoTowersBackbone",
     "TwoTowersConfig",
     "ViTBackbone",
     "ViTConfig",

@@ -15,10 +15,10 @@ from kmodels.models import (
     ImageTextSimilarity,
     SigLIPBackbone,
     SigLIPTextEncoder,
-    TwoTowersBackbone,
     ViTBackbone,
     ViTImageClassifier,
 )
+from kmodels.models.two_towers import TwoTowersBackbone
 from kmodels.weights import read_safetensors, write_safetensors
 from tolerances import tolerance
 

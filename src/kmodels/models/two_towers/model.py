@@ -156,6 +156,16 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         """The backbone of the texts."""
         return self.get_layer("text_encoder").tower
 
+    @property
+    def blocks(self) -> list[Any]:
+        """The blocks of both towers, those of the images first."""
+        return [*self.vision_encoder.blocks, *self.text_encoder.blocks]
+
+    @property
+    def token_embedding(self) -> Any:
+        """The table of the texts."""
+        return self.text_encoder.token_embedding
+
     def get_vision_embeddings(self, images: Tensor) -> Any:
         """Returns the vectors of preprocessed images: (B, height, width, C) -> (B, P)."""
         x = self.get_layer("vision_encoder")(images)
