@@ -180,6 +180,24 @@ def test_each_tower_reads_the_same_directory_alone(case):
     assert presets.family_of(case.path).name == "vit"
 
 
+def test_what_is_not_read_and_not_written(references, tmp_path):
+    kinds = references / "vit_kinds"
+    with pytest.raises(InputError, match="has no vectors of images that go with texts"):
+        SigLIPBackbone.from_preset(kinds / "siglip_classes" / "model")
+    source = references / "two_towers" / "clip" / "model"
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    alone = {x: y for x, y in read_safetensors(source).items() if not x.startswith("text")}
+    write_safetensors(tmp_path / "model.safetensors", alone)
+    with pytest.raises(InputError, match="holds no text tower; read it as a ViTBackbone"):
+        CLIPBackbone.from_preset(tmp_path)
+    with pytest.raises(InputError, match="a SigLIP has no projections"):
+        SigLIPBackbone.from_preset(source)
+    fields = CLIPBackbone.presets["clip_debug"]
+    other = {**fields, "vision_encoder": {**fields["vision_encoder"], "pre_norm": False}}
+    with pytest.raises(InputError, match="transformers' clip has no counterpart for the vision"):
+        CLIPBackbone(**other).export_to_transformers(tmp_path / "out")
+
+
 def test_adapters_of_peft_both_ways(case, tmp_path):
     expected = read_npz(case.folder / "adapter.npz")["logits"]
     model = ImageTextSimilarity.from_preset(case.path)

@@ -32,6 +32,15 @@ def _siglip() -> dict[str, dict[str, Any]]:
     return found
 
 
+MICRO: dict[str, Any] = {
+    **{"image_shape": (28, 28, 1), "patch_size": 7, "num_layers": 4},
+    **{"num_heads": 4, "hidden_dim": 128, "mlp_dim": 256},
+}
+MICRO_TEXT: dict[str, Any] = {
+    **{"embedding_dim": 128, "hidden_dim": 128, "num_layers": 2, "num_heads": 4},
+    **{"intermediate_dim": 256, "max_sequence_length": 16},
+}
+TEXTS = {"clip": CLIP_TEXTS["clip_text_debug"], "siglip": SIGLIP_TEXTS["siglip_text_debug"]}
 PRESETS: dict[str, dict[str, Any]] = {
     # Radford et al. 2021 (arXiv:2103.00020), tables 19 and 20; names are keras-hub's.
     "clip_vit_base_patch32": _clip("clip_base_patch32_224", "clip_text_base", 512),
@@ -45,6 +54,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # Zhai et al. 2023 and Tschannen et al. 2025, see the presets of both towers.
     **_siglip(),
+    # Small enough to train on two cores, on Fashion-MNIST.
+    **{
+        f"{kind}_micro_patch7_28": {
+            "vision_encoder": _fields(IMAGES[name]) | MICRO,
+            "text_encoder": _fields(TEXTS[kind]) | MICRO_TEXT,
+            **({"projection_dim": 64} if kind == "clip" else {}),
+        }
+        for kind, name in {"clip": "clip_base_patch32_224", "siglip": "siglip_base_patch16_224"}.items()
+    },
     # Below 100,000 parameters.
     "clip_debug": {
         "vision_encoder": _fields(IMAGES["clip_base_patch32_224"])
