@@ -21,7 +21,7 @@ from kmodels.runs.recipe import flag
 
 TEMPLATES = (
     "a photo of a {}.",
-    "a small grey picture of a {}.",
+    "a small grey image of a {}.",
     "one {} on a black background.",
     "this is a {}.",
     "a {} as a shop shows it.",

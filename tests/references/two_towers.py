@@ -3,10 +3,11 @@
 Each of `clip`, `siglip` and `siglip2` is a folder: `model` (a directory as transformers writes it)
 and `expected.npz` with `images` (4, height, width, 3), `token_ids` (5, T), the `image_embeds` and
 `text_embeds` of length 1 and `logits_per_image` (4, 5) of them, and the `loss` of the first four
-pairs; `many64` and `many16` are the vectors of `many_images` and `many_ids` in float64 and bfloat16,
-`masked` those under `padding_mask`, which hides a token that the others show. `adapter` is written by PEFT over both
-towers, with `adapter.npz`: the logits with it. The directory holds what a processor writes too,
-with `prepared.npz`: its pixels of `pictures` and ids of the texts in `texts.json`.
+pairs; `many64` and `many16` are the vectors of `many_images` and `many_ids` in float64 and
+bfloat16, `masked` the logits under `padding_mask`, which hides a token that the others show.
+`adapter` is written by PEFT over both towers, with `adapter.npz`: the logits with it. The directory
+holds what a processor writes too, with `prepared.npz`: its pixels of `pictures` and ids of the
+texts in `texts.json`.
 """
 
 import json
@@ -80,7 +81,10 @@ def token_ids() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def given(kind: str, ids: torch.Tensor, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"input_ids": ids, **(rows_of(images) if kind == "siglip2" else {"pixel_values": images})}
+    return {
+        "input_ids": ids,
+        **(rows_of(images) if kind == "siglip2" else {"pixel_values": images}),
+    }
 
 
 def one(folder: Path, kind: str) -> None:
@@ -116,7 +120,16 @@ def one(folder: Path, kind: str) -> None:
 
 def unigram(file: Path) -> None:
     """A vocabulary of pieces with probabilities, as SigLIP's own."""
-    words = ["\u2581a", "\u2581photo", "\u2581of", "\u2581cat", "\u2581two", "\u2581lines", "es", "ing"]
+    words = [
+        "\u2581a",
+        "\u2581photo",
+        "\u2581of",
+        "\u2581cat",
+        "\u2581two",
+        "\u2581lines",
+        "es",
+        "ing",
+    ]
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789", "\u2581"]
     pieces = [("<pad>", 0.0, CONTROL), ("</s>", 0.0, CONTROL), ("<unk>", 0.0, UNKNOWN)]
     pieces += [(x, -2.0 - 0.1 * i, NORMAL) for i, x in enumerate(words)]
@@ -151,7 +164,9 @@ def write_processor(folder: Path, kind: str) -> None:
     else:
         if kind == "siglip":
             unigram(place / "spiece.model")
-            tokenizer = transformers.SiglipTokenizer(str(place / "spiece.model"), model_max_length=12)
+            tokenizer = transformers.SiglipTokenizer(
+                str(place / "spiece.model"), model_max_length=12
+            )
             tokenizer.save_pretrained(place)
         else:
             gemma(place)

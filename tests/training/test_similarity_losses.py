@@ -94,5 +94,7 @@ def test_a_config_makes_it_again(kind):
 
 @pytest.mark.parametrize("kind", [CLIPLoss, SigLIPLoss])
 def test_what_it_does_not_take(kind):
-    with pytest.raises(InputError, match=rf"{kind.__name__} got logits of shape \(5, 4\); train on"):
+    with pytest.raises(
+        InputError, match=rf"{kind.__name__} got logits of shape \(5, 4\); train on"
+    ):
         kind()(None, LOGITS[:, :4])

@@ -152,7 +152,7 @@ def test_a_backbone_and_our_own_directory(case, tmp_path):
 
 
 def test_every_tensor_is_used(case, tmp_path):
-    """Each tensor of the file fills a variable, or stands in the message of the one that is left."""
+    """Each tensor of the file fills a variable, or an error names the one that is left."""
     held = dict(read_safetensors(case.path))
     count = sum(int(np.prod(x.shape)) for x in held.values())
     assert count == case.model.backbone.count_params()

@@ -139,7 +139,9 @@ def test_training_on_captions_tells_colours_apart(kind):
 
 def test_the_default_loss_of_fit_without_compile():
     model, labels = make("siglip"), np.arange(8) % 3
-    records = [{"image": image, "text": NAMES[k]} for image, k in zip(coloured(labels), labels)]
+    records = [
+        {"image": x, "text": NAMES[k]} for x, k in zip(coloured(labels), labels, strict=True)
+    ]
     inputs, zeros = model.preprocessor(records)
     expected = np.asarray(model.backbone.intermediates(inputs)["vision_logits"].shape)
     assert tuple(expected) == (8, 8)

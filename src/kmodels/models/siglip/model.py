@@ -21,7 +21,7 @@ class SigLIPTextBlock(EncoderBlock):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class SigLIPTextEncoder(TextEncoderBackbone):
-    """SigLIP's text tower with its head; calls are `TextEncoderBackbone`'s, but for the result.
+    """SigLIP's text tower with its head; calls are `TextEncoderBackbone`'s.
 
     Each token sees all others, those that pad the row included: the tower is trained so, on rows
     of one length. What stands for a text is its last place, through a linear layer. Tokens where a
@@ -90,7 +90,8 @@ class SigLIPTextEncoder(TextEncoderBackbone):
     @staticmethod
     def finish(hidden: Tensor, config: SigLIPTextConfig, policy: keras.DTypePolicy) -> Any:
         """Returns the head's numbers of the last place: (B, T, D) -> (B, projection_dim)."""
-        return Dense(config.projection_dim, name="head", dtype=policy)(hidden[:, -1])
+        width = config.projection_dim or config.hidden_dim
+        return Dense(width, name="head", dtype=policy)(hidden[:, -1])
 
     def pool(self, hidden: Tensor, token_ids: Tensor) -> Any:
         """Returns what the model gave, which is pooled: (B, P) -> (B, P)."""

@@ -74,7 +74,7 @@ class SigLIPTokenizer(LayerTokenizer):
 
 
 def _plain_words(content: bytes) -> normalizers.Normalizer:
-    """Returns what leaves words in small letters, each behind a blank, for a SentencePiece model."""
+    """Returns what leaves words in small letters, each behind a blank, for a model's content."""
     rules = protobuf.parse(model_class(), content).normalizer_spec
     steps: list[normalizers.Normalizer] = [
         normalizers.Lowercase(),

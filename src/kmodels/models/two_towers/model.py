@@ -19,8 +19,8 @@ from kmodels.models.two_towers.weights import peft
 from kmodels.task import Backbone
 
 # Scale and bias at the start: Radford et al. 2021, section 2.5; Zhai et al. 2023, section 3.2.
-CLIP_HEAD = {"first_scale": math.log(1 / 0.07)}
-SIGLIP_HEAD = {"use_bias": True, "first_scale": math.log(10.0), "first_bias": -10.0}
+CLIP_HEAD: dict[str, Any] = {"first_scale": math.log(1 / 0.07)}
+SIGLIP_HEAD: dict[str, Any] = {"use_bias": True, "first_scale": math.log(10.0), "first_bias": -10.0}
 Encoder = Backbone | Mapping[str, Any]
 
 
@@ -81,7 +81,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         projections: dict[str, Dense] = {}
         if config.projects:
             projections = {
-                part: Dense(projection_dim, use_bias=False, name=f"{part}_projection", dtype=wide)
+                part: Dense(config.width, use_bias=False, name=f"{part}_projection", dtype=wide)
                 for part in ("vision", "text")
             }
         settings = CLIP_HEAD if config.projects else SIGLIP_HEAD

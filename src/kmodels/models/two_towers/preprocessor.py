@@ -85,8 +85,8 @@ class ImageTextPreprocessor(TextPreprocessor):
     ):
         if kind not in TOKENIZERS:
             raise InputError(f"kind is {kind!r}; choose one of {', '.join(TOKENIZERS)}")
-        self.kind = kind
-        self.tokenizer_class = TOKENIZERS[kind]
+        # Before Keras' own attributes are there.
+        object.__setattr__(self, "tokenizer_class", TOKENIZERS[kind])
         starts = kind == "clip" if add_start_token is None else add_start_token
         length = LENGTHS[kind] if sequence_length is None else sequence_length
         super().__init__(tokenizer, length, starts, add_end_token, **kwargs)

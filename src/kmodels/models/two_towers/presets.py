@@ -61,7 +61,10 @@ PRESETS: dict[str, dict[str, Any]] = {
             "text_encoder": _fields(TEXTS[kind]) | MICRO_TEXT,
             **({"projection_dim": 64} if kind == "clip" else {}),
         }
-        for kind, name in {"clip": "clip_base_patch32_224", "siglip": "siglip_base_patch16_224"}.items()
+        for kind, name in {
+            "clip": "clip_base_patch32_224",
+            "siglip": "siglip_base_patch16_224",
+        }.items()
     },
     # Below 100,000 parameters.
     "clip_debug": {

@@ -33,7 +33,11 @@ class SimilarityHead(Layer):
     """
 
     def __init__(
-        self, use_bias: bool = False, first_scale: float = 0.0, first_bias: float = 0.0, **kwargs: Any
+        self,
+        use_bias: bool = False,
+        first_scale: float = 0.0,
+        first_bias: float = 0.0,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.use_bias = use_bias

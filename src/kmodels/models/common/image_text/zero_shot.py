@@ -1,4 +1,4 @@
-"""Vectors of images and texts, how alike they are, and classes and pictures found by them."""
+"""Vectors of images and texts, how alike they are, and the classes and images they find."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -33,7 +33,9 @@ class ZeroShot(keras.Model):
     preprocessor: Any
     backbone: Any
 
-    def encode_image(self, images: Data, batch_size: int = 32, normalize: bool = True) -> np.ndarray:
+    def encode_image(
+        self, images: Data, batch_size: int = 32, normalize: bool = True
+    ) -> np.ndarray:
         """Returns one vector for each image.
 
         Args:
@@ -101,7 +103,7 @@ class ZeroShot(keras.Model):
         templates: str | Sequence[str] = TEMPLATES,
         batch_size: int = 32,
     ) -> np.ndarray:
-        """Returns the logits of each image with each class, of which the model knows names alone.
+        """Returns the logits of each image with each class, whose names alone are given.
 
         The vectors of a class's texts are averaged, as in CLIP's paper (section 3.1.4): each is
         divided by its length before, and the mean after.
@@ -144,7 +146,9 @@ class ZeroShot(keras.Model):
                 "list of names and at least one template"
             )
         if wrong := [template for template in templates if PLACE not in template]:
-            raise InputError(f'the template {wrong[0]!r} has no "{PLACE}"; put it where the name goes')
+            raise InputError(
+                f'the template {wrong[0]!r} has no "{PLACE}"; put it where the name goes'
+            )
         texts = [x.replace(PLACE, str(name)) for name in class_names for x in templates]
         vectors = self.encode_text(texts, batch_size)
         means = vectors.reshape(len(class_names), len(templates), -1).mean(axis=1)
@@ -171,7 +175,9 @@ class ZeroShot(keras.Model):
         from_texts = _are_texts(queries)
         if from_texts == _are_texts(candidates):
             kind = "texts" if from_texts else "images"
-            raise InputError(f"retrieve got {kind} for {kind}; give texts for images, or the reverse")
+            raise InputError(
+                f"retrieve got {kind} for {kind}; give texts for images, or the reverse"
+            )
         encode: tuple[Callable[..., np.ndarray], ...] = (self.encode_image, self.encode_text)
         first = encode[from_texts](queries, batch_size)
         if isinstance(candidates, np.ndarray) and candidates.ndim == 2:

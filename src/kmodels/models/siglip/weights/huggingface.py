@@ -1,4 +1,4 @@
-"""Hugging Face directories of SigLIP and SigLIP 2: their text tower, alone or beside the images'."""
+"""Hugging Face directories of SigLIP and SigLIP 2: the text tower, alone or beside the images'."""
 
 from pathlib import Path
 

@@ -10,7 +10,5 @@ from kmodels.models.common.encoder.huggingface import peft_names
 def names(model: keras.Model) -> Sequence[Mapping[str, str]]:
     """See `Backbone.peft_names`: the head is a part of the tower."""
     tables = peft_names(model)
-    blocks = "block_{i}/attention/query"
-    return [
-        table | {"head": f"{table[blocks].partition('encoder.')[0]}head"} for table in tables
-    ]
+    query = "block_{i}/attention/query"
+    return [{**table, "head": f"{table[query].partition('encoder.')[0]}head"} for table in tables]
