@@ -17,10 +17,11 @@ import kmodels
 from arrays import to_numpy
 from kmodels import layers
 from kmodels.core.errors import InputError
-from kmodels.models import CLIPTextConfig, GemmaConfig, Qwen3Config, ViTConfig
+from kmodels.models import CLIPTextConfig, GemmaConfig, Qwen3Config, SigLIPTextConfig, ViTConfig
 from kmodels.models.clip.model import CLIPTextBlock
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
+from kmodels.models.siglip.model import SigLIPTextBlock
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
 
@@ -34,6 +35,15 @@ GEMMA = GemmaConfig(
 )  # fmt: skip
 GEMMA4 = replace(GEMMA, attention_k_eq_v=True, use_value_norm=True, use_layer_scalar=True)
 CLIP = CLIPTextConfig(
+    vocabulary_size=11,
+    embedding_dim=8,
+    hidden_dim=8,
+    num_layers=1,
+    num_heads=2,
+    intermediate_dim=12,
+    attention_dropout=0.1,
+)
+SIGLIP = SigLIPTextConfig(
     vocabulary_size=11, embedding_dim=8, hidden_dim=8, num_layers=1, num_heads=2,
     intermediate_dim=12, attention_dropout=0.1,
 )  # fmt: skip
@@ -186,6 +196,7 @@ CASES = [
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
     Case(GemmaBlock, {"config": GEMMA4, "index": 0}, TOKENS, TOKENS, (11, 1, 3), name="Gemma 4"),
     Case(CLIPTextBlock, {"config": CLIP}, TOKENS, TOKENS, (16, 0, 1)),
+    Case(SigLIPTextBlock, {"config": SIGLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),
 ]  # fmt: skip
 # Bases, which are there to be inherited from.
@@ -197,6 +208,8 @@ ABSTRACT = {
     "DecoderBlock",
     "EncoderBlock",
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/models/gemma/test_experts.py
+    # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
+    *("SimilarityHead", "TextTower", "VisionTower"),
     "PerLayerEmbedding",  # takes two inputs: tests/models/gemma/test_gemma4_model.py
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -9,7 +9,6 @@ import tokenizers
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
-from kmodels.models.common.proto import content_of
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
 from kmodels.text.marks import TURNS
@@ -70,7 +69,7 @@ class GemmaTokenizer(LayerTokenizer):
         if isinstance(proto, tokenizers.Tokenizer):
             core = proto
         else:
-            content, origin = content_of(proto)
+            content, origin = sentencepiece.content_of(proto)
             core = sentencepiece.parse(content, origin, TURNS)
         super().__init__(
             core,

@@ -9,7 +9,6 @@ from tokenizers import Regex, normalizers
 
 from kmodels.core.remote import local_copy
 from kmodels.data.formats import protobuf
-from kmodels.models.common.proto import content_of
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
 from kmodels.text import settings as described
@@ -44,7 +43,7 @@ class SigLIPTokenizer(LayerTokenizer):
         if isinstance(proto, tokenizers.Tokenizer):
             core = proto
         else:
-            content, origin = content_of(proto)
+            content, origin = sentencepiece.content_of(proto)
             core = sentencepiece.parse(content, origin)
             if core.token_to_id(END) is not None:
                 core.normalizer = _plain_words(content)

@@ -62,7 +62,9 @@ class SimilarityHead(Layer):
             logits = logits + ops.cast(self.logit_bias, logits.dtype)
         return logits, ops.transpose(logits)
 
-    def compute_output_spec(self, image_embeds: Any, text_embeds: Any) -> Any:
+    def compute_output_spec(
+        self, image_embeds: keras.KerasTensor, text_embeds: keras.KerasTensor
+    ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
         """Returns shapes and dtypes of both."""
         images, texts, dtype = image_embeds.shape[0], text_embeds.shape[0], wide(image_embeds)
         return keras.KerasTensor((images, texts), dtype), keras.KerasTensor((texts, images), dtype)

@@ -13,6 +13,7 @@ from kmodels.weights import gather
 
 TEMPLATES = ("a photo of a {}.",)
 PLACE = "{}"
+Texts = str | Sequence[str] | np.ndarray
 
 
 class Retrieved(NamedTuple):
@@ -55,9 +56,7 @@ class ZeroShot(keras.Model):
             )
         return self._encoded("image", prepared, batch_size, normalize)
 
-    def encode_text(
-        self, texts: str | Sequence[str] | np.ndarray, batch_size: int = 32, normalize: bool = True
-    ) -> np.ndarray:
+    def encode_text(self, texts: Texts, batch_size: int = 32, normalize: bool = True) -> np.ndarray:
         """Returns one vector for each text.
 
         Args:
@@ -81,7 +80,7 @@ class ZeroShot(keras.Model):
             array = self.preprocessor(list(array))["token_ids"]
         return self._encoded("text", array, batch_size, normalize)
 
-    def similarity(self, images: Data, texts: Any, batch_size: int = 32) -> np.ndarray:
+    def similarity(self, images: Data, texts: Texts, batch_size: int = 32) -> np.ndarray:
         """Returns the logits of each image with each text.
 
         Args:
@@ -155,7 +154,7 @@ class ZeroShot(keras.Model):
         return _unit(means)
 
     def retrieve(
-        self, queries: Any, candidates: Any, k: int = 10, batch_size: int = 32
+        self, queries: Data | Texts, candidates: Data | Texts, k: int = 10, batch_size: int = 32
     ) -> Retrieved:
         """Finds the images that go best with texts, or the texts that go best with images.
 
@@ -228,10 +227,10 @@ def _unit(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
-def _are_texts(x: Any) -> bool:
+def _are_texts(x: Data) -> bool:
     """Returns whether these are texts or token ids, and not images or vectors."""
     if isinstance(x, str | bytes):
         return True
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "OUS" or (x.ndim == 2 and x.dtype.kind in "iu")
-    return len(x) > 0 and isinstance(x[0], str | bytes)
+    return isinstance(x, Sequence) and len(x) > 0 and isinstance(x[0], str | bytes)
