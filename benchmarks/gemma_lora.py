@@ -219,9 +219,9 @@ def serve(system: str, weights: str, dtype: str, length: int, loss_on: str) -> N
 
 
 class Child:
-    """A system in a process of its own."""
+    """A system in a process of its own, which a script serves."""
 
-    def __init__(self, backend: str, arguments: list):
+    def __init__(self, backend: str, arguments: list, script: str = __file__):
         environment = {
             **os.environ,
             "KERAS_BACKEND": backend,
@@ -236,7 +236,7 @@ class Child:
             environment["PYTHONPATH"] = str(Path(BEFORE) / "src")
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--child", json.dumps(arguments)],
+            [sys.executable, script, "--child", json.dumps(arguments)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -17,7 +17,14 @@ import kmodels
 from arrays import to_numpy
 from kmodels import layers
 from kmodels.core.errors import InputError
-from kmodels.models import CLIPTextConfig, GemmaConfig, Qwen3Config, SigLIPTextConfig, ViTConfig
+from kmodels.models import (
+    CLIPTextConfig,
+    Gemma3VisionEncoder,
+    GemmaConfig,
+    Qwen3Config,
+    SigLIPTextConfig,
+    ViTConfig,
+)
 from kmodels.models.clip.model import CLIPTextBlock
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
@@ -195,6 +202,14 @@ CASES = [
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
     Case(GemmaBlock, {"config": GEMMA4, "index": 0}, TOKENS, TOKENS, (11, 1, 3), name="Gemma 4"),
+    Case(
+        Gemma3VisionEncoder,
+        {
+            **{"image_size": 8, "patch_size": 2, "pool_size": 2, "num_heads": 2, "hidden_dim": 8},
+            **{"num_layers": 1, "intermediate_dim": 12, "output_dim": 6},
+        },
+        (2, 3, 8, 8, 3), (2, 12, 6), (23, 0, 0), any_length=False, masks=False,
+    ),
     Case(CLIPTextBlock, {"config": CLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(SigLIPTextBlock, {"config": SIGLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),

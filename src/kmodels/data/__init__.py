@@ -20,6 +20,7 @@ _EXPORTS = {
     "as_dataset": "fit.adapters",
     "open_dataset": "images.opening",
     "order": "rng",
+    "rendered_numbers": "images.rendered",
 }
 
 __all__ = [*_EXPORTS]

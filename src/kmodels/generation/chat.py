@@ -86,24 +86,23 @@ class Chats:
 
 
 def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:
-    """Returns token ids and mask of chats, as `generate_preprocess` does, but never cut.
+    """Returns the inputs of a model for chats, as `generate_preprocess` does, but never cut.
 
     Args:
-        preprocessor: with `chat_token_ids`.
+        preprocessor: with `chat_examples`.
         messages: of one chat, or of several.
-        **options: of `chat_token_ids`.
+        **options: of its `chat_token_ids`.
 
     Raises:
         InputError: where the preprocessor is none that writes chats, or a chat is refused.
     """
-    if not hasattr(preprocessor, "chat_token_ids"):
+    if not hasattr(preprocessor, "chat_examples"):
         raise InputError(
             "a chat needs a preprocessor, whose tokenizer writes it; attach one, or give generate "
             "token ids"
         )
     chats, is_batch = as_chats(messages)
-    rows = preprocessor.chat_token_ids(chats, **options)
-    found = pad_rows(rows, max(map(len, rows)), preprocessor.tokenizer.pad_token_id)
+    found = preprocessor.prompt_inputs(preprocessor.chat_examples(chats, **options))
     return found if is_batch else {name: value[0] for name, value in found.items()}
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
-import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole

@@ -22,10 +22,11 @@ from kmodels.models.gemma import (
     GemmaTokenizer,
 )
 from kmodels.models.gemma_vision import (
+    Gemma3ImageConverter,
     Gemma3ImageTextBackbone,
     Gemma3ImageTextConfig,
     Gemma3ImageTextLM,
-    Gemma3VisionEncoder,
+    Gemma3ImageTextLMPreprocessor,
 )
 from kmodels.models.qwen3 import (
     Qwen3Backbone,
@@ -50,6 +51,7 @@ from kmodels.models.vit import (
     DeiTImageConverter,
     DINOV2Backbone,
     DINOV2ImageConverter,
+    Gemma3VisionEncoder,
     SigLIPImageConverter,
     SigLIPVisionEncoder,
     ViTBackbone,
@@ -87,9 +89,11 @@ __all__ = [
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",
+    "Gemma3ImageConverter",
     "Gemma3ImageTextBackbone",
     "Gemma3ImageTextConfig",
     "Gemma3ImageTextLM",
+    "Gemma3ImageTextLMPreprocessor",
     "Gemma3Tokenizer",
     "Gemma3VisionEncoder",
     "GemmaBackbone",

@@ -73,13 +73,19 @@ def class_of(preset: str | Path) -> type:
     return next((cls for cls, names in takes if set(task) <= names), family.tasks[0])
 
 
-def causal_lm_of(preset: str | Path) -> type:
+def causal_lm_of(preset: str | Path, images: bool = False) -> type:
     """Returns the class of the language model at a path, such as `GemmaCausalLM`.
+
+    Args:
+        preset: a path.
+        images: whether a directory with a vision tower is to be read with it.
 
     Raises:
         InputError: as `class_of`, and for a model that does not generate text.
     """
     cls = class_of(preset)
+    if images and (whole := open_checkpoint(preset, family_of(preset), {}, False).whole):
+        cls = getattr(importlib.import_module("kmodels.models"), whole)
     if not hasattr(cls, "generate"):
         raise InputError(
             f"{preset} holds a {cls.__name__}, which writes no text; give a Gemma or a Qwen 3"

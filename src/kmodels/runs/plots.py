@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["confusion", "curves", "installed", "predictions", "probe"]
+__all__ = ["captions", "confusion", "curves", "installed", "predictions", "probe"]
 
 EXTRA = "pip install 'kmodels[plots]'"
 _INK = "#333333"
@@ -94,21 +94,49 @@ def predictions(
         probabilities: (n, classes).
         names: of the classes.
     """
+    said = [int(np.argmax(shares)) for shares in probabilities]
+    texts = [
+        f"{names[i]} {100 * shares[i]:.0f} %" for i, shares in zip(said, probabilities, strict=True)
+    ]
+    right: list[str | None] = [
+        None if i == label else names[int(label)] for i, label in zip(said, labels, strict=True)
+    ]
+    _pictures(path, images, texts, right)
+
+
+@_drawn
+def captions(
+    path: Path, images: Sequence[np.ndarray], said: Sequence[str], wanted: Sequence[str]
+) -> None:
+    """Draws held-out images with what the model says of them; wrong answers as `predictions` does.
+
+    Args:
+        path: the file to write.
+        images: n of (H, W, C), values from 0 to 1.
+        said: n texts.
+        wanted: n texts.
+    """
+    right = [None if ours == theirs else theirs for ours, theirs in zip(said, wanted, strict=True)]
+    _pictures(path, images, [text[:24] for text in said], right)
+
+
+def _pictures(
+    path: Path,
+    images: Sequence[np.ndarray],
+    texts: Sequence[str],
+    right: Sequence[str | None],
+) -> None:
+    """Draws images below their texts; a text that is wrong in red, with the right one."""
     columns = min(8, len(images))
     rows = -(-len(images) // columns)
     figure, axes = _figure(rows, columns, (1.7 * columns, 2.0 * rows))
     for axis in np.ravel(axes):
         axis.axis("off")
-    for axis, image, label, shares in zip(
-        np.ravel(axes), images, labels, probabilities, strict=False
-    ):
+    for axis, image, text, instead in zip(np.ravel(axes), images, texts, right, strict=False):
         grey = image.shape[-1] == 1
         axis.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=1)
-        said = int(np.argmax(shares))
-        text = f"{names[said]} {100 * shares[said]:.0f} %"
-        if said != label:
-            text += f"\nis {names[label]}"
-        axis.set_title(text, fontsize=8, color=_INK if said == label else _WRONG)
+        text += "" if instead is None else f"\nis {instead[:24]}"
+        axis.set_title(text, fontsize=8, color=_INK if instead is None else _WRONG)
     _save(figure, path)
 
 

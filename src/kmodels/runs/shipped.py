@@ -21,6 +21,7 @@ RECIPES = {
     "gemma": "gemma_lora",
     "probe": "vit_probe",
     "distill": "distill",
+    "caption": "caption",
     "dpo": "dpo",
 }
 

@@ -1,15 +1,17 @@
 """Text for language models: tokenizers, records, templates, examples and rows."""
 
 from kmodels.text.examples import Cut, Example, encode
-from kmodels.text.loader import TextLoader
+from kmodels.text.loader import RecordLoader, TextLoader
 from kmodels.text.packing import pack, pad
-from kmodels.text.records import Records, read_records
+from kmodels.text.record_files import read_records
+from kmodels.text.records import Records
 from kmodels.text.templates import Template, Turns
 from kmodels.text.tokenizer import Tokenizer
 
 __all__ = [
     "Cut",
     "Example",
+    "RecordLoader",
     "Records",
     "Template",
     "TextLoader",

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from kmodels.core.errors import InputError
 from kmodels.text.chat_template import Rendered
 from kmodels.text.templates import Written
@@ -16,10 +18,12 @@ class Example(NamedTuple):
     Attributes:
         ids: start and end tokens included.
         learn: for each, whether it counts in the loss when it is predicted.
+        images: what a model sees of its images, in the order of their places.
     """
 
     ids: list[int]
     learn: list[bool]
+    images: Sequence[np.ndarray] = ()
 
 
 @dataclass

@@ -1,11 +1,8 @@
 """The vocabulary inside a GGUF file."""
 
-import json
-import random
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -15,10 +12,9 @@ from kmodels.text import pieces as build
 from kmodels.text.marks import MARKS
 from kmodels.weights.gguf import open_gguf, setting
 
-# Pieces of a text that two tokenizers are compared on.
-ASKED = 1000
-# What llama.cpp calls the vocabulary of Gemma 4: merges over plain text, with bytes for the rest.
-MERGED = "gemma4"
+# What llama.cpp calls its kinds of vocabularies: pieces with scores, the merges of Gemma 4 over
+# plain text with bytes for the rest, and merges of bytes.
+SCORED, MERGED, BYTES = "llama", "gemma4", "gpt2"
 
 
 def load(
@@ -44,19 +40,19 @@ def load(
         return setting(reader, f"tokenizer.ggml.{name}", default)
 
     kind, texts, cut = value("model"), value("tokens"), value("pre")
-    merged = kind == "gpt2" and cut in byte_level.PATTERNS
-    if not (kind in ("llama", MERGED) or merged) or not texts:
-        if kind == "gpt2":
-            kind = f"gpt2 with pre={cut}"
+    is_bytes = kind == BYTES and cut in byte_level.PATTERNS
+    if not (kind in (SCORED, MERGED) or is_bytes) or not texts:
+        if kind == BYTES:
+            kind = f"{BYTES} with pre={cut}"
         raise InputError(
-            f"{path} holds a vocabulary of kind {kind!r}; 'llama' (SentencePiece) and {MERGED!r} "
-            f"are read, and 'gpt2' with pre={' or '.join(byte_level.PATTERNS)}; or give the "
-            "directory of a tokenizer.json"
+            f"{path} holds a vocabulary of kind {kind!r}; {SCORED!r} (SentencePiece) and "
+            f"{MERGED!r} are read, and {BYTES!r} with pre={' or '.join(byte_level.PATTERNS)}; or "
+            "give the directory of a tokenizer.json"
         )
     template = setting(reader, "tokenizer.chat_template", None)
     settings = {} if template is None else {"chat_template": template}
     try:
-        make = _build_merged if merged else _build
+        make = build_bytes if is_bytes else build_pieces
         return *make(texts, value, special), settings
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
@@ -64,9 +60,16 @@ def load(
         ) from None
 
 
-def _build(
-    texts: list[str], value: Callable[..., Any], special: tuple[str, ...]
+def build_pieces(
+    texts: list[str], value: Callable[..., Any], special: tuple[str, ...] = ()
 ) -> tuple[Tokenizer, dict[str, str]]:
+    """Returns the tokenizer of a vocabulary of pieces, and the names of its special tokens.
+
+    Args:
+        texts: texts of the tokens, in the order of ids.
+        value: reads another setting of the vocabulary by its name, with a default.
+        special: see `load`.
+    """
     scores = value("scores", [0.0] * len(texts))
     kinds = value("token_type", [build.NORMAL] * len(texts))
     pieces = [build.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]
@@ -89,10 +92,16 @@ def _build(
     return core, _roles(texts, value)
 
 
-def _build_merged(
-    texts: list[str], value: Callable[..., Any], special: tuple[str, ...]
+def build_bytes(
+    texts: list[str], value: Callable[..., Any], special: tuple[str, ...] = ()
 ) -> tuple[Tokenizer, dict[str, str]]:
-    """Returns the tokenizer of a vocabulary of byte-level merges."""
+    """Returns what `build_pieces` does, of a vocabulary of byte-level merges.
+
+    Args:
+        texts: as there.
+        value: as there.
+        special: unused; such files say of each token whether it is one.
+    """
     kinds = value("token_type", [build.NORMAL] * len(texts))
     # Rows without a token are filled up with some that no text gives.
     usual = {text: i for i, text in enumerate(texts) if kinds[i] != build.UNUSED}
@@ -115,136 +124,3 @@ def _roles(texts: list[str], value: Callable[..., Any]) -> dict[str, str]:
     ids = {"start": "bos_token_id", "end": "eos_token_id", "pad": "padding_token_id"}
     named = {name: value(key) for name, key in ids.items()}
     return {name: texts[i] for name, i in named.items() if i is not None}
-
-
-class GGUFVocabulary(NamedTuple):
-    """A tokenizer as GGUF files hold it.
-
-    Attributes:
-        texts: texts of the tokens, in the order of ids.
-        scores: scores of each; the higher, the earlier its parts are merged.
-        kinds: kinds of each, as in `pieces.Piece`.
-        unknown: id of the token for what no other stands for, or None.
-        space_prefix: whether a blank is put before a text.
-        merges: pairs of pieces with a blank between them, the first to be merged first.
-    """
-
-    texts: list[str]
-    scores: list[float]
-    kinds: list[int]
-    unknown: int | None
-    space_prefix: bool
-    merges: list[str]
-
-
-def describe(
-    core: Tokenizer,
-    rows: int,
-    file: str = "a GGUF file",
-    instead: str = "write hf, or the model without a preprocessor",
-    merged: bool = False,
-) -> GGUFVocabulary:
-    """Returns what `load` reads, of a tokenizer that merges pieces as SentencePiece does.
-
-    Args:
-        core: with merges, such as Gemma's.
-        rows: rows of the embedding table: tokens behind them are left out, and rows without a token
-            get one that no text gives.
-        file: what it is for, in errors.
-        instead: what to do where it cannot be, in errors.
-        merged: whether the file holds the merges too, as those of Gemma 4, or scores alone.
-
-    Raises:
-        InputError: for another kind of tokenizer, or one that would give other ids from a file.
-    """
-    described = json.loads(core.to_str())
-    model, steps = described["model"], list(_steps(described["normalizer"]))
-    known = {"Replace", "Prepend"}
-    if model["type"] != "BPE" or not model["byte_fallback"] or not known.issuperset(steps):
-        raise InputError(
-            f"{file} holds merges with bytes for what is unknown, over plain text; this tokenizer "
-            f"is {model['type']} over {', '.join(steps) or 'plain text'}: {instead}"
-        )
-    vocabulary = core.get_vocab(with_added_tokens=True)
-    texts = [f"[PAD{i}]" for i in range(rows)]
-    kinds = [build.UNUSED] * rows
-    scores = [float(-len(model["merges"]))] * rows
-    # A piece is merged when the first merge that makes it is due.
-    pairs = [m if isinstance(m, list) else m.split(" ") for m in model["merges"]]
-    ranks: dict[str, int] = {}
-    for rank, parts in enumerate(pairs):
-        ranks.setdefault("".join(parts), rank)
-    if merged:
-        _check_merges(pairs, file, instead)
-    added = {token["id"]: token["special"] for token in described["added_tokens"]}
-    for text, i in vocabulary.items():
-        if i >= rows:
-            continue
-        texts[i], kinds[i] = text, build.NORMAL
-        scores[i] = float(-ranks.get(text, len(ranks)))
-        if re.fullmatch("<0x[0-9A-F]{2}>", text):
-            kinds[i] = build.BYTE
-        elif i in added:
-            kinds[i] = build.CONTROL if added[i] else build.USER_DEFINED
-            if merged and text in MARKS:
-                kinds[i] = build.USER_DEFINED
-        if text == model["unk_token"]:
-            kinds[i] = build.UNKNOWN
-    unknown, prefix = vocabulary.get(model["unk_token"]), "Prepend" in steps
-    # A merge into a token that was left out with its row is never due.
-    held = [" ".join(parts) for parts in pairs if vocabulary["".join(parts)] < rows]
-    found = GGUFVocabulary(texts, scores, kinds, unknown, prefix, held)
-    if not _is_equal(core, found, merged):
-        raise InputError(
-            f"this tokenizer cuts text by more than the {'merges' if merged else 'scores'} of its "
-            f"pieces, which is all that {file} holds: {instead}"
-        )
-    return found
-
-
-def _check_merges(pairs: list[list[str]], file: str, instead: str) -> None:
-    """Raises `InputError` for merges that llama.cpp would not do: it cuts text at line ends first.
-
-    A blank would be taken for the one between the two pieces.
-    """
-    for parts in pairs:
-        text = "".join(parts)
-        if " " in text or ("\n" in text and text.strip("\n")):
-            raise InputError(
-                f"{file} holds merges within lines and of line ends, without blanks; this "
-                f"tokenizer merges {parts[0]!r} and {parts[1]!r}: {instead}"
-            )
-
-
-def _is_equal(core: Tokenizer, found: GGUFVocabulary, merged: bool) -> bool:
-    """Returns whether a file would cut text alike; pieces in any order make text to ask about."""
-    settings: dict[str, Any] = {
-        **({"model": MERGED, "merges": found.merges} if merged else {}),
-        "scores": found.scores,
-        "token_type": found.kinds,
-        "add_space_prefix": found.space_prefix,
-    }
-    again, _ = _build(found.texts, lambda name, default=None: settings.get(name, default), ())
-    usual = [
-        text.replace(build.SPACE, " ")
-        for text, kind in zip(found.texts, found.kinds, strict=True)
-        if kind == build.NORMAL
-    ]
-    mixed = random.Random(0).sample(usual, len(usual))
-    for first in range(0, len(mixed), ASKED):
-        text = "".join(mixed[first : first + ASKED])
-        ids, wanted = (x.encode(text, add_special_tokens=False).ids for x in (again, core))
-        if ids != wanted:
-            return False
-    return True
-
-
-def _steps(normalizer: dict[str, Any] | None) -> Iterator[str]:
-    """Yields the kinds of a normalizer's steps, one after the other."""
-    if normalizer is None:
-        return
-    if normalizer["type"] == "Sequence":
-        for step in normalizer["normalizers"]:
-            yield from _steps(step)
-    else:
-        yield normalizer["type"]

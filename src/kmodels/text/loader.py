@@ -1,7 +1,8 @@
 """Rows of token ids in batches of one size, for `fit` and `evaluate`."""
 
 import copy
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -11,36 +12,21 @@ from kmodels.data.rng import order
 from kmodels.text.packing import Batch
 
 
-class TextLoader(keras.utils.PyDataset):
-    """Batches of rows, equal on every backend, resumable within an epoch.
-
-    All batches are full: rows of no weight fill the last one. Weights are multiplied by one number,
-    such that Keras' loss of an epoch, a mean over all positions of all rows, is the mean over the
-    tokens to learn. Losses therefore compare whatever the padding, the batch size and the packing
-    are.
+class _Loader(keras.utils.PyDataset):
+    """Full batches of numbered rows, resumable within an epoch.
 
     Args:
-        rows: (dictionary of inputs, labels, weights), as a preprocessor gives them.
-        batch_size: rows per batch.
+        count: rows of an epoch.
+        batch_size: rows per batch; first rows of the last batch are repeated to fill it.
         shuffle: a new order in each epoch, a function of seed and epoch.
         seed: seed of the order.
-
-    Raises:
-        InputError: if there is no row, or nothing to learn in them.
     """
 
-    def __init__(self, rows: Batch, batch_size: int, *, shuffle: bool = False, seed: int = 0):
+    def __init__(self, count: int, batch_size: int, *, shuffle: bool, seed: int):
         super().__init__()
         check_whole("batch_size", batch_size)
-        self.inputs, self.labels, self.weights = rows
-        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
-        self.count = len(self.labels)
-        self.tokens = int(np.count_nonzero(self.weights))
-        if not self.tokens:
-            raise InputError("the data is empty; give at least one record with a response")
-        self._batches = -(-self.count // batch_size)
-        positions = self._batches * batch_size * self.labels.shape[1]
-        self._scale = np.float32(positions / self.weights.sum(dtype="float64"))
+        self.count, self.batch_size, self.shuffle, self.seed = count, batch_size, shuffle, seed
+        self._batches = -(-count // batch_size)
         self._rows = slice(0, batch_size)
         self.epoch = self.skip = self.handed_out = 0
 
@@ -49,7 +35,7 @@ class TextLoader(keras.utils.PyDataset):
         """Rows in an epoch, those that fill the last batch included."""
         return self._batches * self.batch_size
 
-    def part(self, start: int, stop: int) -> "TextLoader":
+    def part(self, start: int, stop: int) -> Self:
         """Returns the same batches, less all rows but these."""
         part = copy.copy(self)
         part._rows = slice(start, stop)
@@ -87,16 +73,92 @@ class TextLoader(keras.utils.PyDataset):
         over = batch >= self._batches
         self.set_epoch(epoch + over, 0 if over else batch)
 
-    def __getitem__(self, index: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    def _numbers(self, index: int) -> tuple[np.ndarray, int]:
+        """Returns numbers of the rows of a batch, and how many of them are not there to fill it."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         rows = order(self.count, self.seed, self.epoch) if self.shuffle else np.arange(self.count)
         start = (index + self.skip) * self.batch_size
         rows = rows[start : start + self.batch_size]
-        filled = np.resize(rows, self.batch_size)
-        weights = self.weights[filled] * self._scale
-        weights[len(rows) :] = 0.0
-        filled, weights = filled[self._rows], weights[self._rows]
         self.handed_out = max(self.handed_out, index + 1)
+        return np.resize(rows, self.batch_size), len(rows)
+
+
+class TextLoader(_Loader):
+    """Batches of rows, equal on every backend, resumable within an epoch.
+
+    All batches are full: rows of no weight fill the last one. Weights are multiplied by one number,
+    such that Keras' loss of an epoch, a mean over all positions of all rows, is the mean over the
+    tokens to learn. Losses therefore compare whatever the padding, the batch size and the packing
+    are.
+
+    Args:
+        rows: (dictionary of inputs, labels, weights), as a preprocessor gives them.
+        batch_size: rows per batch.
+        shuffle: a new order in each epoch, a function of seed and epoch.
+        seed: seed of the order.
+
+    Raises:
+        InputError: if there is no row, or nothing to learn in them.
+    """
+
+    def __init__(self, rows: Batch, batch_size: int, *, shuffle: bool = False, seed: int = 0):
+        self.inputs, self.labels, self.weights = rows
+        super().__init__(len(self.labels), batch_size, shuffle=shuffle, seed=seed)
+        self.tokens = int(np.count_nonzero(self.weights))
+        if not self.tokens:
+            raise InputError("the data is empty; give at least one record with a response")
+        positions = self.samples * self.labels.shape[1]
+        self._scale = np.float32(positions / self.weights.sum(dtype="float64"))
+
+    def __getitem__(self, index: int) -> tuple[Any, np.ndarray, np.ndarray]:
+        filled, count = self._numbers(index)
+        weights = self.weights[filled] * self._scale
+        weights[count:] = 0.0
+        filled, weights = filled[self._rows], weights[self._rows]
         inputs = {name: value[filled] for name, value in self.inputs.items()}
         return inputs, self.labels[filled], weights
+
+
+class RecordLoader(_Loader):
+    """Batches of records that become arrays in their turn, as images are too many to hold at once.
+
+    All batches are full: rows of no weight fill the last one. The weights of a batch have the mean
+    1, so that its loss is the mean over its tokens to learn, as transformers' is.
+
+    Args:
+        records: what the preprocessor takes, one by one; images may be paths.
+        preprocessor: (list of records) to (dictionary of inputs, labels, weights).
+        batch_size: rows per batch.
+        shuffle: a new order in each epoch, a function of seed and epoch.
+        seed: seed of the order.
+
+    Raises:
+        InputError: if there is no record.
+
+    Example:
+        records = kmodels.text.read_records("captions.jsonl").rows
+        model.fit(kmodels.text.RecordLoader(records, model.preprocessor, 8, shuffle=True))
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Any],
+        preprocessor: Callable[[list[Any]], Batch],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+    ):
+        super().__init__(len(records), batch_size, shuffle=shuffle, seed=seed)
+        if not self.count:
+            raise InputError("the data is empty; give at least one record with a response")
+        self.records, self.preprocessor = records, preprocessor
+
+    def __getitem__(self, index: int) -> tuple[Any, np.ndarray, np.ndarray]:
+        filled, count = self._numbers(index)
+        inputs, labels, weights = self.preprocessor([self.records[i] for i in filled])
+        weights[count:] = 0.0
+        weights = weights * np.float32(weights.size / max(float(weights.sum()), 1e-9))
+        rows = self._rows
+        return {name: x[rows] for name, x in inputs.items()}, labels[rows], weights[rows]

@@ -1,16 +1,11 @@
-"""Training texts out of JSON lines, with errors that name the file, the line and the field."""
+"""Records to train on in their usual form, with errors that name the field."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.remote import local_copy
 
 Record = dict[str, Any]
-MAX_LINE_BYTES = 4 * 2**20
 _PAIRS = (
     ("prompts", "responses"),
     ("prompt", "response"),
@@ -18,6 +13,8 @@ _PAIRS = (
     ("instruction", "response"),
     ("instruction", "output"),
 )
+# The names of the images of a record, one or a list.
+PICTURES = ("images", "image")
 FORMS = "instruction and response (or output), prompts and responses, messages, or text"
 ROLES = {
     "system": "system",
@@ -30,12 +27,13 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a file.
+    """The records of a file or a folder.
 
     Attributes:
         rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
             "response"} or {"messages": [{"role", "content"}, ...]}, the last with "tools" where the
-            line has them. A message keeps what else it has, such as "tool_calls".
+            line has them, and each with "images" or "image" where the line has these. A message
+            keeps what else it has, such as "tool_calls".
         skipped: one line for each bad record that was left out.
     """
 
@@ -44,72 +42,6 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-def read_records(
-    path: str | Path, *, skip_bad: bool = False, max_line_bytes: int = MAX_LINE_BYTES
-) -> Records:
-    """Reads a file of one JSON object a line.
-
-    Args:
-        path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
-            instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
-            and responses, messages with role and content (and tools, JSON schemas of functions that
-            the model may call), or text. More fields are ignored, blank lines too.
-        skip_bad: leave out bad lines and list them, where they would raise.
-        max_line_bytes: a longer line is bad.
-
-    Returns:
-        The records in the order of the lines.
-
-    Raises:
-        InputError: for the first bad line, or if the file holds no good one.
-    """
-    records = Records()
-    try:
-        with local_copy(path).open("rb") as lines:
-            for number, line in _numbered(lines, max_line_bytes):
-                try:
-                    records.rows.append(_parse(line, max_line_bytes))
-                except InputError as error:
-                    problem = f"{path} line {number}: {error}"
-                    if not skip_bad:
-                        raise InputError(problem) from error.__cause__
-                    records.skipped.append(problem)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    if not records.rows:
-        bad = f"; all {len(records.skipped)} lines are bad" if records.skipped else ""
-        raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {FORMS}")
-    return records
-
-
-def _numbered(lines: IO[bytes], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, each cut at limit + 1 bytes so that memory stays bounded."""
-    number = 0
-    while line := lines.readline(limit + 1):
-        number += 1
-        end = line
-        while len(end) > limit and not end.endswith(b"\n"):
-            end = lines.readline(limit + 1)
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
-            yield number, line
-
-
-def _parse(line: bytes, limit: int) -> Record:
-    if len(line.rstrip(b"\r\n")) > limit:
-        raise InputError(f"longer than {limit} bytes")
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 at byte {error.start + 1}") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON at column {error.colno}: {error.msg}") from error
-    except RecursionError as error:
-        raise InputError("not a record: nested too deeply") from error
-    return check_record(value)
 
 
 def check_record(value: object) -> Record:
@@ -126,6 +58,34 @@ def check_record(value: object) -> Record:
     """
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
+    return {**_texts(value), **{name: value[name] for name in PICTURES if _held(value, name)}}
+
+
+def _held(value: dict[str, Any], name: str) -> bool:
+    """Returns whether a record has images of this name."""
+    given = value.get(name)
+    return given is not None and not (isinstance(given, list | tuple | str) and not given)
+
+
+def holds_pictures(record: object) -> bool:
+    """Returns whether a record has images, beside its texts or in a message."""
+    if not isinstance(record, dict):
+        return False
+    messages = record.get("messages")
+    return any(_held(record, name) for name in PICTURES) or (
+        isinstance(messages, list | tuple) and any(map(has_picture, messages))
+    )
+
+
+def has_picture(message: object) -> bool:
+    """Returns whether a message's content is in parts of which one is an image."""
+    content = message.get("content") if isinstance(message, dict) else None
+    return isinstance(content, list | tuple) and any(
+        isinstance(part, dict) and part.get("type") == "image" for part in content
+    )
+
+
+def _texts(value: dict[str, Any]) -> Record:
     if "messages" in value:
         messages, tools = _messages(value["messages"]), value.get("tools")
         if tools is None:

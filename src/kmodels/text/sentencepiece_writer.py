@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
-from kmodels.text import gguf
+from kmodels.text import gguf_writer
 from kmodels.text.pieces import NORMAL, USER_DEFINED
 from kmodels.text.sentencepiece_proto import model_class
 
@@ -26,7 +26,8 @@ def dump(core: Tokenizer, roles: Mapping[str, int | None], marks: Sequence[str] 
         InputError: for what such a file has no place for.
     """
     instead = "save it as tokenizer.json, or give preprocessor=False"
-    found = gguf.describe(core, core.get_vocab_size(), "a SentencePiece file", instead)
+    rows, file = core.get_vocab_size(), "a SentencePiece file"
+    found = gguf_writer.describe(core, rows, file=file, instead=instead)
     ids = {**roles, "unk": found.unknown}
     model = model_class()()
     for text, score, kind in zip(found.texts, found.scores, found.kinds, strict=True):

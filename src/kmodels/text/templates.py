@@ -1,7 +1,7 @@
 """A record as the text that a model sees, in parts to read and parts to learn."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class Turns:
             user.
         prompt: what follows the opening of the model's turn where a reply is asked for.
         aside: pattern of what is left out of replies, such as reasoning.
+        image: what stands where an image belongs; empty where contents are texts alone.
     """
 
     user: str
@@ -60,6 +61,7 @@ class Turns:
     system: str = ""
     prompt: str = ""
     aside: str = ""
+    image: str = ""
 
 
 # The templates with a context and without; each has {response} last.
@@ -200,9 +202,7 @@ class Template:
                     "tools need the tokenizer's own chat template, which it lacks or template= "
                     "leaves out"
                 )
-            if not isinstance(message["content"], str):
-                raise InputError("a message's content is in parts; give one text")
-            content = message["content"].strip()
+            content = _content(message["content"], turns)
             if message["role"] == "system" and turns.system:
                 parts.append(Part(turns.system.replace("{content}", content), False))
             elif message["role"] == "system":
@@ -219,6 +219,17 @@ class Template:
         if not parts[-1].text or not parts[-2].learn:
             parts = parts[:-1]  # a question without a reply teaches nothing
         return Written(parts, False)
+
+
+def _content(content: str | Sequence[Mapping[str, Any]], turns: Turns) -> str:
+    """Returns what a message says as one text, as the templates of checkpoints with images do."""
+    if isinstance(content, str):
+        return content.strip()
+    if not turns.image:
+        raise InputError("a message's content is in parts; give one text")
+    return "".join(
+        turns.image if part["type"] == "image" else part["text"].strip() for part in content
+    )
 
 
 def _has_messages(record: object) -> bool:

@@ -1,7 +1,7 @@
 """A small tokenizer trained on a few texts, for demonstrations and tests."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tokenizers
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
@@ -11,7 +11,7 @@ from tokenizers.trainers import BpeTrainer
 from kmodels.text.pieces import SPACE
 from kmodels.text.tokenizer import Tokenizer
 
-__all__ = ["train_tokenizer"]
+__all__ = ["IMAGES", "train_tokenizer"]
 
 # Gemma's order: ids 0 to 3, then the markers of turns, then the 256 bytes.
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
@@ -19,7 +19,13 @@ _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 SMALLEST = len(_SPECIAL) + len(_BYTES) + 128
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary_size: int = 1024) -> Tokenizer:
+# Those of models that see images, which come last.
+IMAGES = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocabulary_size: int = 1024, special_tokens: Sequence[str] = ()
+) -> Tokenizer:
     """Trains byte-pair merges on texts; the same texts give the same tokenizer.
 
     It is built as Gemma's: blanks kept, unknown characters as bytes, the same special tokens.
@@ -27,6 +33,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int = 1024) -> Tokeni
     Args:
         texts: what to train on.
         vocabulary_size: most ids, at least `SMALLEST`; fewer if the texts give no more.
+        special_tokens: further ones behind all others, such as `IMAGES`.
 
     Returns:
         A tokenizer with Gemma's special tokens.
@@ -55,7 +62,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int = 1024) -> Tokeni
     core.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    core.add_special_tokens(list(_SPECIAL))
+    core.add_special_tokens([*_SPECIAL, *special_tokens])
     return Tokenizer(core)
 
 

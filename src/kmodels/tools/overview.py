@@ -9,6 +9,7 @@ Train, resume or evaluate:
   kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on texts
   kmodels probe --data folder:IMAGES      a linear probe of a frozen backbone
   kmodels distill --data folder:IMAGES    a small model taught by a large one
+  kmodels caption --data FOLDER           Gemma 3 on images with texts
   kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
 
 Talk to a model:

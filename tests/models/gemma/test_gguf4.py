@@ -162,6 +162,12 @@ def test_a_model_without_a_cap_says_so(tmp_path):
     assert GemmaBackbone.from_preset(path).config.final_logit_soft_cap is None
 
 
+def test_dropout_and_the_rounding_of_settings_stop_nothing(tmp_path):
+    path = debug(dropout=0.1, final_logit_soft_cap=20.3).export_to_gguf(tmp_path / "it.gguf")
+    config = GemmaBackbone.from_preset(path).config
+    assert config.dropout == 0.0 and config.final_logit_soft_cap == np.float32(20.3)
+
+
 def test_silence_about_the_cap_is_llama_cpps_30(references, tmp_path):
     folder = references / "gemma4" / "plain" / "model"
     converted(folder, tmp_path / "it.gguf", {"final_logit_softcapping": None})
@@ -220,7 +226,7 @@ def test_keys_and_values_that_shared_layers_do_not_use_are_passed_by(references,
             {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_shared_layers": 1},
             "keys and values of these layers for those that share",
         ),
-        ({"use_value_norm": False}, "llama.cpp's gemma4 has no place for use_value_norm of layer"),
+        ({"use_value_norm": False}, "llama.cpp's gemma4 has no place for use_value_norm=False"),
         ({"global_rope_scaling_factor": 2.0}, "no place for rope_scaling of layer 1=2.0"),
         ({"query_pre_attention_scalar": 4.0}, "no place for query_scale=0.5"),
     ],

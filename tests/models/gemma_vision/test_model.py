@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from arrays import read_npz, to_numpy
+from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.layers import remat
 from kmodels.models import (
@@ -17,6 +18,7 @@ from kmodels.models import (
     Gemma3VisionEncoder,
     GemmaCausalLM,
 )
+from kmodels.tools import plan
 from kmodels.weights import read_safetensors, write_safetensors
 from tolerances import tolerance
 
@@ -270,3 +272,13 @@ def test_more_rows_of_the_table_leave_the_images_as_they_are():
     np.testing.assert_allclose(after[..., :320], before, rtol=0, atol=LIMIT)
     again = Gemma3ImageTextBackbone.from_config(model.backbone.get_config())
     assert again.config.vocabulary_size == 330
+
+
+def test_the_plan_of_memory_says_that_it_counts_no_images():
+    with pytest.raises(InputError, match="the memory of images is not planned"):
+        plan.Plan("gemma3_vision_debug", plan.Setup(2, 16))
+
+
+def test_a_chat_reads_the_tower(folder):
+    assert presets.find.causal_lm_of(folder) is GemmaCausalLM
+    assert presets.find.causal_lm_of(folder, images=True) is Gemma3ImageTextLM

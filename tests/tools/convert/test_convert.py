@@ -137,10 +137,11 @@ def without_llama_cpp(monkeypatch):
 
 
 @pytest.mark.across
-@pytest.mark.parametrize("preset", ["gemma_debug", "gemma2_debug", "gemma3_debug", "gemma4_debug"])
+@pytest.mark.parametrize("preset", [*[f"gemma{n}_debug" for n in ("", 2, 3, 4)], "qwen3_debug"])
 def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cpp):
     scale = {"query_head_dim_normalize": True} if preset == "gemma2_debug" else {}
-    model = GemmaCausalLM.from_preset(preset, **scale)
+    task = Qwen3CausalLM if preset == "qwen3_debug" else GemmaCausalLM
+    model = task.from_preset(preset, **scale)
     for weight in model.weights:  # so that no norm is without effect
         weight.assign(weight + np.random.default_rng(0).normal(size=weight.shape, scale=0.02))
     for dtype in FORMATS["gguf"].dtypes:
@@ -339,7 +340,7 @@ def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
         ("vit", "model.bin", ["--to", "npz"], r"ends in \.npz, which .*model\.bin does not"),
         ("vit", "folder.npz", ["--to", "npz"], "is a directory; npz is a file"),
         ("vit", "folder.npz", ["--to", "hf"], "also holds mine.txt, which would be lost"),
-        ("vit", "model.gguf", ["--to", "gguf"], "gguf holds models of gemma; this is a ViTImageCl"),
+        ("vit", "model.gguf", ["--to", "gguf"], "gguf holds models of gemma, qwen3; this is a ViT"),
         ("gemma", "model", ["--to", "timm"], "timm holds models of vit; this is a GemmaCausalLM"),
         ("vit", "out", ["--to", "timm", "--dtype", "q8_0"], "timm is written as float32, bfloat16"),
         ("vit_debug", "out", ["--to", "timm"], "vit_debug is an architecture without weights"),

@@ -90,7 +90,7 @@ def test_the_vocabulary_goes_along(tmp_path):
     ("changes", "lost"),
     [
         ({"query_pre_attention_scalar": 5.0}, "gemma2 has no place for query_scale="),
-        ({"sliding_window_pattern": 1}, "layers with a window="),
+        ({"sliding_window_pattern": 1}, "gemma2 has no place for window of layer 0=None"),
         ({"final_logit_soft_cap": None}, "final_logit_soft_cap=None"),
     ],
 )

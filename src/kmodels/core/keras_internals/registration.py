@@ -23,7 +23,10 @@ GEMMA = (
     *("GemmaTokenizer", "PaddingApart", "PerLayerEmbedding", "Reordered", "TokenPooling"),
     *("TokensFirst", "UnitLength"),
 )
-GEMMA_VISION = ("Gemma3ImageTextBackbone", "Gemma3ImageTextLM", "Gemma3VisionEncoder")
+GEMMA_VISION = (
+    *("Gemma3ImageConverter", "Gemma3ImageTextBackbone", "Gemma3ImageTextLM"),
+    *("Gemma3ImageTextLMPreprocessor", "Gemma3VisionEncoder"),
+)
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
     "Qwen3Tokenizer",

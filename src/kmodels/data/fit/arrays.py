@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.fit.batches import Preprocess, to_numpy
+from kmodels.data.fit.batches import RECORD_IMAGES, Preprocess, is_record, to_numpy
 
 
 def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
@@ -19,9 +19,20 @@ def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
         return bool(x) and (
             all(_is_leaf(part) for part in x)
             or (preprocess is None and isinstance(x, tuple) and all(map(_is_nested, x)))
-            or (preprocess is not None and isinstance(x, list) and all(map(_is_record, x)))
+            or (preprocess is not None and isinstance(x, list) and all(map(is_record, x)))
         )
     return _is_leaf(x) and np.ndim(x) > 0
+
+
+def _has_image_lists(x: dict[str, Any]) -> bool:
+    """Returns whether these are columns of records whose images stand in a list."""
+    lists = [x[name] for name in RECORD_IMAGES if name in x]
+    others = [column for name, column in x.items() if name not in RECORD_IMAGES]
+    return (
+        any(isinstance(part, list) or getattr(part, "dtype", None) == "O" for part in lists)
+        and bool(others)
+        and all(isinstance(part, list | np.ndarray) for part in (*lists, *others))
+    )
 
 
 def is_empty(x: object, preprocess: Preprocess | None) -> bool:
@@ -33,9 +44,15 @@ def is_empty(x: object, preprocess: Preprocess | None) -> bool:
 
 
 def columns(x: Any, preprocess: Preprocess | None) -> Any:
-    """Returns a table of pandas to preprocess as its columns, a Hugging Face column as a list."""
+    """Returns a table of pandas to preprocess as its columns, a Hugging Face column as a list.
+
+    Columns of texts and of lists of images, of any number each, become a list of records.
+    """
     if preprocess is not None and package(x) == "pandas" and hasattr(x, "columns"):
-        return {name: x[name].to_numpy(dtype=object) for name in x.columns}
+        x = {name: x[name].to_numpy(dtype=object) for name in x.columns}
+    if preprocess is not None and isinstance(x, dict) and _has_image_lists(x):
+        rows = range(length(x))
+        return [{name: column[row] for name, column in x.items()} for row in rows]
     return x[:] if package(x) == "datasets" and type(x).__name__ == "Column" else x
 
 
@@ -48,16 +65,6 @@ def _is_leaf(part: object) -> bool:
         isinstance(part, str | bytes | int | float)
         or (hasattr(part, "__array__") and hasattr(part, "shape"))
         or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
-    )
-
-
-def _is_record(part: object) -> bool:
-    """Returns whether it is named texts of one sample, such as a question and an answer."""
-    return isinstance(part, dict) and all(
-        value is None
-        or isinstance(value, str | int | float)
-        or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
-        for value in part.values()
     )
 
 

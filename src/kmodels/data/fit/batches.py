@@ -20,6 +20,8 @@ Preprocess = Callable[..., Any]
 
 # Names that data sets of images give their columns, the first found of each.
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
+# The names of the images of a record, one or a list; of arrays of images they are others too.
+RECORD_IMAGES = ("images", "image")
 LABEL_KEYS = ("label", "labels", "fine_label", "y")
 
 
@@ -27,7 +29,7 @@ def as_tuple(batch: Tree) -> tuple:
     """Returns (x,), (x, y) or (x, y, sample_weight) of what a loader gave.
 
     Of named columns the label is y, and x the image where there is one, else all other columns,
-    a model's named inputs. A list of texts is x, since loaders collate texts so.
+    a model's named inputs. A list of texts or records is x, since loaders collate them so.
     """
     if isinstance(batch, dict):
         image = next((key for key in IMAGE_KEYS if key in batch), None)
@@ -38,7 +40,7 @@ def as_tuple(batch: Tree) -> tuple:
             return (batch,)
         weight = (batch["sample_weight"],) if "sample_weight" in batch else ()
         return (inputs if image is None else batch[image], batch[label], *weight)
-    if not isinstance(batch, tuple | list) or (batch and all(map(_is_text, batch))):
+    if not isinstance(batch, tuple | list) or (batch and all(map(_is_sample, batch))):
         return (batch,)
     if not 1 <= len(batch) <= 3:
         raise InputError(
@@ -48,8 +50,31 @@ def as_tuple(batch: Tree) -> tuple:
     return tuple(batch)
 
 
-def _is_text(part: object) -> bool:
+def _is_sample(part: object) -> bool:
+    """Returns whether it is a text or a record, of which a batch is a list."""
+    if isinstance(part, dict):
+        return is_record(part) and not _is_numbers(part)
     return isinstance(part, str | bytes)
+
+
+def _is_numbers(record: dict[str, object]) -> bool:
+    return all(isinstance(value, int | float) or value is None for value in record.values())
+
+
+def is_record(part: object) -> bool:
+    """Returns whether it is named texts of one sample, such as a question and an answer.
+
+    Beside them it may have images, in any form.
+    """
+    if not isinstance(part, dict):
+        return False
+    texts = [value for name, value in part.items() if name not in RECORD_IMAGES]
+    return bool(texts or not part) and all(
+        value is None
+        or isinstance(value, str | int | float)
+        or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+        for value in texts
+    )
 
 
 def to_numpy(thing: Any) -> Any:
@@ -76,11 +101,30 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
     """Returns a batch as Keras takes it: the backend's own tensors stay, all else is NumPy's."""
     if preprocess is not None:
         # Images of one batch may differ in size here; resizing is what preprocessing does.
-        x = batch[0]
-        x = [to_numpy(picture) for picture in x] if isinstance(x, list) else to_numpy(x)
+        x = _to_preprocess(batch[0])
         done = preprocess(x, *(None if part is None else to_numpy(part) for part in batch[1:]))
         batch = done if isinstance(done, tuple) else (done,)
     return tuple(map(_kept, batch))
+
+
+def _to_preprocess(x: Any) -> Any:
+    """Returns samples as NumPy arrays, but records, or lists in columns of them, as they are.
+
+    What a record holds may be the bytes or the path of an image, which an array would change.
+    """
+    if isinstance(x, list):
+        return [one if is_record(one) else to_numpy(one) for one in x]
+    if isinstance(x, dict) and any(_is_texts(part) for part in x.values()):
+        return {key: part if isinstance(part, list) else to_numpy(part) for key, part in x.items()}
+    return to_numpy(x)
+
+
+def _is_texts(column: object) -> bool:
+    """Returns whether this is a column of texts or messages."""
+    while isinstance(column, list) and column:
+        column = column[0]
+    kind = getattr(getattr(column, "dtype", None), "kind", "")
+    return isinstance(column, str | dict) or kind in ("O", "U", "S")
 
 
 def _kept(part: Any) -> Any:

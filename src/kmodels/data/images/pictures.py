@@ -47,14 +47,14 @@ def decode(content: bytes, name: str) -> np.ndarray:
     Raises:
         PictureError: for a truncated or otherwise broken file, or one with over 89 million pixels.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise PictureError(name, _bomb(image.width, image.height))
             image.load()
-            return np.asarray(_as_rgb(ImageOps.exif_transpose(image)))
+            return upright(image)
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -67,6 +67,13 @@ def decode(content: bytes, name: str) -> np.ndarray:
         # Pillow raises all of these for damaged files, depending on the format.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PictureError(name, f"truncated or damaged ({reason})") from error
+
+
+def upright(image: "Image.Image") -> np.ndarray:
+    """Returns an image of Pillow, turned as its EXIF orientation says, as uint8 (H, W, 3)."""
+    from PIL import ImageOps
+
+    return np.asarray(_as_rgb(ImageOps.exif_transpose(image)))
 
 
 def _bomb(width: int, height: int) -> str:

@@ -1,13 +1,15 @@
 """Chats as the token ids that a model answers."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from kmodels.core.errors import InputError
-from kmodels.text import Template, Tokenizer, Turns
+from kmodels.text import Example, Template, Tokenizer, Turns
 from kmodels.text.chat import MODEL_ROLES
 from kmodels.text.chat_template import Rendered
-from kmodels.text.templates import AUTO
+from kmodels.text.records import has_picture
+from kmodels.text.templates import AUTO, Written
 
 
 class ChatPrompts:
@@ -15,9 +17,13 @@ class ChatPrompts:
 
     Attributes:
         chats: the family's chat formats by name.
+        reader: what errors call the reader of the texts.
+        takes_images: whether messages may hold images.
     """
 
     chats: ClassVar[Mapping[str, Turns]] = {}
+    reader: ClassVar[str] = "the model"
+    takes_images: ClassVar[bool] = False
     tokenizer: Tokenizer
     template: str
 
@@ -64,6 +70,25 @@ class ChatPrompts:
         Raises:
             InputError: where there is no template, or it refuses a chat.
         """
+        options = {"tools": tools, "chat_template": chat_template, **values}
+        return [example.ids for example in self.chat_examples(chats, **options)]
+
+    def chat_examples(
+        self, chats: Sequence[Sequence[Mapping[str, Any]]], **options: Any
+    ) -> list[Example]:
+        """Returns what `chat_token_ids` does, as examples; arguments as there."""
+        if any(map(has_picture, itertools.chain(*chats))):
+            raise InputError(f"{self.reader} takes only text here; leave images out of messages")
+        return [Example(ids, []) for ids in self._prompt_ids(self._chats_written(chats, **options))]
+
+    def _chats_written(
+        self,
+        chats: Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **values: Any,
+    ) -> list[Written | Rendered]:
+        """Returns chats as texts, each with the model's turn opened or continued."""
         form = self.chat_format if chat_template is None else None
         if form is not None:
             given = [*(["tools"] if tools is not None else []), *values]
@@ -72,10 +97,10 @@ class ChatPrompts:
                     f"the chat format {form!r} does not support {', '.join(given)}; give "
                     "the template of the checkpoint as chat_template="
                 )
-            return self._prompt_ids([self._by_format(form, chat) for chat in chats])
+            return [self._by_format(form, chat) for chat in chats]
         return [self._by_own(chat, tools, chat_template, values) for chat in chats]
 
-    def _by_format(self, form: str, chat: Sequence[Mapping[str, Any]]) -> Any:
+    def _by_format(self, form: str, chat: Sequence[Mapping[str, Any]]) -> Written | Rendered:
         if _goes_on(chat):
             raise InputError(
                 f"the last message is the model's own, which the chat format {form!r} does not "
@@ -90,15 +115,17 @@ class ChatPrompts:
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template: str | None,
         values: Mapping[str, Any],
-    ) -> list[int]:
-        return self.tokenizer.apply_chat_template(
+    ) -> Rendered:
+        text = self.tokenizer.apply_chat_template(
             chat,
+            tokenize=False,
             add_generation_prompt=not _goes_on(chat),
             continue_final_message=_goes_on(chat),
             chat_template=chat_template,
             tools=tools,
             **values,
         )
+        return Rendered(text, [])
 
     def _prompt_ids(self, written: list[Any]) -> list[list[int]]:
         """Returns token ids of texts that `Template` wrote, with the start token in front."""
@@ -110,7 +137,7 @@ class ChatPrompts:
         return [
             # What the tokenizer's own template writes is complete.
             tokens if isinstance(one, Rendered) or tokens[:1] == start else start + tokens
-            for one, tokens in zip(written, self.tokenizer.tokenize(texts), strict=True)
+            for one, tokens in zip(written, self.tokenizer.encode_batch(texts), strict=True)
         ]
 
 

@@ -42,7 +42,7 @@ class _Steps(NamedTuple):
     def embed(
         self, token_ids: Tensor, features: Tensor | None, vision_mask: Tensor | None
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the embeddings of tokens, and what each block is told of images among them."""
+        """Returns embeddings of tokens, and what each block has to know of images among them."""
         if features is None or vision_mask is None:
             return self.embedding(token_ids), {}
         # The token that stands for a piece of an image may lie outside the table.

@@ -259,7 +259,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         Raises:
             InputError: for settings that the model has no counterpart for.
         """
-        backbone = self.fields(path, description)
+        backbone, vision = self.fields(path, description), description.get("vision_config")
         config = self.config_class(**backbone)
         heads = self.heads if config.ties_embeddings else ()
         tensors = _tensors(path, heads, tuple(unused(config))) if weights else {}
@@ -274,7 +274,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
             tensors={name: tensor for name, tensor in tensors.items() if name not in others},
             rules=self.table(config, prefix),
             left_out=[part for part in self.other_parts if part in others.values()],
-            whole=self.whole.get(description.get("model_type", ""), ""),
+            whole=self.whole.get(description.get("model_type", ""), "") if vision else "",
         )
 
 

@@ -27,13 +27,17 @@ def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]
     promised = layer.compute_output_spec(*keras.tree.map_structure(_spec, tensors), **kwargs)
     wanted = keras.tree.flatten(promised)
 
-    def run(*leaves: np.ndarray) -> list[np.ndarray]:
-        values = iter(leaves)
-        parts = keras.tree.map_structure(lambda x: None if x is None else next(values), tensors)
+    # Keras' trees flatten dictionaries in another order than they map them in, on torch.
+    leaves = keras.tree.flatten(tensors)
+
+    def run(*arrays: np.ndarray) -> list[np.ndarray]:
+        values = iter(arrays)
+        filled = [None if x is None else next(values) for x in leaves]
+        parts = keras.tree.pack_sequence_as(tensors, filled)
         found = keras.tree.flatten(layer.call(*parts, **kwargs))
         return [_array(x, spec.dtype) for x, spec in zip(found, wanted, strict=True)]
 
-    inputs = [x for x in keras.tree.flatten(tensors) if x is not None]
+    inputs = [x for x in leaves if x is not None]
     outputs = tf.numpy_function(run, inputs, [tf.as_dtype(spec.dtype) for spec in wanted])
     for tensor, spec in zip(outputs, wanted, strict=True):
         tensor.set_shape(spec.shape)

@@ -1,6 +1,6 @@
 """Text to what a causal model takes, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,11 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
                 "labels are made from the texts; to learn responses only give "
                 '{"prompts": ..., "responses": ...} with loss_on="responses"'
             )
-        records, is_batch = one_by_one(x, self.reader)
+        records, is_batch = self._records(x)
         length = sequence_length or self.sequence_length
-        x, labels, weights = pad(self.encode(records, length), length, self.tokenizer.pad_token_id)
+        examples = self._examples(records, length)
+        x, labels, weights = pad(examples, length, self.tokenizer.pad_token_id)
+        x = self._completed(x, [[example] for example in examples])
         if sample_weight is not None:
             weights = weights * _per_row(sample_weight, len(weights))
         if is_batch:
@@ -148,15 +150,31 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         Returns:
             An example for each, cut to `sequence_length + 1` tokens.
         """
+        return self._examples(self._records(records)[0], sequence_length or self.sequence_length)
+
+    def _records(self, x: Data) -> tuple[list[Any], bool]:
+        """Returns records one by one, and whether there was more than one to begin with."""
+        return one_by_one(x, self.reader)
+
+    def _examples(self, records: list[Any], length: int) -> list[Example]:
+        return self._encoded([self._written(record) for record in records], length)
+
+    def _encoded(self, written: list[Any], length: int) -> list[Example]:
         return encode(
             self.tokenizer,
-            [self._written(record) for record in one_by_one(records, self.reader)[0]],
-            (sequence_length or self.sequence_length) + 1,
+            written,
+            length + 1,
             start=self.add_start_token,
             end=self.add_end_token,
             loss_on=self.loss_on,
             cut=self.cut,
         )
+
+    def _completed(
+        self, x: dict[str, np.ndarray], rows: Sequence[Sequence[Example]]
+    ) -> dict[str, np.ndarray]:
+        """Returns the inputs of a model, given token ids, mask and the examples of each row."""
+        return x
 
     def pack(
         self, records: Data, sequence_length: int | None = None
@@ -193,8 +211,8 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         length = sequence_length or self.sequence_length
         if is_chat(x):
             chats, is_batch = as_chats(x)
-            rows = self.chat_token_ids(chats)
-            if (longest := max(map(len, rows))) >= length:
+            prompts = self.chat_examples(chats)
+            if (longest := max(len(prompt.ids) for prompt in prompts)) >= length:
                 raise InputError(
                     f"the chat takes {longest} tokens, which leaves no room in {length} for a "
                     "reply; give max_new_tokens in place of max_length"
@@ -205,10 +223,30 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
             settings = {"sequence_length": sequence_length}
             return preprocessing_tensorflow.call(_Prompts(self), (x, None, None), settings)
         else:
-            records, is_batch = one_by_one(x, self.reader)
-            rows = self._prompt_ids([self._written(record, reply=False) for record in records])
-        found = self._padded(rows, length)
+            records, is_batch = self._records(x)
+            prompts = self._prompts(records)
+        found = self.prompt_inputs(prompts, length)
         return found if is_batch else {name: value[0] for name, value in found.items()}
+
+    def _prompts(self, records: list[Any]) -> list[Example]:
+        written = [self._written(record, reply=False) for record in records]
+        return [Example(ids, []) for ids in self._prompt_ids(written)]
+
+    def prompt_inputs(
+        self, prompts: Sequence[Example], length: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Returns the inputs of a model for prompts, such as those of `chat_examples`.
+
+        Args:
+            prompts: prompts, not padded.
+            length: tokens of a row; those of the longest prompt by default.
+
+        Returns:
+            {"token_ids", "padding_mask"}, each (B, length) int32.
+        """
+        rows = [prompt.ids for prompt in prompts]
+        found = self._padded(rows, length or max(map(len, rows)))
+        return self._completed(found, [[prompt] for prompt in prompts])
 
     def generate_postprocess(self, x: Mapping[str, Any]) -> Any:
         """Returns text of token ids, without special tokens and padding.

@@ -7,6 +7,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
+from kmodels.text.records import holds_pictures
 from kmodels.text.texts import as_list, as_text
 
 
@@ -24,10 +25,12 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
         return [as_text(x)], False
     if isinstance(x, Mapping):
         if "messages" in x:
+            if holds_pictures(dict(x)):
+                raise InputError(_only_text(reader))
             return [dict(x)], False
         columns = {name: value for name, value in x.items() if value is not None}
         if "images" in columns:
-            raise InputError(f"{reader} takes only text here; leave 'images' out")
+            raise InputError(_only_text(reader))
         if all(isinstance(value, str | bytes) for value in columns.values()):
             return [{name: as_text(value) for name, value in columns.items()}], False
         lists = {
@@ -43,7 +46,14 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
     values = as_list(x)
     if not isinstance(values, list):
         return [as_text(values)], False
-    return [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values], True
+    records = [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values]
+    if any(map(holds_pictures, records)):
+        raise InputError(_only_text(reader))
+    return records, True
+
+
+def _only_text(reader: str) -> str:
+    return f"{reader} takes only text here; leave 'images' out"
 
 
 def _bare(value: object) -> Any:

@@ -1,11 +1,8 @@
 """Text generation with Gemma, and its training without logits."""
 
-from pathlib import Path
-
 import keras
 
-from kmodels import presets
-from kmodels.models.common.causal_lm import CausalLM
+from kmodels.models.common.gguf.causal_lm import GGUFCausalLM
 from kmodels.models.gemma.exports import gguf
 from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
 from kmodels.models.gemma.preprocessor import (
@@ -15,7 +12,7 @@ from kmodels.models.gemma.preprocessor import (
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaCausalLM(CausalLM):
+class GemmaCausalLM(GGUFCausalLM):
     """A Gemma that predicts the next token.
 
     Args:
@@ -34,24 +31,7 @@ class GemmaCausalLM(CausalLM):
 
     backbone_class = GemmaBackbone
     preprocessor_class = GemmaCausalLMPreprocessor
-
-    def export_to_gguf(
-        self, path: str | Path, dtype: str = "float16", text_only: bool = False
-    ) -> Path:
-        """Writes a GGUF file that llama.cpp runs, atomically, with the tokenizer if there is one.
-
-        Args:
-            path: ends in .gguf.
-            dtype: how kernels and embeddings are stored: "float32", "bfloat16", "float16", or
-                "q8_0" for 8 bits with a scale for every 32.
-            text_only: writes the text part of a checkpoint whose other parts were left out.
-
-        Raises:
-            InputError: for a model with adapters, one that llama.cpp's Gemma cannot express, or
-                without the gguf package.
-        """
-        presets.check_parts(self, text_only, "a GGUF file")
-        return gguf.export_to_gguf(self, path, dtype)
+    gguf_export = gguf.EXPORT
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

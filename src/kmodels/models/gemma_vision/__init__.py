@@ -2,12 +2,16 @@
 
 from kmodels.models.gemma_vision.causal_lm import Gemma3ImageTextLM
 from kmodels.models.gemma_vision.config import Gemma3ImageTextConfig
-from kmodels.models.gemma_vision.encoder import Gemma3VisionEncoder
 from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
+from kmodels.models.gemma_vision.preprocessor import (
+    Gemma3ImageConverter,
+    Gemma3ImageTextLMPreprocessor,
+)
 
 __all__ = [
+    "Gemma3ImageConverter",
     "Gemma3ImageTextBackbone",
     "Gemma3ImageTextConfig",
     "Gemma3ImageTextLM",
-    "Gemma3VisionEncoder",
+    "Gemma3ImageTextLMPreprocessor",
 ]

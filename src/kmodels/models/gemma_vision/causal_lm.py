@@ -1,11 +1,14 @@
 """Text generation with a Gemma 3 that reads images, and its training."""
 
+from typing import Any
+
 import keras
 
 from kmodels.models.common.image_text.decoder import GIVEN, IMAGES
 from kmodels.models.common.inputs import NAMES
 from kmodels.models.gemma.causal_lm import GemmaCausalLM
 from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
+from kmodels.models.gemma_vision.preprocessor import Gemma3ImageTextLMPreprocessor
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -18,5 +21,10 @@ class Gemma3ImageTextLM(GemmaCausalLM):
     """
 
     backbone_class = Gemma3ImageTextBackbone
+    preprocessor_class = Gemma3ImageTextLMPreprocessor
     takes = (*NAMES, *IMAGES)
     absent = GIVEN
+
+    def beside_transformer(self) -> tuple[dict[str, Any], list[Any]]:
+        """Returns the files of the processor for an export to transformers, and no rules."""
+        return ({} if self.preprocessor is None else self.preprocessor.transformers_files()), []

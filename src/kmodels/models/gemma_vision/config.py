@@ -6,7 +6,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma_vision.encoder import Gemma3VisionEncoder, tokens_per_image
+from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder, tokens_per_image
 
 # Settings of the layer that this config says otherwise, or that are not of its sizes.
 DERIVED = ("output_dim", "name", "dtype", "trainable")

@@ -1,11 +1,23 @@
 """The description of the family that the loaders use."""
 
-from kmodels.models.common.sizes import sizes
+from typing import Any
+
+from kmodels.core.errors import InputError
+from kmodels.memory.sizes import Sizes
 from kmodels.models.gemma_vision.causal_lm import Gemma3ImageTextLM
 from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
 from kmodels.models.gemma_vision.presets import PRESETS
 from kmodels.models.gemma_vision.weights import huggingface
 from kmodels.models.registry import Family
+
+
+def sizes(config: Any) -> Sizes:
+    """Raises `InputError`: the images of a step are not counted."""
+    raise InputError(
+        "the memory of images is not planned; plan the text of the model by its own name, such as "
+        "gemma3_4b_text, and leave room for the tower"
+    )
+
 
 FAMILY = Family(
     name="gemma_vision",

@@ -8,8 +8,8 @@ import keras
 from kmodels.models.common.image_text.decoder import ImageTextBackbone
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma_vision.config import Gemma3ImageTextConfig
-from kmodels.models.gemma_vision.encoder import Gemma3VisionEncoder
 from kmodels.models.gemma_vision.weights import peft
+from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -17,7 +17,7 @@ class Gemma3ImageTextBackbone(ImageTextBackbone):
     """A Gemma 3 that reads texts with images, without its output layer.
 
     Args:
-        vision_encoder: a `Gemma3VisionEncoder`, or its arguments; the layer is made anew.
+        vision_encoder: a `Gemma3VisionEncoder`, or its arguments, from which the model makes one.
         image_size: taken as keras-hub takes it; the encoder says it.
         **fields: as of `Gemma3Backbone`, and of `Gemma3ImageTextConfig`.
 

@@ -2,14 +2,16 @@
 
 import keras
 
-from kmodels.models.common.causal_lm import CausalLM
+from kmodels.models.common.gguf.causal_lm import GGUFCausalLM
+from kmodels.models.qwen3.exports import gguf
 from kmodels.models.qwen3.model import Qwen3Backbone
 from kmodels.models.qwen3.text import Qwen3CausalLMPreprocessor
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Qwen3CausalLM(CausalLM):
+class Qwen3CausalLM(GGUFCausalLM):
     """A Qwen 3 that predicts the next token; arguments and methods as of `CausalLM`."""
 
     backbone_class = Qwen3Backbone
     preprocessor_class = Qwen3CausalLMPreprocessor
+    gguf_export = gguf.EXPORT

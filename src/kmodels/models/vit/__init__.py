@@ -2,6 +2,7 @@
 
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.kinds import (
     CLIPVisionEncoder,
@@ -25,6 +26,7 @@ __all__ = [
     "DeiTImageClassifier",
     "DeiTImageClassifierPreprocessor",
     "DeiTImageConverter",
+    "Gemma3VisionEncoder",
     "SigLIPImageConverter",
     "SigLIPVisionEncoder",
     "ViTBackbone",

@@ -9,12 +9,11 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.resizing import Resizing
+from kmodels.models.common.image_text.image_converter import output_shape, pictures
 from kmodels.models.common.preprocessing import Preprocessor
 from kmodels.models.vit.image_converter import (
     ViTImageConverter,
     converter_settings,
-    output_shape,
-    pictures,
     settings_of,
 )
 

@@ -2,7 +2,8 @@
 
 from importlib import resources
 
-from kmodels.text.records import Record, Records, read_records
+from kmodels.text.record_files import read_records
+from kmodels.text.records import Record, Records
 
 __all__ = ["instructions", "plain", "tasks", "texts"]
 

@@ -8,6 +8,10 @@ import typer
 def chat(
     model: Annotated[str, typer.Argument(help="Directory, .gguf file or hf:// name of a model.")],
     system: Annotated[str | None, typer.Option(help="Text of a system message.")] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(help="Image of the first question, for models that take images; repeat it."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
     temperature: Annotated[
         float | None,
@@ -40,6 +44,7 @@ def chat(
         model,
         terminal.say,
         system=system,
+        images=image or [],
         max_new_tokens=max_new_tokens,
         sampling={
             "temperature": temperature,

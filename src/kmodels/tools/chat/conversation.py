@@ -3,17 +3,19 @@
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
+from kmodels.data.images.any_picture import open_picture
 from kmodels.generation.drafters import ASSISTANT_TOKENS, same_tokens
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.models.common.causal_lm import CausalLM
+from kmodels.models.common.chat_prompts import ChatPrompts
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Conversation:
         max_new_tokens: largest number of tokens of a reply.
         values: variables of the chat template.
         drafts: what drafts tokens, by the arguments of `generate`.
+        images: paths of images that the next message of the user has before its text.
 
     Attributes:
         messages: what was said so far.
@@ -36,7 +39,8 @@ class Conversation:
     max_new_tokens: int = 256
     values: Mapping[str, Any] = field(default_factory=dict)
     drafts: Mapping[str, Any] = field(default_factory=dict)
-    messages: list[dict[str, str]] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clear()
@@ -44,6 +48,20 @@ class Conversation:
     def clear(self) -> None:
         """Forgets everything but the system message."""
         self.messages = opening(self.system)
+
+    def attach(self, image: str) -> None:
+        """Adds an image to the next message of the user.
+
+        Args:
+            image: path of the file.
+
+        Raises:
+            InputError: for a file that is missing or damaged, or a model that takes only text.
+        """
+        if not image:
+            raise InputError("/image names no file; give /image FILE")
+        check_images(self.model.preprocessor, [image], "/image", type(self.model).__name__)
+        self.images.append(image)
 
     def ask(self, text: str, show: Callable[[str], None]) -> str:
         """Returns the reply to a message, which both become part of the chat.
@@ -65,27 +83,50 @@ class Conversation:
             pieces.append(piece)
             show(piece)
 
-        said = [*self.messages, {"role": "user", "content": text}]
+        said = [*self.messages, question(text, self.images)]
         try:
             settings = {"max_new_tokens": self.max_new_tokens, "stream": stream, **self.drafts}
             reply = self.model.chat(said, **settings, **self.values)
         except KeyboardInterrupt:
             if pieces:
-                self.messages = [*said, _reply("".join(pieces))]
+                self._answered(said, "".join(pieces))
             raise
-        self.messages = [*said, _reply(reply)]
+        self._answered(said, reply)
         return reply
+
+    def _answered(self, said: list[dict[str, Any]], reply: str) -> None:
+        self.messages = [*said, {"role": "assistant", "content": reply}]
+        self.images = []
 
     def is_cut(self, reply: str) -> bool:
         """Returns whether a reply has all tokens that it may have, and perhaps lacks its end."""
         return len(self.model.preprocessor.tokenizer.tokenize(reply)) >= self.max_new_tokens
 
 
-def _reply(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
+def question(text: str, images: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns a message of the user, with its images before the text."""
+    if not images:
+        return {"role": "user", "content": text}
+    parts = [{"type": "image", "path": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-def opening(system: str | None) -> list[dict[str, str]]:
+def check_images(text: ChatPrompts, images: Sequence[str], name: str, model: str) -> None:
+    """Raises `InputError` for images that cannot be read, or that a model does not take.
+
+    Args:
+        text: preprocessor of the model.
+        images: paths of the files.
+        name: flag or command by which they were given.
+        model: name of the model's class.
+    """
+    if images and not text.takes_images:
+        raise InputError(f"{name} needs a model that takes images; {model} takes only text")
+    for image in images:
+        open_picture(image)
+
+
+def opening(system: str | None) -> list[dict[str, Any]]:
     """Returns the messages that a chat begins with."""
     return [] if system is None else [{"role": "system", "content": system}]
 
@@ -95,6 +136,7 @@ def open_conversation(
     say: Callable[[str], None],
     *,
     system: str | None = None,
+    images: Sequence[str] = (),
     max_new_tokens: int = 256,
     sampling: Mapping[str, Any] | None = None,
     adapter: str | None = None,
@@ -110,6 +152,7 @@ def open_conversation(
         path: directory, file or address of the model.
         say: called with a line before what takes time.
         system: text of a system message, or None.
+        images: paths of images of the first question.
         max_new_tokens: largest number of tokens of a reply.
         sampling: arguments of `Sampler` to change; those that are None are the checkpoint's.
         adapter: directory with a LoRA adapter of kmodels or PEFT, or None.
@@ -121,7 +164,8 @@ def open_conversation(
 
     Raises:
         InputError: for a path without a language model, tokenizer or chat template, a system
-            message that the template refuses, an assistant with other tokens, or wrong settings.
+            message that the template refuses, images that cannot be read or for a model of text
+            alone, an assistant with other tokens, or wrong settings.
     """
     check_whole("--max-new-tokens", max_new_tokens)
     check_whole("--num-assistant-tokens", num_assistant_tokens)
@@ -131,10 +175,10 @@ def open_conversation(
             raise InputError("--assistant and --prompt-lookup-num-tokens: give one of them")
     given = {name: value for name, value in (sampling or {}).items() if value is not None}
     Sampler(**given)  # which names a wrong value
-    cls: Any = presets.causal_lm_of(path)
+    cls: Any = presets.causal_lm_of(path, images=True)
     text = cls.preprocessor_class.from_preset(path)
-    question = {"role": "user", "content": "Hello"}
-    text.chat_token_ids([[*opening(system), question]], **(values or {}))
+    check_images(text, images, "--image", cls.__name__)
+    text.chat_token_ids([[*opening(system), question("Hello", images)]], **(values or {}))
     drafts: dict[str, Any] = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens}
     if assistant is not None:
         helper: Any = presets.causal_lm_of(assistant)
@@ -157,7 +201,7 @@ def open_conversation(
         model.load_adapter(adapter)
     model.use_sampler(choose_sampler(model.generation_config, given))
     say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
-    return Conversation(model, system, max_new_tokens, values or {}, drafts)
+    return Conversation(model, system, max_new_tokens, values or {}, drafts, list(images))
 
 
 def choose_sampler(config: Mapping[str, Any], given: Mapping[str, Any]) -> Sampler:

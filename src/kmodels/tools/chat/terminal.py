@@ -12,6 +12,7 @@ from kmodels.tools.chat.conversation import Conversation
 COMMANDS = {
     "/exit": "ends the chat, as Ctrl-D does",
     "/clear": "forgets what was said",
+    "/image": "adds an image to the next question: /image FILE",
     "/help": "shows these lines",
 }
 PROMPT = "> "
@@ -48,6 +49,8 @@ def _through_pipe(conversation: Conversation) -> int:
             break
         if text == "/clear":
             conversation.clear()
+        elif (file := _image(text)) is not None:
+            conversation.attach(file)
         elif text:
             conversation.ask(text, lambda piece: print(piece, end="", flush=True))
             print(flush=True)
@@ -60,13 +63,15 @@ def _on_terminal(conversation: Conversation, console: Console) -> int:
         import readline  # noqa: F401
     except ImportError:
         pass
-    console.print("Ctrl-C stops a reply; /clear, /help, /exit", style="dim")
+    console.print("Ctrl-C stops a reply; /clear, /image, /help, /exit", style="dim")
     for text in _typed(console):
         if text == "/exit":
             break
         if text == "/clear":
             conversation.clear()
             console.print("a new chat", style="dim")
+        elif (file := _image(text)) is not None:
+            _attach(conversation, file, console)
         elif text == "/help":
             for name, does in COMMANDS.items():
                 console.print(f"{name:7} {does}", style="dim")
@@ -75,6 +80,21 @@ def _on_terminal(conversation: Conversation, console: Console) -> int:
         else:
             _answer(conversation, text, console)
     return 0
+
+
+def _image(text: str) -> str | None:
+    """Returns the file of a line that adds an image, None for any other line."""
+    command, _, file = text.partition(" ")
+    return file.strip() if command == "/image" else None
+
+
+def _attach(conversation: Conversation, file: str, console: Console) -> None:
+    try:
+        conversation.attach(file)
+    except InputError as error:
+        console.print(str(error), style="red", markup=False)
+    else:
+        console.print(f"{file} goes with the next question", style="dim", markup=False)
 
 
 def _typed(console: Console) -> Iterator[str]:

@@ -69,7 +69,8 @@ def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Returns what transformers makes of a GGUF file, in float32.
 
     The gguf package reads the tensors and knows what Hugging Face calls them, so that this holds
-    for each Gemma: transformers itself reads no GGUF of the first. The config is the model's.
+    for each family; transformers itself reads no GGUF of the first Gemma. The config is the
+    model's.
     """
     package: Any = importlib.import_module("transformers")
     reading: Any = importlib.import_module("gguf")
@@ -80,8 +81,8 @@ def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     kind = file.get_field("general.architecture").contents()
     kinds = {name: number for number, name in reading.MODEL_ARCH_NAMES.items()}
     names = reading.get_tensor_name_map(kinds[kind], form["num_hidden_layers"])
-    # Norms multiply by the weight in llama.cpp, and by 1 more in transformers up to Gemma 3.
-    less = 0 if kind == "gemma4" else 1
+    # Norms multiply by the weight in llama.cpp, and in transformers by as much more as here.
+    less = model.backbone.config.norm_offset
     scalars = [held for held in peer.named_buffers() if held[0].endswith("layer_scalar")]
     with torch.no_grad():
         for name, weight in (*peer.named_parameters(), *scalars):

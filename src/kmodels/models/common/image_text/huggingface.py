@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.image_text import transformers_files
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors
 
 # What may stand before the names of the three parts: in the published files, as transformers 5
@@ -38,12 +39,14 @@ class ImageTextFormat:
         config_class: config class of the family.
         fields: (path, description) to the fields of the config.
         table: (config, prefixes of text, tower and projector) to the rules.
+        converter: name of the family's image converter, for errors.
     """
 
     kind: str
     config_class: Callable[..., Any]
     fields: Callable[[Path, dict[str, Any]], dict[str, Any]]
     table: Callable[[Any, str, str, str], Sequence[Rule]]
+    converter: str
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns whether a directory with this config.json is of this format."""
@@ -75,7 +78,7 @@ class ImageTextFormat:
             kind="Hugging Face",
             backbone=backbone,
             task={"generation_config": decoder.generation_config(path, warns=bool(tensors))},
-            preprocessor=decoder.tokenizer_of(path),
+            preprocessor=self._preprocessor(path),
             tensors={
                 name: tensor
                 for name, tensor in tensors.items()
@@ -83,6 +86,11 @@ class ImageTextFormat:
             },
             rules=self.table(self.config_class(**backbone), language, tower, projector),
         )
+
+    def _preprocessor(self, path: Path) -> dict[str, Any] | None:
+        """Returns the arguments of the preprocessor that lies in a directory, or None."""
+        held = decoder.tokenizer_of(path)
+        return None if held is None else held | transformers_files.read(path, self.converter)
 
 
 def _prefix(tensors: Iterable[str], prefixes: Sequence[str], start: str) -> str:

@@ -1,20 +1,17 @@
 """GGUF files of Gemma 1 to 4, as llama.cpp writes them; quantized tensors become floats."""
 
-import math
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.models.common import gguf as decoder
+from kmodels.models.common.gguf import reading, tensors
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL, sources
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4
-from kmodels.weights import Rule, Transform, identity
+from kmodels.weights import Rule
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3, "gemma4": 4}
 # The largest of each generation divides queries by the root of another number; files do not tell.
 LARGEST = {2: 46, 3: 62}
-# What divides the frequencies of the channels in global layers of Gemma 4: 1 where they turn.
-ROPE_FACTORS, STILL = "rope_freqs.weight", 1e30
 NEEDED_4 = (
     *("attention.sliding_window", "attention.sliding_window_pattern", "attention.key_length"),
     *("attention.key_length_swa", "rope.freq_base", "rope.freq_base_swa"),
@@ -23,31 +20,22 @@ NEEDED_4 = (
 # Where a file of Gemma 4 is silent, llama.cpp caps the logits at this; 0 is no cap.
 USUAL_CAP = 30.0
 
-# llama.cpp stores norms with the 1 added that the model adds itself.
-plus_one = Transform(lambda x: x - 1, lambda x: x + 1)
-
 
 def rules(config: GemmaConfig) -> list[Rule]:
     """Returns the table of one generation."""
-    norms = dict(decoder.NORMS)
+    norms = dict(tensors.NORMS)
     if config.generation > 1:
         norms["post_attention_norm"] = "post_attention_norm"
         norms["post_ffw_norm"] = "post_mlp_norm"
     if config.generation > 2:
-        norms |= decoder.HEAD_NORMS
-    return decoder.rules(config, norms, identity if config.generation == 4 else plus_one)
+        norms |= tensors.HEAD_NORMS
+    return tensors.rules(config, norms)
 
 
 def unused(config: GemmaConfig) -> list[str]:
-    """Returns tensors that are settings, and keys and values of layers that share others'.
-
-    Published checkpoints hold the latter, and llama.cpp's converter copies them.
-    """
-    if config.generation < 4:
-        return []
-    names = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
-    shared = [i for i, source in enumerate(config.sources) if source is not None]
-    return [ROPE_FACTORS, *(f"blk.{i}.{name}" for i in shared for name in names)]
+    """Returns what every decoder's file may hold besides, and in Gemma 4 a tensor of settings."""
+    factors = [tensors.ROPE_FACTORS] if config.generation == 4 else []
+    return [*factors, *tensors.unused(config)]
 
 
 def shares_otherwise(config: GemmaConfig) -> bool:
@@ -62,14 +50,7 @@ def shares_otherwise(config: GemmaConfig) -> bool:
     return any(source not in (None, taken[kind]) for kind, source in pairs)
 
 
-def rope_factors(config: GemmaConfig) -> list[float]:
-    """Returns what divides the frequency of each pair of channels in global layers."""
-    pairs = (config.global_head_dim or config.head_dim) // 2
-    turned = int(config.global_rope_partial_rotary_factor * (2 * pairs) // 2)
-    return [1.0] * turned + [STILL] * (pairs - turned)
-
-
-def _fields(file: decoder.File) -> dict[str, Any]:
+def _fields(file: reading.File) -> dict[str, Any]:
     generation, get = GENERATIONS[file.architecture], file.get
     if generation == 4:
         return _gemma_4(file)
@@ -97,7 +78,7 @@ def _fields(file: decoder.File) -> dict[str, Any]:
     return fields
 
 
-def _gemma_4(file: decoder.File) -> dict[str, Any]:
+def _gemma_4(file: reading.File) -> dict[str, Any]:
     """Returns the config of a Gemma 4, whose settings differ by layer.
 
     Raises:
@@ -106,7 +87,7 @@ def _gemma_4(file: decoder.File) -> dict[str, Any]:
     """
     get = file.get
     file.need(*NEEDED_4)
-    fields = file.fields(head_dim=256, varying=(decoder.FEED_FORWARD, decoder.GROUPS))
+    fields = file.fields(head_dim=256, varying=(reading.FEED_FORWARD, reading.GROUPS))
     layers, wide = fields["num_layers"], int(get("attention.key_length"))
     narrow = int(get("attention.key_length_swa"))
     pattern = get("attention.sliding_window_pattern")
@@ -118,9 +99,9 @@ def _gemma_4(file: decoder.File) -> dict[str, Any]:
     kinds = [LOCAL if windowed else GLOBAL for windowed in pattern]
     shared = int(get("attention.shared_kv_layers", 0))
     owners = [i for i, source in enumerate(sources(kinds, shared)) if source is None]
-    groups = file.by_layer(decoder.GROUPS, layers, fields["num_query_heads"])
+    groups = file.by_layer(reading.GROUPS, layers, fields["num_query_heads"])
     heads = {kind: {n for n, k in zip(groups, kinds, strict=True) if k == kind} for kind in kinds}
-    widths = file.by_layer(decoder.FEED_FORWARD, layers)
+    widths = file.by_layer(reading.FEED_FORWARD, layers)
     own, rest = set(widths[: layers - shared]), set(widths[layers - shared :])
     has_value = {f"blk.{i}.attn_v.weight" in file.tensors for i in owners if kinds[i] == GLOBAL}
     cap = float(get("final_logit_softcapping", USUAL_CAP))
@@ -145,7 +126,7 @@ def _gemma_4(file: decoder.File) -> dict[str, Any]:
         raise InputError(f"{file.path}: the model has no counterpart for {', '.join(problems)}")
     everywhere = next(iter(heads.get(GLOBAL, ())), None)
     local = next(iter(heads.get(LOCAL, ())), everywhere)
-    table, width = file.tensors.get(decoder.PER_LAYER_TABLE), int(get(NEEDED_4[-1]))
+    table, width = file.tensors.get(tensors.PER_LAYER_TABLE), int(get(NEEDED_4[-1]))
     rows = None if table is None or not width else int(table.shape[1])
     fields |= {
         **GEMMA_4,
@@ -165,7 +146,7 @@ def _gemma_4(file: decoder.File) -> dict[str, Any]:
         "global_rope_wavelength": float(get("rope.freq_base")),
     }
     if GLOBAL in kinds:
-        fields["global_rope_partial_rotary_factor"] = _turned(file, wide)
+        fields["global_rope_partial_rotary_factor"] = file.turned(wide)
     if shares_otherwise(GemmaConfig(**fields)):
         raise InputError(
             f"{file.path} shares keys and values of layers that llama.cpp does not take them from; "
@@ -174,20 +155,4 @@ def _gemma_4(file: decoder.File) -> dict[str, Any]:
     return fields
 
 
-def _turned(file: decoder.File, head_dim: int) -> float:
-    """Returns the share of the channels that turn in global layers, which a tensor says."""
-    tensor = file.tensors.get(ROPE_FACTORS)
-    values = [] if tensor is None else [float(value) for value in tensor.data]
-    turned = values.count(1.0)
-    still = all(value >= 0.99 * STILL for value in values[turned:])
-    if len(values) != head_dim // 2 or not still:
-        raise InputError(
-            f"{file.path} has no {ROPE_FACTORS} of {head_dim // 2} numbers that are 1 and then "
-            f"{STILL:g}; convert it again with llama.cpp's converter"
-        )
-    share = 2 * turned / head_dim
-    # Rounded down, a share can lose a pair where it is multiplied out again.
-    return share if int(share * head_dim // 2) == turned else math.nextafter(share, 1.0)
-
-
-FORMAT = decoder.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules, unused)
+FORMAT = reading.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules, unused)

@@ -1,7 +1,8 @@
-"""GGUF files of decoders, as llama.cpp writes them; quantized tensors become floats."""
+"""GGUF files of decoders are read; quantized tensors become floats."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.config import DecoderConfig
-from kmodels.weights import LazyArray, Rule, SourceCheckpoint, Transform, identity, transpose
+from kmodels.models.common.gguf.tensors import ROPE_FACTORS, STILL, TABLE, unused
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import open_gguf, setting
 from kmodels.weights.rules import bind_sources
 
@@ -17,58 +19,8 @@ if TYPE_CHECKING:
     import gguf
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-BLOCK = "blk.{i}"
-TABLE, OUTPUT = "token_embd.weight", "output.weight"
-KERNELS = {
-    "attn_q": "attention/query",
-    "attn_k": "attention/key",
-    "attn_v": "attention/value",
-    "attn_output": "attention/output",
-    "ffn_gate": "mlp/gate",
-    "ffn_up": "mlp/up",
-    "ffn_down": "mlp/down",
-}
-# Names of the usual norms; a family with more gives its own.
-NORMS = {"attn_norm": "attention_norm", "ffn_norm": "mlp_norm"}
-HEAD_NORMS = {"attn_q_norm": "attention/query_norm", "attn_k_norm": "attention/key_norm"}
-# Per-layer embeddings: the kernels inside a block, and what stands outside.
-PER_LAYER = {"inp_gate": "per_layer/input_gate", "proj": "per_layer/projection"}
-PER_LAYER_TABLE = "per_layer_token_embd.weight"
+# Settings of a block that some models have another of in each.
 FEED_FORWARD, GROUPS = "feed_forward_length", "attention.head_count_kv"
-
-
-def rules(
-    config: DecoderConfig, norms: Mapping[str, str], scale: Transform = identity
-) -> list[Rule]:
-    """Returns the table of a decoder.
-
-    Args:
-        config: config of the backbone.
-        norms: names of a block's norms in the file to their paths in a block here.
-        scale: what the scales of norms go through.
-    """
-    table = [
-        Rule(TABLE, "token_embedding/embeddings"),
-        Rule("output_norm.weight", "final_norm/scale", scale),
-    ]
-    if not config.ties_embeddings:
-        table.append(Rule(OUTPUT, "token_embedding/reverse_embeddings"))
-    block = config.block(0)
-    if block.per_layer_dim:
-        within = "per_layer_embedding"
-        table += [
-            Rule(PER_LAYER_TABLE, f"{within}/table/embeddings"),
-            Rule("per_layer_model_proj.weight", f"{within}/model_projection/kernel", transpose),
-            Rule("per_layer_proj_norm.weight", f"{within}/norm/scale", scale),
-        ]
-        norms = {**norms, "post_norm": "per_layer/norm"}
-    if block.use_layer_scalar:
-        table.append(Rule(f"{BLOCK}.layer_output_scale.weight", "block_{i}/layer_scalar"))
-    for source, target in (KERNELS | (PER_LAYER if block.per_layer_dim else {})).items():
-        table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/kernel", transpose))
-    for source, target in norms.items():
-        table.append(Rule(f"{BLOCK}.{source}.weight", f"block_{{i}}/{target}/scale", scale))
-    return table
 
 
 @dataclass(frozen=True)
@@ -155,6 +107,28 @@ class File:
             scaling = float(self.get("rope.scaling.factor", 1.0))
         return float(self.get("rope.freq_base", default)), scaling
 
+    def turned(self, head_dim: int) -> float:
+        """Returns the share of the channels that turn, which a tensor says.
+
+        Args:
+            head_dim: width of the heads whose channels turn in part.
+
+        Raises:
+            InputError: for a file without that tensor, or with other numbers in it.
+        """
+        tensor = self.tensors.get(ROPE_FACTORS)
+        values = [] if tensor is None else [float(value) for value in tensor.data]
+        turned = values.count(1.0)
+        still = all(value >= 0.99 * STILL for value in values[turned:])
+        if len(values) != head_dim // 2 or not still:
+            raise InputError(
+                f"{self.path} has no {ROPE_FACTORS} of {head_dim // 2} numbers that are 1 and then "
+                f"{STILL:g}; convert it again with llama.cpp's converter"
+            )
+        share = 2 * turned / head_dim
+        # Rounded down, a share can lose a pair where it is multiplied out again.
+        return share if int(share * head_dim // 2) == turned else math.nextafter(share, 1.0)
+
 
 @dataclass(frozen=True)
 class GGUFFormat:
@@ -174,7 +148,7 @@ class GGUFFormat:
     config_class: Callable[..., DecoderConfig]
     fields: Callable[[File], dict[str, Any]]
     table: Callable[[Any], Sequence[Rule]]
-    unused: Callable[[Any], Collection[str]] = field(default=lambda config: ())
+    unused: Callable[[Any], Collection[str]] = unused
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns whether this is a GGUF file."""

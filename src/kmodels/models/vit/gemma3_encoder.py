@@ -8,7 +8,8 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
-from kmodels.models.vit import ViTBackbone, ViTConfig
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.model import ViTBackbone
 
 # keras-hub's default.
 POOL = 14

@@ -1,0 +1,218 @@
+"""What do a LoRA step's time and memory come to on texts with images, beside transformers and PEFT?
+
+    python benchmarks/image_text_lora.py WEIGHTS [--dtypes bfloat16]
+
+Needs an environment with kmodels, torch, transformers and PEFT. WEIGHTS is a directory of
+transformers; it is made with random weights if it is not there: the widths of Gemma 3 4B, in 4
+blocks of text and 4 of vision, and one image of 896 pixels, which takes 256 tokens. A step is rank
+4 on query and value of both halves, SGD, batch 1, an image and a text of 64 tokens behind it, whose
+tokens count. kmodels goes through `fit`; transformers is a plain loop, with eager attention and
+with SDPA.
+
+Processes, clock, rounds and ratios are those of gemma_lora.py.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gemma_lora import RANK, RATE, RESULTS, WARM, Child, import_transformers, ratios
+from vit_peers.child import hide_others
+
+IMAGE, SIZE, TOKENS, TEXT = 262_144, 896, 256, 64
+SYSTEMS = ("kmodels", "transformers_eager", "transformers_sdpa")
+
+
+def make_weights(folder: Path) -> None:
+    """Random weights as transformers writes them."""
+    import torch
+
+    transformers = import_transformers()
+    torch.manual_seed(0)
+    text = {
+        **{"vocab_size": 262_208, "hidden_size": 2560, "intermediate_size": 10_240},
+        **{"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4},
+        **{"head_dim": 256, "sliding_window": 1024, "query_pre_attn_scalar": 256},
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    }
+    vision = {
+        **{"model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_layers": 4},
+        **{"intermediate_size": 4304, "num_attention_heads": 16, "image_size": SIZE},
+        **{"patch_size": 14, "vision_use_head": False},
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def batch() -> dict:
+    """Token ids, labels, weights and an image, of one row."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, 255_000, (1, 2 + TOKENS + TEXT + 1)).astype("int32")
+    tokens[0, 1], tokens[0, 2 : 2 + TOKENS] = 255_999, IMAGE
+    weights = np.zeros((1, tokens.shape[1] - 1), "float32")
+    weights[:, 2 + TOKENS :] = 1
+    image = rng.normal(0, 0.5, (1, 1, SIZE, SIZE, 3)).astype("float32")
+    labels = np.where(tokens[:, 1:] == IMAGE, 0, tokens[:, 1:])
+    return {"tokens": tokens[:, :-1], "labels": labels, "weights": weights, "image": image}
+
+
+def kmodels_step(weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
+    """Makes a step of kmodels through `fit`; it returns (seconds, loss)."""
+    import keras
+    import numpy as np
+
+    from kmodels.models import Gemma3ImageTextLM
+
+    model = Gemma3ImageTextLM.from_preset(weights, preprocessor=None, dtype=dtype)
+    model.backbone.enable_lora(RANK, targets=["query", "value"])
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        optimizer=keras.optimizers.SGD(RATE),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
+    )
+    scale = data["weights"].size / data["weights"].sum()
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.begun = time.process_time()
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.loss = float(logs["loss"]) * scale  # which waits for the step
+            self.seconds = time.process_time() - self.begun
+
+    x = {
+        "token_ids": data["tokens"],
+        "padding_mask": np.ones_like(data["tokens"]),
+        "images": data["image"],
+        "vision_mask": (data["tokens"] == IMAGE).astype("int32"),
+    }
+    watch = Watch()
+
+    def step() -> tuple[float, float]:
+        options = {"batch_size": 1, "verbose": 0, "callbacks": [watch]}
+        model.fit(x, data["labels"], sample_weight=data["weights"], **options)
+        return watch.seconds, watch.loss
+
+    return step
+
+
+def transformers_step(attention: str, weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
+    """Makes a step of transformers with PEFT; it returns (seconds, loss)."""
+    import torch
+
+    transformers = import_transformers()
+    import peft
+
+    torch.set_num_threads(1)
+    model = transformers.Gemma3ForConditionalGeneration.from_pretrained(
+        weights, dtype=getattr(torch, dtype), attn_implementation=attention
+    )
+    settings = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=["q_proj", "v_proj"])
+    model = peft.get_peft_model(model, settings)
+    model.train()
+    ids = torch.from_numpy(data["tokens"]).long()
+    counts = torch.from_numpy(data["weights"]) > 0
+    # Transformers takes labels of the tokens themselves and moves them.
+    labels = torch.full_like(ids, -100)
+    labels[:, 1:][counts[:, :-1]] = ids[:, 1:][counts[:, :-1]]
+    pixels = torch.from_numpy(data["image"][0]).permute(0, 3, 1, 2).to(getattr(torch, dtype))
+    given = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": (ids == IMAGE).long(),
+        "pixel_values": pixels,
+        "labels": labels,
+    }
+    chosen = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(chosen, RATE)
+
+    def step() -> tuple[float, float]:
+        begun = time.process_time()
+        loss = model(**given).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.process_time() - begun, loss.item()
+
+    return step
+
+
+def serve(system: str, weights: str, dtype: str) -> None:
+    """A child's side: for each line that comes in, a step, and a line about it."""
+    hide_others(os.environ["KERAS_BACKEND"])
+    data = batch()
+    # The last position has no token behind it in transformers' row.
+    data["weights"][:, -1] = 0
+    if system == "kmodels":
+        step = kmodels_step(weights, dtype, data)
+    else:
+        step = transformers_step(system.removeprefix("transformers_"), weights, dtype, data)
+    for _ in sys.stdin:
+        seconds, loss = step()
+        peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+        print(json.dumps({"step_s": seconds, "loss": float(loss), "peak_mb": peak}), flush=True)
+
+
+def compare(weights: str, dtype: str, rounds: int) -> dict:
+    """Steps of all systems in turn; what came of each."""
+    children = {system: Child("torch", [system, weights, dtype], __file__) for system in SYSTEMS}
+    for child in children.values():
+        for _ in range(WARM):
+            child.step()
+    for turn in range(rounds):
+        order = list(children.values())
+        for child in order[turn % len(order) :] + order[: turn % len(order)]:
+            child.step()
+    return {system: child.result() for system, child in children.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("weights", type=Path, nargs="?")
+    parser.add_argument("--dtypes", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        serve(*json.loads(options.child))
+        return
+    if not options.weights.is_dir():
+        make_weights(options.weights)
+    rows = []
+    for dtype in options.dtypes.split(","):
+        found = compare(str(options.weights), dtype, options.rounds)
+        losses = [row["first_loss"] for row in found.values()]
+        rows.append({"dtype": dtype, "backend": "torch", "loss_spread": max(losses) - min(losses)})
+        rows[-1] |= {**found, **ratios(found, {})}
+        print(json.dumps(rows[-1]), flush=True)
+    if not options.write:
+        return
+    date = time.strftime("%Y-%m-%d")
+    packages = ("keras", "transformers", "peft", "torch")
+    content = {
+        "question": __doc__.splitlines()[0],
+        "device": platform.processor() or platform.machine(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "clock": "process CPU",
+        "threads": 1,
+        "rounds": options.rounds,
+        "date": date,
+        "rows": rows,
+    }
+    label = options.dtypes.replace(",", "-")
+    target = RESULTS / f"image_text_lora_{label}_torch_cpu_{date}.json"
+    target.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

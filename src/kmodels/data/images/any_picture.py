@@ -1,0 +1,106 @@
+"""One image in whatever form a record holds it: a file, bytes, Pillow's, an array, a tensor."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.remote import local_copy
+from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.pictures import (
+    MAX_BYTES,
+    PictureError,
+    decode,
+    upright,
+    with_channels,
+)
+
+WEB = ("http://", "https://", "ftp://")
+INLINE = "data:image/"
+FORMS = "the path of a file, its bytes, an image of Pillow, or an array (height, width, 3)"
+
+
+def open_picture(image: object, name: str = "the image") -> np.ndarray:
+    """Returns an image as a viewer would show it.
+
+    A file is decoded by `decode`: turned by its EXIF orientation, with transparent parts on white.
+
+    Args:
+        image: path or storage address of a JPEG, PNG or WebP file, or "data:image/...;base64,..."
+            with one; its bytes; an image of Pillow; an array or tensor (H, W, 3), (H, W, 1) or
+            (H, W) with values from 0 to 255; or {"bytes", "path"}, as Hugging Face's datasets have.
+        name: what errors call an image that has no path.
+
+    Returns:
+        (H, W, 3), uint8, or float32 of an array of floats.
+
+    Raises:
+        InputError: for an address of the web, a file that is missing or damaged, or an array of
+            another shape or range.
+    """
+    if isinstance(image, Mapping):
+        held = image.get("bytes")
+        image = image.get("path") if held is None else held
+    if isinstance(image, np.ndarray) and image.dtype.kind in "OSU" and image.ndim == 0:
+        image = image.item()
+    try:
+        if isinstance(image, str | Path):
+            return _file(str(image), name)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return decode(bytes(image), name)
+        if hasattr(image, "convert") and hasattr(image, "getexif"):
+            pillow: Any = image
+            return upright(pillow)
+    except PictureError as error:
+        raise InputError(f"{error.name}: {error.reason}; repair or remove it") from error
+    except OSError as error:  # Pillow reads what an image holds when it is asked for
+        raise InputError(f"{name} cannot be read: {error}") from error
+    return _array(image, name)
+
+
+def check_local(path: str) -> None:
+    """Raises `InputError` for an address of the web, which nothing here downloads."""
+    if path.lower().startswith(WEB):
+        raise InputError(
+            f"{path[:200]} is an address of the web; download it first and give the path of the "
+            "file"
+        )
+
+
+def _file(path: str, name: str) -> np.ndarray:
+    check_local(path)
+    if path.startswith(INLINE):
+        head, _, text = path.partition(",")
+        try:
+            return decode(base64.b64decode(text, validate=True), name)
+        except binascii.Error as error:
+            raise InputError(f"{name} ({head[:40]}) is not base64: {error}") from error
+    file = local_copy(path)
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise PictureError(path, f"over {MAX_BYTES} bytes")
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    return decode(content, path)
+
+
+def _array(picture: object, name: str) -> np.ndarray:
+    array = to_numpy(picture) if hasattr(picture, "__array__") else None
+    if array is None or array.dtype.kind not in "uif":
+        raise InputError(f"{name} is a {type(picture).__name__}; give {FORMS}")
+    array = array[..., None] if array.ndim == 2 else array
+    if array.ndim != 3 or array.shape[-1] not in (1, 3) or not array.size:
+        raise InputError(f"{name} has shape {array.shape}; give (height, width, 3)")
+    if array.dtype.kind == "f":
+        array = array.astype("float32")
+    if not np.isfinite(low := array.min()) or low < 0 or not array.max() <= 255:
+        raise InputError(
+            f"{name} has values from {low} to {array.max()}; give an image before it is "
+            "normalized, with values from 0 to 255"
+        )
+    return with_channels(array if array.dtype.kind == "f" else array.astype("uint8"), 3)

@@ -1,0 +1,1 @@
+"""GGUF files of decoders, as llama.cpp reads and writes them."""

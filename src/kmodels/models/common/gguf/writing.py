@@ -1,0 +1,205 @@
+"""GGUF files of decoders are written: sizes, weights and vocabulary, as llama.cpp runs them."""
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from kmodels import lora
+from kmodels.core.errors import InputError
+from kmodels.core.remote import write_file
+from kmodels.models.common.config import DecoderConfig
+from kmodels.models.common.gguf.comparing import differences
+from kmodels.models.common.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
+from kmodels.models.common.gguf.vocabulary import add_vocabulary
+from kmodels.weights import LazyArray, export
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import gguf
+
+# The types in which kernels and tables are stored; norms are always F32.
+KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
+FILES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0"}
+Q8_0_ROW = 32
+Setting = str | bool | int | float | list[int] | list[bool]
+
+
+def settings(
+    config: DecoderConfig, head_dim: int, wavelength: float, scaling: float = 1.0
+) -> dict[str, Setting]:
+    """Returns the settings that the file of every decoder has.
+
+    Args:
+        config: config of the backbone.
+        head_dim: width of the heads; like what follows, that of the global layers where kinds of
+            layers differ.
+        wavelength: base of the rotary embedding.
+        scaling: divides the positions.
+
+    Returns:
+        Names without that of the architecture, in the order of the file.
+    """
+    blocks = [config.block(i) for i in range(config.num_layers)]
+    linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling)}
+    return {
+        "embedding_length": config.hidden_dim,
+        "block_count": config.num_layers,
+        FEED_FORWARD: _one_or_all([block.mlp_dim for block in blocks]),
+        "attention.head_count": config.num_query_heads,
+        GROUPS: _one_or_all([block.num_key_value_heads for block in blocks]),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.layer_norm_epsilon),
+        "rope.freq_base": float(wavelength),
+        "vocab_size": config.vocabulary_size,
+        **(linear if scaling != 1.0 else {}),
+    }
+
+
+def _one_or_all(values: list[int]) -> int | list[int]:
+    """Returns a setting of all layers as one number where it is one."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+@dataclass(frozen=True)
+class GGUFForm:
+    """A model as its family says it in a file.
+
+    Args:
+        architecture: llama.cpp's name of the model.
+        settings: settings by their names without that of the architecture, in order; the type of a
+            value is that in the file.
+        vocabulary: how the file holds the vocabulary: "llama", "gemma4" or "gpt2", as in
+            `kmodels.text.gguf`.
+        absent: names of settings in force that a file could not tell apart from others.
+        constants: tensors that the model has as settings.
+        template: chat template for a tokenizer that has none and the markers of a chat, which
+            stand in it as <START> and <END>; None leaves the choice to llama.cpp.
+    """
+
+    architecture: str
+    settings: Mapping[str, Setting]
+    vocabulary: str
+    absent: Sequence[str] = ()
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    template: str | None = None
+
+
+@dataclass(frozen=True)
+class GGUFExport:
+    """The way of a family's causal models into GGUF files.
+
+    Args:
+        format: reads what is written.
+        form: a config to its form.
+    """
+
+    format: GGUFFormat
+    form: Callable[[Any], GGUFForm]
+
+    def write(self, model: keras.Model, path: str | Path, dtype: str) -> Path:
+        """Writes a file, and reads its settings again.
+
+        Args:
+            model: a causal model.
+            path: path of the file to make or replace, local or an address.
+            dtype: a key of `KINDS`.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: for another suffix or dtype, without the gguf package, for a model with
+                adapters, or with all that the file has no place for, or llama.cpp takes for
+                granted in another way.
+        """
+        if Path(path).suffix != ".gguf":
+            raise InputError(f"{path} must be a GGUF file; give a name that ends in .gguf")
+        if dtype not in KINDS:
+            raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
+        config = model.backbone.config
+        form = self.form(config)
+        if form.absent:
+            raise InputError(
+                f"a GGUF file of {self.format.name} has no place for {', '.join(form.absent)}; "
+                "use export_to_transformers"
+            )
+        if importlib.util.find_spec("gguf") is None:
+            raise InputError("writing GGUF needs the gguf package: pip install 'kmodels[gguf]'")
+        if lora.describe(model):
+            raise InputError("a GGUF file has no place for LoRA adapters; call merge_lora first")
+        tensors = export(model, self.format.table(config))
+        for name, values in form.constants.items():
+            tensors[name] = LazyArray(values.shape, values.dtype, lambda values=values: values)
+
+        def write(temporary: Path) -> None:
+            _write(temporary, model, form, tensors, KINDS[dtype])
+            self._check(temporary, config, form.architecture)
+
+        return write_file(path, write)
+
+    def _check(self, path: Path, config: DecoderConfig, architecture: str) -> None:
+        """Raises `InputError` where the file, read again, describes another model.
+
+        llama.cpp takes for granted what the format does where a file is silent.
+        """
+        found = self.format.open_checkpoint(path, {}, {}, weights=False).backbone
+        if lost := differences(config, self.format.config_class(**found)):
+            raise InputError(f"llama.cpp's {architecture} has no place for {', '.join(lost)}")
+
+
+def _write(
+    path: Path, model: keras.Model, form: GGUFForm, tensors: Mapping[str, LazyArray], kind: str
+) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, form.architecture)
+    for name, value in form.settings.items():
+        _add(writer, f"{form.architecture}.{name}", value)
+    add_vocabulary(writer, model, form.vocabulary, form.template)
+    writer.add_file_type(gguf.LlamaFileType[FILES[kind]])
+    kinds = {name: _kind(gguf, tensor, kind) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        # The writer wants the size in bytes before it gets the values.
+        block, size = gguf.GGML_QUANT_SIZES[kinds[name]]
+        count = int(np.prod(tensor.shape)) // block * size
+        writer.add_tensor_info(
+            name, tensor.shape, np.dtype("float32"), count, raw_dtype=kinds[name]
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, tensor in tensors.items():
+        values = np.ascontiguousarray(tensor.read(), dtype="float32")
+        writer.write_tensor_data(gguf.quants.quantize(values, kinds[name]))
+    writer.close()
+
+
+def _add(writer: "gguf.GGUFWriter", name: str, value: Setting) -> None:
+    if isinstance(value, list):
+        writer.add_array(name, value)
+    elif isinstance(value, str):
+        writer.add_string(name, value)
+    elif isinstance(value, bool):
+        writer.add_bool(name, value)
+    elif isinstance(value, Integral):
+        writer.add_uint32(name, int(value))
+    else:
+        writer.add_float32(name, float(value))
+
+
+def _kind(gguf: "ModuleType", tensor: LazyArray, kind: str) -> Any:
+    """Vectors stay as they are, and so does what Q8_0 cannot divide, in half precision."""
+    if len(tensor.shape) < 2:
+        kind = "F32"
+    elif kind == "Q8_0" and tensor.shape[-1] % Q8_0_ROW:
+        kind = "F16"
+    return gguf.GGMLQuantizationType[kind]

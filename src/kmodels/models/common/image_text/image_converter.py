@@ -1,0 +1,198 @@
+"""Images in the size and range of numbers that a model takes, by keras-hub's arguments."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import Data
+from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.image_format import check_channels_last
+from kmodels.data.images.resizing import Resizing
+from kmodels.models.common.preprocessing import Preprocessor
+
+# keras-hub's names of the kernels.
+INTERPOLATION = {
+    "nearest": "nearest",
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+    "lanczos3": "lanczos",
+}
+
+# Enough digits to give back the mean and deviation that scale and offset were made of.
+DIGITS = 10
+
+
+class ImageConverter(Preprocessor):
+    """Resizes images, then multiplies them by `scale` and adds `offset`, as keras-hub's.
+
+    The base of each family's own.
+
+    Args:
+        image_size: (height, width) in pixels, or None to keep the size.
+        scale: a number, or one per channel; None for 1.
+        offset: a number, or one per channel; None for 0.
+        crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`.
+        pad_to_aspect_ratio: must be False.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos3".
+        antialias: smooths what is made smaller; False with "nearest" and "bilinear" alone.
+        data_format: "channels_last" or None.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
+
+    Call:
+        images (B, H, W, C), one image (H, W, C), or a list of images of any size -> float32
+        (B, height, width, C), or (height, width, C) of one image.
+
+    Raises:
+        InputError: for padding, channels in front, or an interpolation that is not here.
+    """
+
+    def __init__(
+        self,
+        image_size: Sequence[int] | None = None,
+        scale: float | Sequence[float] | None = None,
+        offset: float | Sequence[float] | None = None,
+        crop_to_aspect_ratio: bool = True,
+        pad_to_aspect_ratio: bool = False,
+        interpolation: str = "bilinear",
+        antialias: bool = False,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        check_supported(pad_to_aspect_ratio, interpolation)
+        if data_format not in (None, "channels_last"):
+            raise InputError(
+                f"data_format is {data_format!r}; images are (height, width, channels): leave it "
+                "out"
+            )
+        self.image_size = None if image_size is None else tuple(image_size)
+        self.scale = scale
+        self.offset = offset
+        self.interpolation = interpolation
+        self.resizing = Resizing(INTERPOLATION[interpolation], antialias, crop_to_aspect_ratio)
+
+    def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
+        """Returns converted images; with labels or weights a tuple."""
+        found = self.scaled(pictures(x, self.image_size, self.resizing))
+        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+
+    def scaled(self, found: np.ndarray) -> np.ndarray:
+        """Returns images (..., C) in [0, 255] times `scale` plus `offset`."""
+        if self.scale is not None:
+            found = found * self._by_channel("scale", found.shape[-1])
+        if self.offset is not None:
+            found = found + self._by_channel("offset", found.shape[-1])
+        return found
+
+    def compute_output_spec(
+        self, x: keras.KerasTensor, y: Data = None, sample_weight: Data = None
+    ) -> Any:
+        """Returns shapes and dtypes that `call` gives."""
+        spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
+        return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
+
+    def _by_channel(self, name: str, channels: int) -> np.ndarray:
+        value = np.asarray(getattr(self, name), "float32")
+        if value.ndim and value.shape != (channels,):
+            raise InputError(
+                f"{name} has {value.size} values and the images {channels} channels; give one "
+                "per channel, or one number"
+            )
+        return value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the arguments as plain values."""
+        return {
+            "image_size": None if self.image_size is None else list(self.image_size),
+            "scale": _plain(self.scale),
+            "offset": _plain(self.offset),
+            "crop_to_aspect_ratio": self.resizing.crop_to_aspect_ratio,
+            "pad_to_aspect_ratio": False,
+            "interpolation": self.interpolation,
+            "antialias": self.resizing.antialias,
+        }
+
+
+def pictures(
+    x: Any, size: Sequence[int] | None, resizing: Resizing, channels: int | None = None
+) -> np.ndarray:
+    """Returns images of any framework in one size, float32 in [0, 255].
+
+    Args:
+        x: (B, H, W, C), (H, W, C), or a list of images of any size.
+        size: (height, width), or None for as they are.
+        resizing: how.
+        channels: that each image must have; None for any number.
+
+    Returns:
+        (B, height, width, C), or (height, width, C) of one image.
+
+    Raises:
+        InputError: for what is no image, or has another number of channels; or where Keras'
+            `image_data_format` is "channels_first".
+    """
+    check_channels_last()
+    if isinstance(x, list | tuple):
+        return np.stack([_resize(_picture(one, channels), size, resizing) for one in x])
+    x = to_numpy(x)
+    if x.ndim != 4:
+        return _resize(_picture(x, channels), size, resizing)
+    _check_channels(x, channels)
+    if size is None or x.shape[1:3] == size:
+        return x.astype("float32")
+    return np.stack([_resize(one, size, resizing) for one in x])
+
+
+def output_shape(shape: Sequence[int | None], size: Sequence[int] | None) -> tuple[int | None, ...]:
+    """Returns the shape of images after `pictures`."""
+    check_channels_last()
+    return tuple(shape) if size is None else (*shape[:-3], *size, shape[-1])
+
+
+def check_supported(pads: bool, interpolation: str) -> None:
+    """Raises `InputError` for what keras-hub's converter has and none here does."""
+    wrong = {
+        "pad_to_aspect_ratio": pads,
+        f"interpolation={interpolation!r}": interpolation not in INTERPOLATION,
+    }
+    if problems := [text for text, there in wrong.items() if there]:
+        raise InputError(f"no preprocessor here has {', '.join(problems)} of keras-hub's converter")
+
+
+def each_channel(value: float | Sequence[float] | np.ndarray, channels: int) -> list[float]:
+    """Returns one number per channel, where there may be one for all."""
+    if isinstance(value, Sequence | np.ndarray):
+        return [float(x) for x in np.ravel(value)]
+    return [float(value)] * channels
+
+
+def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:
+    if isinstance(value, Sequence | np.ndarray):
+        return [float(x) for x in value]
+    return value
+
+
+def _picture(given: object, channels: int | None) -> np.ndarray:
+    x: np.ndarray = to_numpy(given)
+    if x.ndim != 3:
+        raise InputError(f"an image has shape {x.shape}; give (height, width, channels)")
+    _check_channels(x, channels)
+    return x
+
+
+def _check_channels(x: np.ndarray, channels: int | None) -> None:
+    if channels is not None and x.shape[-1] != channels:
+        raise InputError(f"an image has shape {x.shape}; give (height, width, {channels})")
+
+
+def _resize(picture: np.ndarray, size: Sequence[int] | None, resizing: Resizing) -> np.ndarray:
+    if size is None:
+        return picture.astype("float32")
+    height, width = size
+    if not resizing.keeps_bytes:
+        picture = picture.astype("float32")
+    # The kernels with negative parts leave the range of pixels.
+    return np.clip(resizing(picture, (height, width)).astype("float32"), 0.0, 255.0)

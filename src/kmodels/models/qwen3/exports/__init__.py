@@ -1,0 +1,1 @@
+"""Qwen 3's weights as other programs' files."""
