@@ -14,8 +14,8 @@ def _size(layers: int, heads: int, width: int, mlp: int, **more: Any) -> dict[st
 # SigLIP 2 reads Gemma's tokens.
 GEMMA: dict[str, Any] = {"vocabulary_size": 256_000}
 PRESETS: dict[str, dict[str, Any]] = {
-    # Zhai et al. 2023 (arXiv:2303.15343): the towers beside ViT-B and ViT-L, and the one
-    # of optimised shape of Alabdulmohsin et al. 2023 (arXiv:2305.13035); the published config.json files.
+    # Zhai et al. 2023 (arXiv:2303.15343): the towers beside ViT-B and ViT-L, and that of optimised
+    # shape (Alabdulmohsin et al. 2023, arXiv:2305.13035); sizes of the published config.json files.
     "siglip_text_base": _size(12, 12, 768, 3072),
     "siglip_text_large": _size(24, 16, 1024, 4096),
     "siglip_text_so400m": _size(27, 16, 1152, 4304),
