@@ -12,8 +12,11 @@ from kmodels.weights import read_safetensors
 def to_numpy(x: Any) -> np.ndarray:
     """The values of a tensor or a variable.
 
-    Keras' `convert_to_numpy` warns on JAX when it is handed a variable.
+    Of outputs by name it is the first. Keras' `convert_to_numpy` warns on JAX when it is handed a
+    variable.
     """
+    if isinstance(x, dict):
+        return to_numpy(next(iter(x.values())))
     return keras.ops.convert_to_numpy(x.value if isinstance(x, keras.Variable) else x)
 
 

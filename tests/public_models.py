@@ -27,10 +27,23 @@ SEEING = {
     },
 }  # fmt: skip
 IMAGES = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+TWO = {
+    "vision_encoder": {
+        **VIT, "use_patch_bias": False, "pre_norm": True, "approximate_gelu": "sigmoid",
+    },
+    "text_encoder": CLIP,
+    "projection_dim": 6,
+}  # fmt: skip
+SIGLIP_TEXT = {name: x for name, x in CLIP.items() if name != "end_token_id"}
+SIGLIP = {
+    "vision_encoder": {**VIT, "use_class_token": False, "approximate_gelu": True},
+    "text_encoder": SIGLIP_TEXT,
+}
 IDS = {
     "token_ids": np.arange(10).reshape(2, 5) % 31,
     "padding_mask": np.ones((2, 5), "int32"),
 }
+PAIRS = {**IDS, "images": IMAGES}
 # Each row shows an image, whose four tokens stand behind the first.
 SEEN = {
     "token_ids": np.array([[2, 31, 31, 31, 31, 7, 9], [2, 31, 31, 31, 31, 5, 3]]),
@@ -85,6 +98,19 @@ CASES = {
             models.CLIPTextEncoder(**CLIP, dtype=dtype), projection_dim=3, **more
         ),
         IDS,
+    ),
+    models.CLIPVisionEncoder: (lambda **more: models.CLIPVisionEncoder(**VIT, **more), IMAGES),
+    models.SigLIPTextEncoder: (
+        lambda **more: models.SigLIPTextEncoder(**SIGLIP_TEXT, **more),
+        IDS,
+    ),
+    models.CLIPBackbone: (lambda **more: models.CLIPBackbone(**TWO, **more), PAIRS),
+    models.SigLIPBackbone: (lambda **more: models.SigLIPBackbone(**SIGLIP, **more), PAIRS),
+    models.ImageTextSimilarity: (
+        lambda dtype=None, **more: models.ImageTextSimilarity(
+            models.CLIPBackbone(**TWO, dtype=dtype), **more
+        ),
+        PAIRS,
     ),
     models.Qwen3Backbone: (lambda **more: models.Qwen3Backbone(**GEMMA, **more), IDS),
     models.Qwen3CausalLM: (

@@ -177,6 +177,11 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
             )
         return cls.config_class(**fields)
 
+    @classmethod
+    def class_of(cls, config: Any) -> type[Self]:
+        """Returns the class that a model of this config has, where a family's has several."""
+        return cls
+
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Returns every named intermediate of one forward pass, in the order of computation."""
         inspector = self._inspector

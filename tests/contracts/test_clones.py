@@ -105,7 +105,11 @@ MORE = {
     # They have no loss of labels; of their vectors this one is as good as another.
     **{
         cls: {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
-        for cls in (models.CLIPTextModelWithProjection, models.GemmaTextEmbedder)
+        for cls in (
+            models.CLIPTextModelWithProjection,
+            models.GemmaTextEmbedder,
+            models.ImageTextSimilarity,
+        )
     },
 }
 

@@ -21,6 +21,8 @@ from kmodels.models import CLIPTextConfig, Gemma3VisionEncoder, GemmaConfig, Qwe
 from kmodels.models.clip.model import CLIPTextBlock
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
+from kmodels.models.siglip import SigLIPTextConfig
+from kmodels.models.siglip.model import SigLIPTextBlock
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
 
@@ -37,6 +39,7 @@ CLIP = CLIPTextConfig(
     vocabulary_size=11, embedding_dim=8, hidden_dim=8, num_layers=1, num_heads=2,
     intermediate_dim=12, attention_dropout=0.1,
 )  # fmt: skip
+SIGLIP = SigLIPTextConfig(11, 8, 8, 1, 2, 12, attention_dropout=0.1)
 QWEN3 = Qwen3Config(
     vocabulary_size=11, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=8,
     intermediate_dim=12, head_dim=4, dropout=0.1,
@@ -82,108 +85,53 @@ class Case:
 TOKENS = (2, 5, 8)
 CASES = [
     Case(layers.Dense, {"units": 3}, TOKENS, (2, 5, 3), (2, 0, 0)),
-    Case(
-        layers.Dense,
-        {"units": 3, "activation": "gelu", "use_bias": False, **SETTINGS},
-        (2, 8),
-        (2, 3),
-        (1, 0, 0),
-        losses=1,
-        name="Dense with settings",
-    ),
+    Case(layers.Dense, {"units": 3, "activation": "gelu", "use_bias": False, **SETTINGS}, (2, 8),
+         (2, 3), (1, 0, 0), losses=1, name="Dense with settings"),
     Case(layers.LayerNorm, {"epsilon": 1e-5}, TOKENS, TOKENS, (2, 0, 0)),
-    Case(
-        layers.LayerNorm,
-        {"scale_regularizer": "l2", "bias_initializer": "ones", "axis": 1},
-        (2, 8),
-        (2, 8),
-        (2, 0, 0),
-        losses=1,
-        name="LayerNorm with settings",
-    ),
+    Case(layers.LayerNorm, {"scale_regularizer": "l2", "bias_initializer": "ones", "axis": 1},
+         (2, 8), (2, 8), (2, 0, 0), losses=1, name="LayerNorm with settings"),
     Case(layers.RMSNorm, {}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.RMSNorm, {"offset": 0.0}, TOKENS, TOKENS, (1, 0, 0), name="RMSNorm, plain scale"),
     Case(layers.RMSNorm, {"use_scale": False}, TOKENS, TOKENS, (0, 0, 0), name="RMSNorm, no scale"),
     Case(layers.LayerScale, {"init": 0.5}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.Dropout, {"rate": 0.3}, TOKENS, TOKENS, (0, 0, 1)),
-    Case(
-        layers.Dropout,
-        {"rate": 0.3, "noise_shape": (None, 1, 8), "seed": 3},
-        TOKENS,
-        TOKENS,
-        (0, 0, 1),
-        name="Dropout with noise_shape",
-    ),
+    Case(layers.Dropout, {"rate": 0.3, "noise_shape": (None, 1, 8), "seed": 3}, TOKENS, TOKENS,
+         (0, 0, 1), name="Dropout with noise_shape"),
     Case(layers.DropPath, {"rate": 0.3}, TOKENS, TOKENS, (0, 0, 1)),
-    Case(
-        layers.Embedding,
-        {"input_dim": 7, "output_dim": 4, "scaled": False},
-        (2, 5), (2, 5, 4), (1, 0, 0), ids=True, masks=False, name="Embedding, unscaled",
-    ),
+    Case(layers.Embedding, {"input_dim": 7, "output_dim": 4, "scaled": False}, (2, 5), (2, 5, 4),
+         (1, 0, 0), ids=True, masks=False, name="Embedding, unscaled"),
     Case(layers.Embedding, {"input_dim": 7, "output_dim": 4}, (2, 5), (2, 5, 4), (1, 0, 0),
          ids=True, masks=False),
-    Case(
-        layers.Embedding,
-        {
-            "input_dim": 7, "output_dim": 4, "mask_zero": True, "soft_cap": 3.0,
-            "embeddings_initializer": "uniform", "embeddings_regularizer": "l1",
-        },
-        (2, 5), (2, 5, 4), (1, 0, 0), ids=True, losses=1, name="Embedding with settings",
-    ),
+    Case(layers.Embedding, {"input_dim": 7, "output_dim": 4, "mask_zero": True,
+         "embeddings_initializer": "uniform", "embeddings_regularizer": "l1", "soft_cap": 3.0},
+         (2, 5), (2, 5, 4), (1, 0, 0), ids=True, losses=1, name="Embedding with settings"),
     Case(layers.Attention, {"num_heads": 2}, TOKENS, TOKENS, (8, 0, 0)),
-    Case(
-        layers.Attention,
-        {"num_heads": 2, "dropout": 0.1, "qk_norm": True, "use_bias": False, **SETTINGS},
-        TOKENS,
-        TOKENS,
-        (8, 0, 1),
-        losses=4,
-        name="Attention with settings",
-    ),
-    Case(
-        layers.Attention,
-        {"num_heads": 2, "causal": True, "rope_wavelength": 9.0, "unbiased": ["key"]},
-        TOKENS, TOKENS, (7, 0, 0), name="Attention, causal and rotary",
-    ),
+    Case(layers.Attention, {"num_heads": 2, "dropout": 0.1, "qk_norm": True, "use_bias": False,
+         **SETTINGS}, TOKENS, TOKENS, (8, 0, 1), losses=4, name="Attention with settings"),
+    Case(layers.Attention, {"num_heads": 2, "causal": True, "rope_wavelength": 9.0,
+         "unbiased": ["key"]}, TOKENS, TOKENS, (7, 0, 0), name="Attention, causal and rotary"),
     Case(layers.PositionEmbedding, {"sequence_length": 7}, TOKENS, TOKENS, (1, 0, 0)),
     Case(layers.MLP, {"hidden_dim": 6, "dropout": 0.1}, TOKENS, TOKENS, (4, 0, 1)),
-    Case(
-        layers.MLP,
-        {"hidden_dim": 6, "activation": "relu", **SETTINGS},
-        TOKENS,
-        TOKENS,
-        (4, 0, 0),
-        losses=2,
-        name="MLP with settings",
-    ),
+    Case(layers.MLP, {"hidden_dim": 6, "activation": "relu", **SETTINGS}, TOKENS, TOKENS, (4, 0, 0),
+         losses=2, name="MLP with settings"),
     Case(layers.GatedMLP, {"hidden_dim": 6}, TOKENS, TOKENS, (3, 0, 0)),
     Case(layers.SwiGLU, {"hidden_dim": 6, "dropout": 0.1}, TOKENS, TOKENS, (6, 0, 1)),
-    Case(
-        PatchEmbedding, {"patch_size": 4, "units": 8}, (2, 8, 8, 3), (2, 4, 8), (2, 0, 0),
-        any_length=False, masks=False,
-    ),
+    Case(PatchEmbedding, {"patch_size": 4, "units": 8}, (2, 8, 8, 3), (2, 4, 8), (2, 0, 0),
+         any_length=False, masks=False),
     Case(Tokens, {"config": VIT}, (2, 4, 8), (2, 6, 8), (3, 0, 0), any_length=False, masks=False),
-    Case(
-        Pooling, {"kind": "token", "config": VIT}, (2, 6, 8), (2, 8), (0, 0, 0),
-        masks=False, name="Pooling token",
-    ),
-    Case(
-        Pooling, {"kind": "map", "config": VIT}, (2, 6, 8), (2, 8), (15, 0, 0),
-        masks=False, name="Pooling map",
-    ),
+    Case(Pooling, {"kind": "token", "config": VIT}, (2, 6, 8), (2, 8), (0, 0, 0), masks=False,
+         name="Pooling token"),
+    Case(Pooling, {"kind": "map", "config": VIT}, (2, 6, 8), (2, 8), (15, 0, 0), masks=False,
+         name="Pooling map"),
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
     Case(GemmaBlock, {"config": GEMMA4, "index": 0}, TOKENS, TOKENS, (11, 1, 3), name="Gemma 4"),
-    Case(
-        Gemma3VisionEncoder,
-        {
-            **{"image_size": 8, "patch_size": 2, "pool_size": 2, "num_heads": 2, "hidden_dim": 8},
-            **{"num_layers": 1, "intermediate_dim": 12, "output_dim": 6},
-        },
-        (2, 3, 8, 8, 3), (2, 12, 6), (23, 0, 0), any_length=False, masks=False,
-    ),
+    Case(Gemma3VisionEncoder, {**{"image_size": 8, "patch_size": 2, "pool_size": 2, "num_heads": 2,
+         "hidden_dim": 8}, **{"num_layers": 1, "intermediate_dim": 12, "output_dim": 6}}, (2, 3, 8,
+         8, 3), (2, 12, 6), (23, 0, 0), any_length=False, masks=False),
     Case(CLIPTextBlock, {"config": CLIP}, TOKENS, TOKENS, (16, 0, 1)),
+    Case(SigLIPTextBlock, {"config": SIGLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),
 ]  # fmt: skip
 # Bases, which are there to be inherited from.
@@ -195,6 +143,8 @@ ABSTRACT = {
     "DecoderBlock",
     "EncoderBlock",
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/models/gemma/test_experts.py
+    # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
+    *("SimilarityHead", "TextTower", "VisionTower"),
     *("PatchCoordinates", "PerLayerEmbedding"),  # no batch, or two inputs: tests/models
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -35,7 +35,16 @@ from kmodels.models.qwen3 import (
     Qwen3Config,
     Qwen3Tokenizer,
 )
+from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder, SigLIPTokenizer
+from kmodels.models.two_towers import (
+    CLIPBackbone,
+    ImageTextPreprocessor,
+    ImageTextSimilarity,
+    SigLIPBackbone,
+    TwoTowersConfig,
+)
 from kmodels.models.vit import (
+    CLIPVisionEncoder,
     DeiTBackbone,
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
@@ -55,20 +64,24 @@ from kmodels.models.vit import (
 )
 
 for _backbone in (
+    CLIPBackbone,
     CLIPTextEncoder,
     GemmaBackbone,
     Gemma3ImageTextBackbone,
     Qwen3Backbone,
+    SigLIPTextEncoder,
     ViTBackbone,
 ):
     register(_backbone.layout, family=_backbone.family)
 
 __all__ = [
+    "CLIPBackbone",
     "CLIPPreprocessor",
     "CLIPTextConfig",
     "CLIPTextEncoder",
     "CLIPTextModelWithProjection",
     "CLIPTokenizer",
+    "CLIPVisionEncoder",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DINOV3Backbone",
@@ -94,13 +107,20 @@ __all__ = [
     "GemmaTextEmbedder",
     "GemmaTextEmbedderPreprocessor",
     "GemmaTokenizer",
+    "ImageTextPreprocessor",
+    "ImageTextSimilarity",
     "Qwen3Backbone",
     "Qwen3CausalLM",
     "Qwen3CausalLMPreprocessor",
     "Qwen3Config",
     "Qwen3Tokenizer",
+    "SigLIPBackbone",
     "SigLIPImageConverter",
+    "SigLIPTextConfig",
+    "SigLIPTextEncoder",
+    "SigLIPTokenizer",
     "SigLIPVisionEncoder",
+    "TwoTowersConfig",
     "ViTBackbone",
     "ViTConfig",
     "ViTImageClassifier",

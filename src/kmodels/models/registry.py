@@ -19,6 +19,9 @@ FAMILIES = {
     "vit": "kmodels.models.vit.family",
     # Behind it: whoever names no family takes a directory with both towers for the images'.
     "clip": "kmodels.models.clip.family",
+    "siglip": "kmodels.models.siglip.family",
+    # Last: only its own classes take such a directory for what it is.
+    "two_towers": "kmodels.models.two_towers.family",
 }
 
 

@@ -26,7 +26,8 @@ REMOTE = {
 def list_presets(family: str | None = None) -> list[str]:
     """Returns the registered names, of one family or of all."""
     chosen = [registry.family(family)] if family else registry.families()
-    return sorted(name for found in chosen for name in found.presets)
+    # A model with two towers has the name of its vision tower in keras-hub.
+    return sorted({name for found in chosen for name in found.presets})
 
 
 def family_of(preset: str | Path) -> Family:
@@ -65,7 +66,7 @@ def class_of(preset: str | Path) -> type:
         raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
     task = open_checkpoint(preset, family, {}, False).task
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
-    if not headed:
+    if not headed or not family.tasks:
         return family.backbone
     # Several tasks may read the files of a family; what a file says names the one that it is of.
     takes = [(cls, set(inspect.signature(cls.__init__).parameters)) for cls in family.tasks]

@@ -61,7 +61,8 @@ def load(
     # model.
     empty = fills or deferred.active()
     with keras_internals.without_values() if empty else nullcontext([]) as body:
-        backbone = owner(**config.to_dict(), dtype=dtype, **(settings if cls is owner else {}))
+        made = owner.class_of(config)
+        backbone = made(**config.to_dict(), dtype=dtype, **(settings if cls is owner else {}))
         changes.restore(backbone, checkpoint.changes)
     backbone.left_out = checkpoint.left_out
     model = backbone

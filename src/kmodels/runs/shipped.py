@@ -22,6 +22,7 @@ RECIPES = {
     "probe": "vit_probe",
     "distill": "distill",
     "caption": "caption",
+    "zero-shot": "zero_shot",
     "dpo": "dpo",
 }
 

@@ -1,5 +1,7 @@
 """SentencePiece .model files, read without the sentencepiece package."""
 
+import base64
+import binascii
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -10,6 +12,8 @@ from kmodels.data.formats import protobuf
 from kmodels.text import pieces as build
 from kmodels.text.sentencepiece_proto import model_class
 
+# keras-hub takes a text that is longer, and in base64, for the content of a file.
+LONGEST_PATH = 2048
 _KINDS = {1: "unigram", 2: "bpe", 3: "word"}
 
 
@@ -57,3 +61,30 @@ def parse(data: bytes, origin: object, special: tuple[str, ...] = ()) -> Tokeniz
         ),
         dummy_prefix=rules.add_dummy_prefix,
     )
+
+
+def content_of(proto: str | Path | bytes) -> tuple[bytes, object]:
+    """Returns the content of a SentencePiece model, and its name in errors.
+
+    Args:
+        proto: the path of a file, its content, or that in base64.
+
+    Raises:
+        InputError: for a file that cannot be read.
+    """
+    if isinstance(proto, bytes):
+        return proto, "proto"
+    if not isinstance(proto, str | Path):
+        raise InputError(
+            f"proto is a {type(proto).__name__}; give the path of a SentencePiece model, or its "
+            "content as bytes"
+        )
+    if isinstance(proto, str) and len(proto) > LONGEST_PATH:
+        try:
+            return base64.b64decode(proto, validate=True), "proto"
+        except binascii.Error:
+            pass
+    try:
+        return local_copy(proto).read_bytes(), proto
+    except OSError as error:
+        raise InputError(f"{str(proto)[:200]} cannot be read: {error.strerror}") from error

@@ -73,6 +73,7 @@ _add_recipe("gemma", "Fine-tune a language model with LoRA on instructions or te
 _add_recipe("probe", "Compare ways to use a pretrained backbone with few labels.")
 _add_recipe("distill", "Train a small classifier to imitate a large one.")
 _add_recipe("caption", "Train a Gemma 3 with its vision encoder on images with texts.")
+_add_recipe("zero-shot", "Train two towers on images with captions, to classify by names.")
 _add_recipe("dpo", "Train a language model on pairs of answers, by direct preference optimization.")
 
 command("chat")(chatting.chat)

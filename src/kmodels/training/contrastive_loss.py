@@ -7,13 +7,11 @@ import keras
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
-
-# As a logit, so far below all cosines that its share of a softmax is 0, and finite.
-ABSENT = -1e9
+from kmodels.training.pair_loss import ABSENT, PairLoss
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ContrastiveLoss(keras.losses.Loss):
+class ContrastiveLoss(PairLoss):
     """Cross-entropy of each query's own document among all documents of the batch.
 
     The logits are cosines times `scale`. Every query is compared with all documents of the batch,
@@ -73,18 +71,6 @@ class ContrastiveLoss(keras.losses.Loss):
         self.scale = scale
         self.matryoshka_dims = dims
         self.matryoshka_weights = weights
-
-    def __call__(
-        self, y_true: Tensor | None, y_pred: Tensor, sample_weight: Tensor | None = None
-    ) -> Any:
-        """Returns the loss; Keras' own call would not tell `call` which rows weigh nothing."""
-        rows = keras.ops.shape(y_pred)[0]
-        if sample_weight is not None:
-            sample_weight = keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), (rows,))
-            there = keras.ops.cast(keras.ops.greater(sample_weight, 0.0), self.dtype)
-        else:
-            there = keras.ops.ones((rows,), dtype=self.dtype)
-        return super().__call__(there, y_pred, sample_weight)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         """Returns the loss of each row.

@@ -31,11 +31,16 @@ QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
     "Qwen3Tokenizer",
 )
+SIGLIP = ("SigLIPTextBlock", "SigLIPTextEncoder", "SigLIPTokenizer")
+TWO_TOWERS = (
+    *("CLIPBackbone", "ImageTextPreprocessor", "ImageTextSimilarity", "SigLIPBackbone"),
+    *("SimilarityHead", "TextTower", "TwoTowersBackbone", "VisionTower"),
+)
 VIT = (
     *("PatchEmbedding", "Pooling", "Tokens", "ViTBackbone", "ViTBlock", "ViTImageClassifier"),
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
-    *("DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
+    *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
     *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates"),
 )
 MODULES = {
@@ -45,8 +50,9 @@ MODULES = {
         *("RandomSampler", "TopKSampler", "TopPSampler"),
     ),
     "kmodels.layers": LAYERS,
-    "kmodels.models": (*CLIP, *GEMMA, *GEMMA_VISION, *QWEN3, *VIT),
+    "kmodels.models": (*CLIP, *GEMMA, *GEMMA_VISION, *QWEN3, *SIGLIP, *TWO_TOWERS, *VIT),
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
+    "kmodels.training.similarity_losses": ("CLIPLoss", "SigLIPLoss"),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),
 }

@@ -1,6 +1,7 @@
 """Images in another size: as Pillow makes them, or without smoothing, as some models want."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,9 @@ class Resizing:
         crop_to_aspect_ratio: takes the largest middle part of the wanted shape, instead of
             stretching the image.
 
+    Attributes:
+        keeps_bytes: whether images of whole numbers are to come as such.
+
     Raises:
         InputError: for another interpolation, or one that is not done without smoothing.
     """
@@ -27,6 +31,7 @@ class Resizing:
     interpolation: str = "bilinear"
     antialias: bool = True
     crop_to_aspect_ratio: bool = False
+    keeps_bytes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -47,6 +52,34 @@ class Resizing:
         if box is None and self.crop_to_aspect_ratio:
             image = middle(image, size)
         return resize(image, size, box, self.interpolation, self.antialias)
+
+
+@dataclass(frozen=True)
+class ResizingOfBytes(Resizing):
+    """`Resizing` as transformers' processors do it: whole numbers stay whole.
+
+    With `crop_to_aspect_ratio` the shorter side becomes that of a square, and the middle of what
+    that gives is taken, so that pixels lie where the original's do.
+
+    Args:
+        interpolation: as of `Resizing`, like all that follow.
+        antialias: see there.
+        crop_to_aspect_ratio: see there.
+    """
+
+    keeps_bytes: ClassVar[bool] = True
+
+    def __call__(
+        self, image: np.ndarray, size: tuple[int, int], box: tuple | None = None
+    ) -> np.ndarray:
+        """Returns an image in another size."""
+        height, width = image.shape[:2]
+        if box is not None or not self.crop_to_aspect_ratio or size[0] != size[1]:
+            return super().__call__(image, size, box)
+        side, short = size[0], min(height, width)
+        whole = (int(side * height / short), int(side * width / short))
+        image = resize(image, whole, None, self.interpolation, self.antialias)
+        return middle(image, size)
 
 
 USUAL = Resizing()

@@ -24,7 +24,7 @@ log = logging.getLogger("kmodels")
 BLOCK = "layers.{i}"
 HEAD = "lm_head.weight"
 GENERATION = "generation_config.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model")
 # Fields of every `DecoderConfig`, and what a config.json calls them.
 FIELDS = {
     "vocabulary_size": "vocab_size",

@@ -1,7 +1,5 @@
 """Gemma's tokenizers as Keras layers, with the names and arguments of keras-hub's."""
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +8,11 @@ import keras
 import tokenizers
 
 from kmodels.core.errors import InputError
-from kmodels.core.remote import local_copy
 from kmodels.core.types import DTypeLike
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
 from kmodels.text.marks import TURNS
 
-# keras-hub takes a text that is longer, and in base64, for the content of a file.
-LONGEST_PATH = 2048
 PICTURES = {
     "<img>": "image_placeholder",
     "<start_of_image>": "start_of_image_token",
@@ -74,7 +69,7 @@ class GemmaTokenizer(LayerTokenizer):
         if isinstance(proto, tokenizers.Tokenizer):
             core = proto
         else:
-            content, origin = _content(proto)
+            content, origin = sentencepiece.content_of(proto)
             core = sentencepiece.parse(content, origin, TURNS)
         super().__init__(
             core,
@@ -152,23 +147,3 @@ class Gemma3Tokenizer(GemmaTokenizer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
         return {**super().get_config(), "has_vision_tokens": self.has_vision_tokens}
-
-
-def _content(proto: str | Path | bytes) -> tuple[bytes, object]:
-    """Returns the content of a SentencePiece model, and its name in errors."""
-    if isinstance(proto, bytes):
-        return proto, "proto"
-    if not isinstance(proto, str | Path):
-        raise InputError(
-            f"proto is a {type(proto).__name__}; give the path of a SentencePiece model, or its "
-            "content as bytes"
-        )
-    if isinstance(proto, str) and len(proto) > LONGEST_PATH:
-        try:
-            return base64.b64decode(proto, validate=True), "proto"
-        except binascii.Error:
-            pass
-    try:
-        return local_copy(proto).read_bytes(), proto
-    except OSError as error:
-        raise InputError(f"{str(proto)[:200]} cannot be read: {error.strerror}") from error

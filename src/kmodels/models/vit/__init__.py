@@ -5,6 +5,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.kinds import (
+    CLIPVisionEncoder,
     DeiTBackbone,
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
@@ -20,6 +21,7 @@ from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 
 __all__ = [
+    "CLIPVisionEncoder",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DINOV3Backbone",

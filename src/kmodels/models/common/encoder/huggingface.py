@@ -13,7 +13,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface
 from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.encoder.config import GELUS
+from kmodels.models.common.encoder.config import GELUS, TextEncoderConfig
 from kmodels.models.common.huggingface import HuggingFaceDirectory, TransformersForm
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors
 
@@ -82,28 +82,50 @@ class TextTowerFormat(HuggingFaceDirectory):
     """Directories of a family of text towers, as `Family.formats` wants them.
 
     Args:
-        kinds: `model_type` of the tower alone, as it is written, and of a model with both towers.
-        architectures: architectures of the bare tower, and of the one with a projection.
+        kinds: `model_type` of the tower alone, as it is written, and of models with both towers.
+        architectures: architectures of the bare tower, and where there is one of the tower with a
+            projection.
         defaults: settings that transformers' configs leave out where they equal these.
         others: how tensors begin that are not the tower's in a model with both.
         settings: what the family's config has beside the fields of every text encoder's.
+        layers: linear layers that the tower itself has behind its blocks, theirs to ours.
     """
 
-    kinds: tuple[str, str]
-    architectures: tuple[str, str]
+    kinds: Sequence[str]
+    architectures: Sequence[str]
     defaults: Mapping[str, Any]
     others: tuple[str, ...]
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    layers: Mapping[str, str] = field(default_factory=dict)
 
-    def rules(self, prefix: str = "") -> list[Rule]:
-        """Returns the table; `prefix` is empty in a bare model."""
+    def tower_rules(self, prefix: str) -> list[Rule]:
+        """Returns the table of the tower alone."""
         table = [
             *(Rule(f"{x}.weight", f"{ours}/embeddings") for ours, x in EMBEDDINGS.items()),
             *encoder_rules.blocks(),
             *encoder_rules.norms(FINAL_NORM),
+            *encoder_rules.dense(self.layers),
         ]
-        projection = encoder_rules.dense({PROJECTION: PROJECTION})[:1]
-        return [*encoder_rules.prefixed(prefix, table), *projection]
+        return encoder_rules.prefixed(prefix, table)
+
+    def rules(self, prefix: str = "") -> list[Rule]:
+        """Returns the table; `prefix` is empty in a bare model."""
+        return [*self.tower_rules(prefix), *encoder_rules.dense({PROJECTION: PROJECTION})[:1]]
+
+    @property
+    def projects(self) -> bool:
+        """Whether there are towers with a projection, which a task of the family has."""
+        return len(self.architectures) > 1
+
+    def fields(self, path: Path, description: dict[str, Any]) -> dict[str, Any]:
+        """Returns the config of a config.json, of the tower alone or of both.
+
+        Raises:
+            InputError: for settings that the model has no counterpart for.
+        """
+        text, _ = self._text(description)
+        found = {ours: text[theirs] for ours, theirs in FIELDS.items()}
+        return found | {ours: x.read(path, text[x.name]) for ours, x in self._settings.items()}
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
@@ -119,23 +141,21 @@ class TextTowerFormat(HuggingFaceDirectory):
         Raises:
             InputError: for settings that the model has no counterpart for.
         """
-        text, projection = self._text(description)
-        backbone = {ours: text[theirs] for ours, theirs in FIELDS.items()}
-        backbone |= {ours: x.read(path, text[x.name]) for ours, x in self._settings.items()}
+        _, projection = self._text(description)
         tensors = read_safetensors(path) if weights else {}
         prefix = huggingface.prefix_of(tensors, PREFIX)
         if weights:
             held = tensors.get(f"{PROJECTION}.weight")
             projection = None if held is None else held.shape[0]
         scale = description.get("logit_scale_init_value")
-        if "logit_scale" in tensors:
+        if self.projects and "logit_scale" in tensors:
             scale = float(tensors["logit_scale"].read())
         left = (*self.others, prefix + OLD)
         return SourceCheckpoint(
             path=path,
             kind="Hugging Face",
-            backbone=backbone,
-            task={"projection_dim": projection, "logit_scale": scale},
+            backbone=self.fields(path, description),
+            task={"projection_dim": projection, "logit_scale": scale} if self.projects else {},
             preprocessor=huggingface.tokenizer_of(path),
             tensors={name: x for name, x in tensors.items() if not name.startswith(left)},
             rules=self.rules(prefix),
@@ -148,12 +168,13 @@ class TextTowerFormat(HuggingFaceDirectory):
     def _text(self, description: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         """Returns what a config.json says of the tower, and the width of its projection."""
         defaults = dict(self.defaults)
-        if description["model_type"] == self.kinds[1]:
-            held = description.get("text_config_dict") or description.get("text_config") or {}
-            return defaults | held, description.get("projection_dim", defaults["projection_dim"])
-        text = defaults | description
-        projects = self.architectures[1] in (description.get("architectures") or ())
-        return text, text["projection_dim"] if projects else None
+        if description["model_type"].endswith("_text_model"):
+            text = defaults | description
+            projects = set(self.architectures[1:]) & set(description.get("architectures") or ())
+            return text, text["projection_dim"] if projects else None
+        held = description.get("text_config_dict") or description.get("text_config") or {}
+        width = description.get("projection_dim", defaults.get("projection_dim"))
+        return defaults | held, width
 
     def transformers_form(self, model: keras.Model) -> TransformersForm:
         """Returns config.json, nothing for images, the table, and no tensors of zeros.
@@ -169,12 +190,22 @@ class TextTowerFormat(HuggingFaceDirectory):
         form: dict[str, Any] = {
             "architectures": [self.architectures[1 if projection else 0]],
             "model_type": self.kinds[0],
-            **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
-            **{x.name: x.write(getattr(config, ours)) for ours, x in self._settings.items()},
+            **self.form(config),
             **huggingface.token_ids(model),
             **({"projection_dim": projection} if projection else {}),
         }
         return form, {}, self.rules(PREFIX if projection else ""), {}
+
+    def form(self, config: TextEncoderConfig) -> dict[str, Any]:
+        """Returns what config.json says of a tower's sizes.
+
+        Raises:
+            InputError: for settings that transformers cannot express.
+        """
+        return {
+            **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+            **{x.name: x.write(getattr(config, ours)) for ours, x in self._settings.items()},
+        }
 
 
 def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:

@@ -115,7 +115,8 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
         out = {"tokens": x}
         for block in blocks:
             out[block.name] = x = block(x, padding_mask=inputs["padding_mask"])
-        out["final_norm"] = outputs = final_norm(x)
+        out["final_norm"] = x = final_norm(x)
+        outputs = self.finish(x, config, policy)
         if config.intermediate_output_index is not None:
             intermediate = out[f"block_{config.intermediate_output_index}"]
             outputs = {"sequence_output": outputs, "intermediate_output": intermediate}
@@ -133,6 +134,11 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Embeddings with positions, the output of every block and of the final norm."""
         return super().intermediates(as_tensors(self, inputs))
+
+    @staticmethod
+    def finish(hidden: Tensor, config: Any, policy: keras.DTypePolicy) -> Any:
+        """Returns what the model makes of its last hidden states: by default nothing else."""
+        return hidden
 
     def pool(self, hidden: Tensor, token_ids: Tensor) -> Any:
         """Returns what stands for each text: (B, T, D), (B, T) -> (B, D)."""

@@ -189,9 +189,10 @@ def _check_channels(x: np.ndarray, channels: int | None) -> None:
 
 
 def _resize(picture: np.ndarray, size: Sequence[int] | None, resizing: Resizing) -> np.ndarray:
-    picture = picture.astype("float32")
     if size is None:
-        return picture
+        return picture.astype("float32")
     height, width = size
+    if not resizing.keeps_bytes:
+        picture = picture.astype("float32")
     # The kernels with negative parts leave the range of pixels.
-    return np.clip(resizing(picture, (height, width)), 0.0, 255.0)
+    return np.clip(resizing(picture, (height, width)).astype("float32"), 0.0, 255.0)

@@ -106,7 +106,8 @@ def transformers_form(
     table = form.table(config, settings)
     if form.name in TOWERS and head(settings) == LOGITS:
         described = _nested(described)
-    return described, _picture_form(model, config), table, _zeros(form, config, table)
+    pictures = picture_form(getattr(model, "preprocessor", None))
+    return described, pictures, table, _zeros(form, config, table)
 
 
 def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
@@ -347,8 +348,15 @@ def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyAr
     return found
 
 
-def _picture_form(model: keras.Model, config: ViTConfig) -> dict[str, Any]:
-    preprocessor = getattr(model, "preprocessor", None)
+def picture_form(preprocessor: Any) -> dict[str, Any]:
+    """Returns preprocessor_config.json for a preprocessor of images; {} without one.
+
+    Args:
+        preprocessor: a `ViTImageClassifierPreprocessor`, or None.
+
+    Raises:
+        InputError: for one that transformers cannot express.
+    """
     if preprocessor is None:
         return {}
     preprocessor.check_plain("transformers' ViTImageProcessor")

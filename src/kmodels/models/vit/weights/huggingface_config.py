@@ -71,6 +71,12 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     return {**found, "image_size": config.image_shape[:2]}
 
 
+def crops_middle(path: Path) -> bool:
+    """Returns whether a directory's image processor takes the middle of an image, as CLIP's."""
+    held = _image_processor(path) or {}
+    return bool(held.get("do_center_crop")) and "shortest_edge" in (held.get("size") or ())
+
+
 def _image_processor(path: Path) -> dict[str, Any] | None:
     if (alone := path / "preprocessor_config.json").is_file():
         return read_json(alone)

@@ -1,0 +1,7 @@
+"""The text tower of SigLIP (Zhai et al. 2023) and SigLIP 2."""
+
+from kmodels.models.siglip.config import SigLIPTextConfig
+from kmodels.models.siglip.model import SigLIPTextEncoder
+from kmodels.models.siglip.text import SigLIPTokenizer
+
+__all__ = ["SigLIPTextConfig", "SigLIPTextEncoder", "SigLIPTokenizer"]

@@ -1,0 +1,89 @@
+"""Text to what a SigLIP text tower takes, and back."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import tokenizers
+from tokenizers import Regex, normalizers
+
+from kmodels.core.remote import local_copy
+from kmodels.data.formats import protobuf
+from kmodels.models.common.tokenizer import LayerTokenizer
+from kmodels.text import sentencepiece
+from kmodels.text import settings as described
+from kmodels.text.pieces import SPACE
+from kmodels.text.sentencepiece_proto import model_class
+
+PIECES = "spiece.model"
+# The end token of SigLIP's own vocabulary, which pads too; SigLIP 2 has Gemma's.
+END = "</s>"
+PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]\^_`{|}~]"""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SigLIPTokenizer(LayerTokenizer):
+    """A `kmodels.text.Tokenizer` of words in small letters, as SigLIP and SigLIP 2 read them.
+
+    SigLIP's own vocabulary ("spiece.model") reads no punctuation: it is taken out as in the
+    training, and runs of blanks become one. SigLIP 2 reads it, with Gemma's vocabulary.
+
+    Args:
+        proto: the path of a SentencePiece model, its content, or that in base64; also a
+            `tokenizers.Tokenizer`.
+        **kwargs: of `LayerTokenizer`.
+
+    Raises:
+        InputError: for a file that is not a SentencePiece model.
+    """
+
+    unknown_token = "<unk>"
+
+    def __init__(self, proto: tokenizers.Tokenizer | str | Path | bytes, **kwargs: Any):
+        if isinstance(proto, tokenizers.Tokenizer):
+            core = proto
+        else:
+            content, origin = sentencepiece.content_of(proto)
+            core = sentencepiece.parse(content, origin)
+            if core.token_to_id(END) is not None:
+                core.normalizer = _plain_words(content)
+        own = core.normalizer
+        # In a text of a file the first step stands first.
+        if own is None or '"type":"Lowercase"' not in core.to_str():
+            steps = [normalizers.Lowercase(), *([] if own is None else [own])]
+            core.normalizer = normalizers.Sequence(steps)
+        super().__init__(core, **{**kwargs, "stop": ()})
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Returns the ids of each text; of one without words it is a blank, as in transformers."""
+        rows, blank = super().encode_batch(texts), self.core.token_to_id(SPACE)
+        if blank is None or self.core.token_to_id(END) is None:
+            return rows
+        return [row or [blank] for row in rows]
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """As `Tokenizer.from_file`; a directory may hold spiece.model as well."""
+        folder = local_copy(path)
+        file = folder / PIECES if folder.is_dir() else folder
+        if file.suffix not in (".model", ".spm") or not file.is_file():
+            return super().from_file(folder)
+        settings = described.read(file.parent)
+        return cls(file, **described.names(settings), settings=settings)
+
+
+def _plain_words(content: bytes) -> normalizers.Normalizer:
+    """Returns what leaves words in small letters, each behind a blank, for a model's content."""
+    rules = protobuf.parse(model_class(), content).normalizer_spec
+    steps: list[normalizers.Normalizer] = [
+        normalizers.Lowercase(),
+        normalizers.Replace(Regex(PUNCTUATION), ""),
+        normalizers.Replace(Regex(r"\s+"), " "),
+        normalizers.Strip(left=False),
+        normalizers.Prepend(SPACE),
+    ]
+    if rules.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])

@@ -1,0 +1,1 @@
+"""Other programs' files as the weights of SigLIP's text tower."""

@@ -1,0 +1,199 @@
+"""Images and texts to what two towers take, and pairs of both to what `fit` learns from."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import numpy as np
+
+from kmodels import presets
+from kmodels.core.errors import InputError
+from kmodels.core.types import Data
+from kmodels.data.images.resizing import ResizingOfBytes
+from kmodels.models.clip import CLIPTokenizer
+from kmodels.models.common.preprocessing import SETTINGS_FILE
+from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.models.siglip.text import SigLIPTokenizer
+from kmodels.models.vit import ViTImageClassifierPreprocessor
+from kmodels.text import Tokenizer
+from kmodels.weights.readers import read_json
+
+TOKENIZERS: dict[str, Any] = {"clip": CLIPTokenizer, "siglip": SigLIPTokenizer}
+LENGTHS = {"clip": 77, "siglip": 64}
+# OpenAI's statistics of the images, Radford et al.'s code; SigLIP has the plain range [-1, 1].
+MEANS = {"clip": (0.48145466, 0.4578275, 0.40821073), "siglip": (0.5, 0.5, 0.5)}
+STDS = {"clip": (0.26862954, 0.26130258, 0.27577711), "siglip": (0.5, 0.5, 0.5)}
+IMAGES = ("images", "image")
+TEXTS = ("captions", "caption", "prompts", "texts", "text")
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ImageTextPreprocessor(TextPreprocessor):
+    """Turns pairs of an image and a text into pixels and token ids.
+
+    Args:
+        tokenizer: a `CLIPTokenizer` or `SigLIPTokenizer`, or what `TextPreprocessor` takes.
+        kind: "clip" or "siglip", whose rules hold: a SigLIP sees the whole row, so that it gets no
+            mask, and texts have no start token.
+        image_size: (height, width) in pixels.
+        mean: per channel, of pixels in [0, 1]; by default as `kind` has it, like all that follow.
+        std: likewise.
+        interpolation: as of `ViTImageClassifierPreprocessor`, like the two that follow.
+        antialias: see there.
+        crop_to_aspect_ratio: makes the shorter side that of the square, and takes the middle.
+        sequence_length: tokens of a row.
+        add_start_token: puts the start token in front.
+        add_end_token: puts the end token behind, also where a text is cut to fit.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
+
+    Attributes:
+        image_preprocessor: prepares images alone.
+
+    Call:
+        x: {"images": images, "captions": texts}, also called "image", "caption", "prompts", "text"
+            or "texts"; a list of such records; texts alone. Dictionaries that hold "token_ids" go
+            through untouched.
+        y: None for pairs.
+        sample_weight: one number for each pair.
+
+        Of pairs it gives ({"images", "token_ids", "padding_mask"}, labels), with labels of zeros
+        (B,), which losses of pairs do not read; of texts "token_ids" and "padding_mask". There is
+        no mask for a SigLIP.
+
+    Raises:
+        InputError: for another kind, other columns, or labels of pairs.
+    """
+
+    family = "two_towers"
+    reader = "the model"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        kind: str = "clip",
+        image_size: Sequence[int] = (224, 224),
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        interpolation: str = "bicubic",
+        antialias: bool = True,
+        crop_to_aspect_ratio: bool = False,
+        sequence_length: int | None = None,
+        add_start_token: bool | None = None,
+        add_end_token: bool = True,
+        **kwargs: Any,
+    ):
+        if kind not in TOKENIZERS:
+            raise InputError(f"kind is {kind!r}; choose one of {', '.join(TOKENIZERS)}")
+        # Before Keras' own attributes are there.
+        object.__setattr__(self, "tokenizer_class", TOKENIZERS[kind])
+        starts = kind == "clip" if add_start_token is None else add_start_token
+        length = LENGTHS[kind] if sequence_length is None else sequence_length
+        super().__init__(tokenizer, length, starts, add_end_token, **kwargs)
+        self.kind = kind
+        images = ViTImageClassifierPreprocessor(
+            image_size,
+            MEANS[kind] if mean is None else mean,
+            STDS[kind] if std is None else std,
+            interpolation,
+            antialias,
+            crop_to_aspect_ratio,
+        )
+        images.resizing = ResizingOfBytes(interpolation, antialias, crop_to_aspect_ratio)
+        # Around Keras' __setattr__, which would take it for a part with weights.
+        object.__setattr__(self, "image_preprocessor", images)
+
+    def call(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns pixels and token ids, see the class."""
+        if isinstance(x, list | tuple) and len(x) and isinstance(x[0], Mapping):
+            x = {name: [record[name] for record in x] for name in x[0]}
+        if not isinstance(x, Mapping) or "token_ids" in x or not set(x) & set(IMAGES):
+            return super().call(x, y, sample_weight, sequence_length)
+        images, texts = _columns(x)
+        if y is not None:
+            raise InputError(
+                "pairs of image and text have no labels: each text belongs to the image beside it; "
+                "leave y out"
+            )
+        pixels = self.image_preprocessor(images)
+        found = {"images": pixels, **super().call(texts, sequence_length=sequence_length)}
+        if len(found["token_ids"]) != len(pixels) and found["token_ids"].ndim == 2:
+            raise InputError(
+                f"there are {len(pixels)} images and {len(found['token_ids'])} texts; give one "
+                "text for each image"
+            )
+        labels = np.zeros(pixels.shape[: pixels.ndim - 3], "int32")
+        return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
+
+    def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
+        found = super()._padded(rows, length)
+        if self.kind == "siglip":
+            found.pop("padding_mask")
+        return found
+
+    def compute_output_spec(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns shapes and dtypes of what `call` gives for symbolic images and texts."""
+        if not isinstance(x, Mapping) or "token_ids" in x or not set(x) & set(IMAGES):
+            return super().compute_output_spec(x, y, sample_weight, sequence_length)
+        images, texts = _columns(x)
+        pixels = self.image_preprocessor.compute_output_spec(images)
+        found = {"images": pixels, **self._inputs_spec(texts, sequence_length)}
+        labels = keras.KerasTensor(tuple(pixels.shape[:-3]), "int32")
+        return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
+
+    def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
+        found = super()._inputs_spec(x, sequence_length)
+        if self.kind == "siglip":
+            found.pop("padding_mask")
+        return found
+
+    def _settings(self) -> dict[str, Any]:
+        return {"kind": self.kind, **self.image_preprocessor.to_dict(), **super()._settings()}
+
+    @classmethod
+    def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
+        """Returns the preprocessor of a model's directory, or of one that `save_to_preset` wrote.
+
+        Args:
+            preset: path of the directory.
+            **settings: arguments to change.
+
+        Raises:
+            InputError: for files of another preprocessor, or a model without one.
+        """
+        path = presets.locate(preset)
+        if (file := path / SETTINGS_FILE).is_file():
+            held = read_json(file)
+            if held.get("class_name") != cls.__name__:
+                raise InputError(f"{file} holds a {held.get('class_name')}, not a {cls.__name__}")
+            return cls(**{"tokenizer": path, **held["config"], **settings})
+        found = presets.preprocessor_settings(cls, preset)
+        if "tokenizer" not in {**found, **settings}:
+            raise InputError(f"{preset} has no tokenizer; give one as tokenizer=")
+        return cls(**{**found, **settings})
+
+
+def _columns(x: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns images and texts.
+
+    Raises:
+        InputError: for other columns than one of each.
+    """
+    images, texts = ([name for name in x if name in names] for names in (IMAGES, TEXTS))
+    if len(images) != 1 or len(texts) != 1 or len(x) != 2:
+        raise InputError(
+            f"the model got the columns {', '.join(x)}; give images and captions, and no others"
+        )
+    return x[images[0]], x[texts[0]]

@@ -1,0 +1,1 @@
+"""The files of other packages that hold both towers."""
