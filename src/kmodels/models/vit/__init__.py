@@ -5,7 +5,6 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.kinds import (
-    CLIPVisionEncoder,
     DeiTBackbone,
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
@@ -15,10 +14,10 @@ from kmodels.models.vit.kinds import (
     DINOV3Backbone,
     DINOV3ImageConverter,
     SigLIPImageConverter,
-    SigLIPVisionEncoder,
 )
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncoder
 
 __all__ = [
     "CLIPVisionEncoder",

@@ -1,6 +1,6 @@
 """Vectors of images and texts, how alike they are, and the classes and images they find."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -177,7 +177,7 @@ class ZeroShot(keras.Model):
             raise InputError(
                 f"retrieve got {kind} for {kind}; give texts for images, or the reverse"
             )
-        encode: tuple[Callable[..., np.ndarray], ...] = (self.encode_image, self.encode_text)
+        encode: Any = (self.encode_image, self.encode_text)
         first = encode[from_texts](queries, batch_size)
         if isinstance(candidates, np.ndarray) and candidates.ndim == 2:
             second = _unit(candidates)
