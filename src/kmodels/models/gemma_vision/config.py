@@ -9,7 +9,7 @@ from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder, tokens_per_image
 
 # Settings of the layer that this config says otherwise, or that are not of its sizes.
-DERIVED = ("output_dim", "name", "dtype", "trainable")
+DERIVED = ("output_dim", "name", "trainable")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Gemma3ImageTextConfig(GemmaConfig):
 
     Args:
         vocabulary_size: like all that is not listed, as of `GemmaConfig`.
-        vision_encoder: arguments of `Gemma3VisionEncoder` but `output_dim`, which is `hidden_dim`.
+        vision_encoder: arguments of `Gemma3VisionEncoder` but `output_dim`, which is `hidden_dim`;
+            "dtype" is there for a policy other than the text's alone.
         image_token_id: id of the token that stands for each piece of an image; it may lie outside
             the vocabulary.
 
@@ -48,8 +49,8 @@ class Gemma3ImageTextConfig(GemmaConfig):
 
     def encoder(self, **settings: Any) -> Gemma3VisionEncoder:
         """Returns the vision encoder that this config describes."""
-        held = self.vision_encoder or {}
-        return Gemma3VisionEncoder(**held, output_dim=self.hidden_dim, **settings)
+        held = {**settings, **(self.vision_encoder or {})}
+        return Gemma3VisionEncoder(**held, output_dim=self.hidden_dim)
 
     @property
     def num_vision_tokens_per_image(self) -> int:

@@ -4,11 +4,14 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.memory.sizes import Sizes
+from kmodels.models.common.image_text.keras_hub import with_images
+from kmodels.models.gemma.weights.keras_hub_config import GEMMA3
 from kmodels.models.gemma_vision.causal_lm import Gemma3ImageTextLM
 from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
 from kmodels.models.gemma_vision.presets import PRESETS
 from kmodels.models.gemma_vision.weights import huggingface
 from kmodels.models.registry import Family
+from kmodels.models.vit.weights import gemma3_hub
 
 
 def sizes(config: Any) -> Sizes:
@@ -27,4 +30,5 @@ FAMILY = Family(
     formats=(huggingface.FORMAT,),
     sizes=sizes,
     transformers_form=huggingface.transformers_form,
+    keras_hub=(with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_hub.ENCODER),),
 )

@@ -1,4 +1,4 @@
-"""Names of the layers of a Gemma 3 with images in transformers, under which PEFT keeps adapters."""
+"""Names of the layers of a decoder with a vision tower in transformers, under which PEFT keeps them."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
