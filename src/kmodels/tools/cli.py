@@ -354,6 +354,9 @@ def convert(
     text_only: Annotated[
         bool, typer.Option("--text-only", help="Leave out a checkpoint's vision tower.")
     ] = False,
+    mmproj: Annotated[
+        Path | None, typer.Option(help="File for the vision tower beside a GGUF file.")
+    ] = None,
 ) -> None:
     """Write a model for another package, run it there, and exit with 1 if its outputs differ."""
     from rich.console import Console
@@ -369,6 +372,7 @@ def convert(
             adapter=adapter,
             sequence_length=sequence_length,
             text_only=text_only,
+            mmproj=mmproj,
         )
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)
