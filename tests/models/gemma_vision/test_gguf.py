@@ -207,7 +207,7 @@ def test_whoever_names_the_text_model_needs_no_projector(files, tmp_path):
         Gemma3ImageTextLM.from_preset(tmp_path / "model.gguf")
     for number in range(2):
         shutil.copy(files / "float16" / "mmproj-model.gguf", tmp_path / f"mmproj{number}.gguf")
-    with pytest.raises(InputError, match="and mmproj0.gguf, mmproj1.gguf called"):
+    with pytest.raises(InputError, match=r"and mmproj0\.gguf, mmproj1\.gguf called"):
         Gemma3ImageTextLM.from_preset(tmp_path / "model.gguf")
 
 
@@ -282,7 +282,9 @@ def test_what_llama_cpp_would_take_for_something_else_is_refused(model, tmp_path
     other = Gemma3ImageTextLM.from_preset(
         "gemma3_vision_debug", preprocessor=None, vision_encoder=square
     )
-    with pytest.raises(InputError, match="gemma3 has no place for intermediate_dim=24, which is hi"):
+    with pytest.raises(
+        InputError, match="gemma3 has no place for intermediate_dim=24, which is hi"
+    ):
         other.export_to_gguf(tmp_path / "model.gguf", mmproj=tmp_path / "mmproj.gguf")
     assert not list(tmp_path.iterdir())
 

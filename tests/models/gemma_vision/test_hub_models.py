@@ -241,5 +241,5 @@ def test_arguments_that_do_not_fit(changes, message):
 
 
 def test_the_text_model_says_which_class_sees():
-    with pytest.raises(InputError, match="is text only; take Gemma3ImageTextBackbone, or leave"):
+    with pytest.raises(InputError, match="is text only; use Gemma3ImageTextBackbone, or leave"):
         Gemma3Backbone(**ARGUMENTS, vision_encoder=ENCODER)

@@ -114,7 +114,7 @@ class Gemma3Backbone(GemmaBackbone):
     ):
         if vision_encoder is not None:
             raise InputError(
-                "Gemma3Backbone is text only; take Gemma3ImageTextBackbone, or leave vision_encoder "
+                "Gemma3Backbone is text only; use Gemma3ImageTextBackbone, or leave vision_encoder "
                 "out"
             )
         super().__init__(**hub_fields(fields, is_embedding_model))

@@ -40,5 +40,7 @@ FAMILY = Family(
     formats=(huggingface.FORMAT, GGUF),
     sizes=sizes,
     transformers_form=huggingface.transformers_form,
-    keras_hub=(with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_hub.ENCODER),),
+    keras_hub=(
+        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_hub.ENCODER),
+    ),
 )

@@ -46,7 +46,7 @@ def outputs(model: keras.Model, inputs: Tree) -> Any:
         if "position_ids" in model.input:  # keras-hub's Gemma 4
             whole["position_ids"] = keras.ops.cumsum(whole["padding_mask"], axis=1) - 1
         if "vision_indices" in model.input:  # keras-hub's Gemma 3
-            whole |= _unseen(model, inputs.shape)
+            whole |= _unseen(model, keras.ops.shape(inputs))
         return model(whole, training=False)
     return model(inputs, training=False)
 

@@ -66,9 +66,7 @@ class GGUFCausalLM(CausalLM):
         """
         if self.projector is None:
             if mmproj is not None:
-                raise InputError(
-                    f"{type(self).__name__} has no vision encoder; leave mmproj out"
-                )
+                raise InputError(f"{type(self).__name__} has no vision encoder; leave mmproj out")
         elif (mmproj is None) != text_only:
             raise InputError(
                 f"a GGUF file of {type(self).__name__} holds the text alone; give mmproj=FILE for "

@@ -1,4 +1,4 @@
-"""The file beside a GGUF that holds a vision tower and its projector, as llama.cpp's converter writes it.
+"""The GGUF file of a vision tower and its projector, as llama.cpp's converter writes it.
 
 Its architecture is "clip". Names are those of the gguf package's table for a file of Hugging Face;
 which tensors stay in another type than the rest is as in llama.cpp's `convert_hf_to_gguf.py`.
@@ -47,7 +47,7 @@ class Projector:
     """
 
     kind: str
-    settings: Callable[[Any], Mapping[str, Setting | Sequence[float]]]
+    settings: Callable[[Any], Mapping[str, Setting]]
     fields: Callable[[Callable[..., Any]], dict[str, Any]]
     table: Callable[[Any], Sequence[Rule]]
     absent: Callable[[Any], Sequence[str]]

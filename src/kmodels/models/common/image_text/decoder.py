@@ -116,6 +116,6 @@ class ImageTextBackbone(DecoderBackbone):
             held.pop("dtype", None)  # a layer always has one, which need not be meant for this
         if image_size not in (None, (side := held.get("image_size"))):
             raise InputError(
-                f"image_size is {image_size} and that of the vision encoder {side}; give one of both"
+                f"image_size is {image_size} and that of the vision encoder {side}; leave it out"
             )
         return held

@@ -1,4 +1,4 @@
-"""Names of the layers of a decoder with a vision tower in transformers, under which PEFT keeps them."""
+"""Names of PEFT for the layers of a decoder with a vision tower, which are transformers'."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

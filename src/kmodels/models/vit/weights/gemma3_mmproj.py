@@ -29,7 +29,7 @@ SECOND = "v.blk.0.ffn_down.weight"
 
 
 def rules(encoder: Gemma3VisionEncoder) -> list[Rule]:
-    """Returns the table, with names of Hugging Face; the norm in front of the projector has its 1."""
+    """Returns the table, with names of Hugging Face; the projector's norm has its 1 in the file."""
     return [
         rule if "soft_emb_norm" not in rule.source else Rule(rule.source, rule.target, plus_one)
         for rule in siglip_encoder.rules(encoder.vit_config, TOWER, PROJECTOR)
