@@ -1,6 +1,5 @@
 """The description of the family that the loaders use."""
 
-from dataclasses import replace
 from typing import Any
 
 from kmodels.core.errors import InputError
@@ -26,12 +25,7 @@ def sizes(config: Any) -> Sizes:
     )
 
 
-GGUF = GGUFImageTextFormat(
-    replace(gguf.FORMAT, name="Gemma 3", architectures=("gemma3",)),
-    gemma3_mmproj.EXPORT,
-    Gemma3ImageTextConfig,
-    "<image_soft_token>",
-)
+GGUF = GGUFImageTextFormat(gguf.GEMMA_3, gemma3_mmproj.EXPORT, Gemma3ImageTextConfig)
 FAMILY = Family(
     name="gemma_vision",
     backbone=Gemma3ImageTextBackbone,

@@ -91,7 +91,8 @@ class ExportFormat:
         return [
             family.name
             for family in registry.families()
-            if (family.keras_hub or not self.mapped)
+            if family.tasks  # a family without any is a part of others
+            and (family.keras_hub or not self.mapped)
             and not (self.traced and takes_images(family.backbone))
             and (not self.method or any(hasattr(task, self.method) for task in family.tasks))
         ]

@@ -188,7 +188,7 @@ def _check_mmproj(
         )
 
 
-def _open(source: str | Path, dtype: str, adapter: str | Path | None, whole: bool) -> Any:
+def _open(source: str | Path, dtype: str, adapter: str | Path | None, whole: bool = False) -> Any:
     model = presets.class_of(source, whole).from_preset(source, dtype=dtype)
     if adapter is not None:
         model.load_adapter(adapter)

@@ -28,7 +28,7 @@ class GGUFImageTextFormat:
     text: GGUFFormat
     projector: Projector
     config_class: Callable[..., Any]
-    image_token: str
+    image_token: str = "<image_soft_token>"
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns whether this is a GGUF file."""
