@@ -25,7 +25,7 @@ def sizes(config: Any) -> Sizes:
     )
 
 
-GGUF = GGUFImageTextFormat(gguf.GEMMA_3, gemma3_mmproj.EXPORT, Gemma3ImageTextConfig)
+GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_mmproj.EXPORT, Gemma3ImageTextConfig)
 FAMILY = Family(
     name="gemma_vision",
     backbone=Gemma3ImageTextBackbone,

@@ -158,4 +158,4 @@ def _gemma_4(file: reading.File) -> dict[str, Any]:
 
 FORMAT = reading.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules, unused)
 # The generation that has a vision encoder in a file of its own.
-GEMMA_3 = replace(FORMAT, name="Gemma 3", architectures=("gemma3",))
+FORMAT_3 = replace(FORMAT, name="Gemma 3", architectures=("gemma3",))
