@@ -102,6 +102,40 @@ def _gemma_3(models):
     )
 
 
+SEEN = {"image_size": 16, "patch_size": 4, "pool_size": 2, "num_layers": 2, "num_heads": 2}
+PLACES = (2, 8)  # of the images in a text; each fills four tokens
+
+
+def gemma_3_vision(models, dtype=None, encoder=None, **changes):
+    """With its vision encoder; a window is as long as an image and shorter than a text."""
+    sizes = {**GEMMA, **GEMMA_2, "num_layers": 7, "intermediate_dim": 48, "image_size": 16}
+    sizes |= {"global_rope_scaling_factor": 8.0, "sliding_window_size": 4, **changes}
+    tower = {**SEEN, "hidden_dim": 24, "intermediate_dim": 40, "output_dim": 24, **(encoder or {})}
+    held = models.Gemma3VisionEncoder(**{"dtype": dtype, **tower})
+    backbone = models.Gemma3Backbone(**sizes, vision_encoder=held, dtype=dtype)
+    return models.Gemma3CausalLM(backbone=backbone, preprocessor=None)
+
+
+def with_images(count, seed=1):
+    """Texts with images, as both sides take them.
+
+    Without any there is one that no token shows: keras-hub's convolution needs it on TensorFlow.
+    """
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 319, (2, 15)).astype("int32")
+    places = [start + i for start in PLACES[:count] for i in range(4)]
+    ids[:, places] = 319
+    shown = max(count, 1)
+    indices = np.array(places or [0] * 4, "int32")
+    return {
+        "token_ids": ids,
+        "padding_mask": np.ones_like(ids),
+        "images": rng.normal(size=(2, shown, 16, 16, 3)).astype("float32"),
+        "vision_mask": (ids == 319).astype("int32"),
+        "vision_indices": np.tile(indices, (2, 1)),
+    }
+
+
 def _gemma_4(models):
     """With per-layer embeddings and shared keys and values, as the small sizes."""
     sizes = {**GEMMA, **GEMMA_4, "hidden_size_per_layer_input": 6, "num_kv_shared_layers": 2}
@@ -128,6 +162,7 @@ MAKERS = {
     "gemma": _gemma,
     "gemma2": _gemma_2,
     "gemma3": _gemma_3,
+    "gemma3_vision": gemma_3_vision,
     "gemma4": _gemma_4,
     "gemma4_global": _gemma_4_global,
 }
@@ -163,6 +198,8 @@ def make(name, models):
 def inputs(name):
     """What a model is called with, on either side."""
     rng = np.random.default_rng(1)
+    if name.endswith("vision"):
+        return with_images(2)
     if name.startswith("gemma"):
         mask = np.ones((2, 13), "int32")
         return {"token_ids": rng.integers(0, 320, (2, 13)), "padding_mask": mask}

@@ -37,7 +37,7 @@ def read(model: keras.Model, file: Path, peer: KerasHubMapping, hub: keras.Model
     config = backbone.config
     # A layer that computes from its weights while it is built needs their values.
     with nullcontext() if peer.copies else keras_internals.without_values():
-        theirs = getattr(hub.models, peer.backbone)(**peer.arguments(config))
+        theirs = hub_weights.make(peer, config, hub, keras.config.dtype_policy())
     names = {id(v): name for name, v in hub_weights.variables(peer, theirs).items()}
     numbered = [
         layer

@@ -6,9 +6,11 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.models.common.image_text.pan_and_scan import HUB
 from kmodels.text import Tokenizer
 
 TEXT = ("sequence_length", "add_start_token", "add_end_token")
+IMAGES = ("max_images_per_prompt", "num_vision_tokens_per_image")
 
 
 def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
@@ -25,7 +27,11 @@ def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
     if (tokenizer := getattr(preprocessor, "tokenizer", None)) is not None:
         origin = f"the {type(tokenizer).__name__} of keras-hub"
         mine = Tokenizer.from_sentencepiece(tokenizer.proto, origin)
-        return kind(mine, **{name: getattr(preprocessor, name) for name in TEXT})
+        settings = {name: getattr(preprocessor, name) for name in TEXT}
+        if getattr(kind, "takes_images", False):
+            settings |= {name: getattr(preprocessor, name) for name in IMAGES}
+            settings["image_converter"] = preprocessor.image_converter
+        return kind(mine, **settings)
     converter = getattr(preprocessor, "image_converter", None)
     if converter is None:
         raise InputError(
@@ -49,7 +55,11 @@ def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
     try:
         if (tokenizer := getattr(preprocessor, "tokenizer", None)) is not None:
             settings = {name: getattr(preprocessor, name) for name in TEXT}
-            return kind(_tokenizer(tokenizer, kind.tokenizer_cls), **settings)
+            images = getattr(preprocessor, "takes_images", False)
+            if images:
+                settings |= {name: getattr(preprocessor, name) for name in IMAGES}
+                settings["image_converter"] = _converter(preprocessor, kind.image_converter_cls)
+            return kind(_tokenizer(tokenizer, kind.tokenizer_cls, images), **settings)
         return kind(kind.image_converter_cls(**preprocessor.image_converter.to_dict()))
     except (ImportError, ValueError) as error:
         if isinstance(error, InputError):
@@ -60,7 +70,20 @@ def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
         ) from None
 
 
-def _tokenizer(tokenizer: Tokenizer, kind: type) -> Any:
+def _converter(preprocessor: Any, kind: type) -> Any:
+    """Returns the image converter of a preprocessor of texts with images."""
+    converter = preprocessor.image_converter
+    if converter.do_pan_and_scan:
+        raise InputError(
+            f"keras-hub's {kind.__name__} has no counterpart for do_pan_and_scan; set it to False, "
+            "or give preprocessor=False"
+        )
+    return kind(**{name: x for name, x in converter.to_dict().items() if name in HUB})
+
+
+def _tokenizer(tokenizer: Tokenizer, kind: type, images: bool) -> Any:
+    if images:
+        return kind(tokenizer.to_sentencepiece())
     # Tokens of images, sounds and videos, which its Gemma 3 and 4 ask the vocabulary for.
     names = inspect.signature(kind.__init__).parameters
     more = {name: False for name in names if name.startswith("has_") and name.endswith("_tokens")}

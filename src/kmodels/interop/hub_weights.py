@@ -17,6 +17,25 @@ from kmodels.weights import LazyArray, Rule, engine, gather
 LORA = ("/lora_kernel_a", "/lora_kernel_b")
 
 
+def make(peer: KerasHubMapping, config: Any, hub: Any, policy: keras.DTypePolicy) -> keras.Model:
+    """Returns a new backbone of keras-hub.
+
+    Args:
+        peer: the counterpart of the backbone.
+        config: config of the backbone here.
+        hub: keras-hub itself.
+        policy: of the backbone. As an object: by the name "bfloat16", a vision encoder of keras-hub
+            makes itself float32.
+    """
+    more = {}
+    if peer.make_part is not None:
+        name, arguments = peer.make_part(config)
+        own = arguments.pop("dtype", None)
+        held = policy if own is None else keras.DTypePolicy(own)
+        more[peer.part] = getattr(hub.models, name)(**arguments, dtype=held)
+    return getattr(hub.models, peer.backbone)(**peer.arguments(config), **more, dtype=policy)
+
+
 def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
     """Returns the weights of a backbone or task of keras-hub by the names in the table.
 

@@ -30,23 +30,27 @@ def _hub() -> Any:
     return need("keras_hub", "keras-hub", "hub")
 
 
-def from_hub(source: keras.Model | str, *, preprocessor: bool = True) -> Any:
+def from_hub(
+    source: keras.Model | str, *, preprocessor: bool = True, text_only: bool = False
+) -> Any:
     """Returns the model of keras-hub as one of kmodels, in the same dtype.
 
     Args:
         source: a backbone or task of keras-hub (or keras-nlp): ViT, DeiT, DINOv2, SigLIP's vision
-            tower, Gemma 1, 2 and 3; or a directory that its `save_to_preset` wrote.
+            tower, Gemma 1 to 4, Gemma 3 with its vision encoder; or a directory that its
+            `save_to_preset` wrote.
         preprocessor: takes over tokenizer or image converter too; False leaves them.
+        text_only: leaves the vision encoder of a Gemma 3 out.
 
     Returns:
-        A backbone or task of kmodels with equal weights. A model with more parts, such as Gemma 3
-        with a vision encoder or SigLIP with both towers, gives the part that kmodels has.
+        A backbone or task of kmodels with equal weights. A model with more parts, such as Gemma 4
+        with its encoders or SigLIP with both towers, gives the part that kmodels has.
 
     Raises:
         InputError: for a model without a counterpart, listing what differs, or without keras-hub.
     """
     model = _load(source) if isinstance(source, str | Path) else source
-    peer, model = _peer_of(model)
+    peer, model = _peer_of(model, text_only)
     backbone = getattr(model, "backbone", model)
     given = backbone.get_config()
     task = model.get_config() if backbone is not model else {}
@@ -58,7 +62,10 @@ def from_hub(source: keras.Model | str, *, preprocessor: bool = True) -> Any:
         raise InputError(
             f"kmodels has no counterpart for {peer.backbone} with {', '.join(problems)}"
         )
-    mine = peer.ours(**peer.fields(given), dtype=backbone.dtype_policy)
+    fields = peer.fields(given)
+    if tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None):
+        fields |= peer.from_tokenizer(tokenizer)
+    mine = peer.ours(**fields, dtype=backbone.dtype_policy)
     settings = dict(peer.pooled or {}) if backbone is model else peer.settings(task)
     if backbone is not model and preprocessor and model.preprocessor is not None:
         settings["preprocessor"] = hub_preprocessing.to_ours(
@@ -103,9 +110,7 @@ def to_hub(model: keras.Model, *, preprocessor: bool = True, text_only: bool = F
         )
     rules = peer.table(config)
     values = engine.export(model, rules)
-    theirs = getattr(hub.models, peer.backbone)(
-        **peer.arguments(config), dtype=backbone.dtype_policy
-    )
+    theirs = hub_weights.make(peer, config, hub, backbone.dtype_policy)
     if backbone is not model and peer.task is not None:
         task = getattr(hub.models, peer.task)
         arguments: dict[str, Any] = {"preprocessor": None, **peer.head(settings)}
@@ -131,8 +136,10 @@ def compare(model: keras.Model, theirs: keras.Model) -> None:
     Raises:
         InputError: names every weight that one of them lacks, or that is not the same.
     """
-    peer, theirs = _peer_of(theirs)
-    hub_weights.compare(peer, model, theirs, peer.table(getattr(model, "backbone", model).config))
+    backbone = getattr(model, "backbone", model)
+    parts = [peer.part for peer in registry.family(backbone.family).keras_hub]
+    peer, theirs = _peer_of(theirs, not any(parts))
+    hub_weights.compare(peer, model, theirs, peer.table(backbone.config))
 
 
 def read_lora(model: keras.Model, file: str | Path) -> None:
@@ -193,12 +200,15 @@ def _load(source: str | Path) -> Any:
     return model
 
 
-def _peer_of(model: keras.Model) -> tuple[KerasHubMapping, Any]:
+def _peer_of(model: keras.Model, text_only: bool) -> tuple[KerasHubMapping, Any]:
     """Returns the pair of a model of keras-hub, and the model or the part of it that is meant."""
     backbone = getattr(model, "backbone", model)
     name = type(backbone).__name__
     peers = [peer for family in registry.families() for peer in family.keras_hub]
-    for peer in peers:
+    # A pair of a whole model counts before that of its text alone.
+    for peer in sorted(peers, key=lambda peer: peer.part is None):
+        if peer.part and (text_only or getattr(backbone, peer.part, None) is None):
+            continue
         if name == peer.backbone:
             if model is not backbone and type(model).__name__ != peer.task:
                 break

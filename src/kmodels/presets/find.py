@@ -54,8 +54,12 @@ def family_of(preset: str | Path) -> Family:
     raise _unknown(name, list_presets())
 
 
-def class_of(preset: str | Path) -> type:
+def class_of(preset: str | Path, whole: bool = False) -> type:
     """Returns the class for a path: its family's task, or the backbone without a head.
+
+    Args:
+        preset: see `load`.
+        whole: prefers a class that has every part of the checkpoint to one of its text alone.
 
     Raises:
         InputError: for a registered name, which has no weights, or if nothing that a family reads
@@ -64,7 +68,10 @@ def class_of(preset: str | Path) -> type:
     family = family_of(preset)
     if str(preset) in family.presets:
         raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
-    task = open_checkpoint(preset, family, {}, False).task
+    checkpoint = open_checkpoint(preset, family, {}, False)
+    task, every = checkpoint.task, [task for found in registry.families() for task in found.tasks]
+    if whole and checkpoint.whole:
+        return next(cls for cls in every if cls.__name__ == checkpoint.whole)
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
     if not headed or not family.tasks:
         return family.backbone

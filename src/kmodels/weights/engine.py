@@ -156,18 +156,21 @@ def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
         gather.put(variable, value)
 
 
-def export(model: keras.Model, rules: Sequence[Rule]) -> dict[str, LazyArray]:
+def export(
+    model: keras.Model, rules: Sequence[Rule], *, without: tuple[str, ...] = ()
+) -> dict[str, LazyArray]:
     """Returns the tensors that a file of these rules would hold.
 
     Args:
-        model: a built Keras model.
+        model: a built Keras model, or a layer of one.
         rules: the table that would load the file.
+        without: prefixes of paths of variables that another file holds.
 
     Raises:
         InputError: for variables that no rule knows.
     """
     deferred.check(model, "saving")
-    held = variables(model)
+    held = {path: x for path, x in variables(model).items() if not path.startswith(without)}
     bound = bind_targets(rules, held)
     known = {path for rule in bound for path in rule.targets}
     if lost := [path for path in held if path not in known]:

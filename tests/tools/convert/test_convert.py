@@ -14,6 +14,7 @@ import pytest
 from kmodels.core.errors import InputError
 from kmodels.models import (
     CLIPTextModelWithProjection,
+    Gemma3ImageTextLM,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -66,9 +67,12 @@ def sources(tmp_path_factory) -> dict[str, Path]:
     Qwen3CausalLM.from_preset("qwen3_debug", num_layers=1).save_to_preset(folder / "qwen3")
     clip = CLIPTextModelWithProjection.from_preset("clip_text_debug", num_layers=1)
     clip.save_to_preset(folder / "clip")
+    seeing = Gemma3ImageTextLM.from_preset("gemma3_vision_debug", num_layers=1)
+    seeing.save_to_preset(folder / "gemma_vision")
     embedder = GemmaTextEmbedder.from_preset("embedding_gemma_debug", num_layers=1)
     embedder.save_to_preset(folder / "embed")
-    return {name: folder / name for name in ("vit", "gemma", "qwen3", "clip", "embed")}
+    names = ("vit", "gemma", "gemma_vision", "qwen3", "clip", "embed")
+    return {name: folder / name for name in names}
 
 
 def destination_of(folder: Path, name: str) -> Path:

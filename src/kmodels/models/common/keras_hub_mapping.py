@@ -43,6 +43,10 @@ class KerasHubMapping:
         copies: variables of keras-hub that are not weights of their own: what they are equal to, or
             None for what its layers compute.
         renamed: patterns for whole paths to the name in the table, for variables without one.
+        part: attribute of keras-hub's backbone that is another model in it, which this pair has and
+            one of the same names without it leaves out; None for a pair of the backbone alone.
+        make_part: where there is a part: a config to the name of its class and its arguments.
+        from_tokenizer: keras-hub's tokenizer to fields of the config that its backbone lacks.
     """
 
     backbone: str
@@ -62,6 +66,27 @@ class KerasHubMapping:
     ignored: Sequence[str] = ()
     copies: Mapping[str, str | None] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    part: str | None = None
+    make_part: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
+    from_tokenizer: Callable[[Any], dict[str, Any]] = field(default=lambda tokenizer: {})
+
+
+@dataclass(frozen=True)
+class EncoderMapping:
+    """A vision encoder of keras-hub, and what it is here.
+
+    Args:
+        fields: its config to arguments here.
+        arguments: an encoder here to the name of keras-hub's class and its arguments.
+        table: an encoder here to the rules.
+        lacking: arguments of either side, and the window of local layers or None, to what the other
+            side has no counterpart for.
+    """
+
+    fields: Callable[[Settings], dict[str, Any]]
+    arguments: Callable[[Any], tuple[str, dict[str, Any]]]
+    table: Callable[[Any], Sequence[Rule]]
+    lacking: Callable[[Settings, int | None], list[str]]
 
 
 def numbered(table: Sequence[Rule], layers: int, first: int) -> list[Rule]:

@@ -12,6 +12,7 @@ What differs from a plain decoder, generation by generation:
   turns; blocks that use the keys and values of others; and per-layer embeddings.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -22,6 +23,34 @@ from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.layers import GemmaBlock
 from kmodels.models.gemma.presets import GEMMA_3
 from kmodels.models.gemma.weights import peft
+
+# What keras-hub's Gemma 3 is where nothing is said.
+HUB_DEFAULTS: dict[str, Any] = {
+    **{name: GEMMA_3[name] for name in ("use_query_key_norm", "global_rope_wavelength")},
+    **{name: GEMMA_3[name] for name in ("gate_dim_reduction", "sliding_window_pattern")},
+    "sliding_window_size": 1024,
+}
+
+POOLING = ("pooling_intermediate_dim", "embedding_dim")
+
+
+def hub_fields(fields: Mapping[str, Any], is_embedding_model: bool) -> dict[str, Any]:
+    """Returns the fields of the config for the arguments of keras-hub's `Gemma3Backbone`.
+
+    Args:
+        fields: what was given.
+        is_embedding_model: False.
+
+    Raises:
+        InputError: for an embedding model.
+    """
+    if is_embedding_model:
+        raise InputError(
+            "Gemma3Backbone ends at the hidden states; give it to GemmaTextEmbedder with dense="
+            '[{"units": pooling_intermediate_dim}, {"units": embedding_dim}]'
+        )
+    given = {name: x for name, x in fields.items() if name not in POOLING or x is not None}
+    return {**HUB_DEFAULTS, **given}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -84,12 +113,8 @@ class Gemma3Backbone(GemmaBackbone):
         **fields: Any,
     ):
         if vision_encoder is not None:
-            raise InputError("Gemma3Backbone is text only; leave vision_encoder out")
-        if is_embedding_model:
             raise InputError(
-                "Gemma3Backbone ends at the hidden states; give it to GemmaTextEmbedder with dense="
-                '[{"units": pooling_intermediate_dim}, {"units": embedding_dim}]'
+                "Gemma3Backbone is text only; use Gemma3ImageTextBackbone, or leave vision_encoder "
+                "out"
             )
-        keras_hub = ("use_query_key_norm", "global_rope_wavelength", "gate_dim_reduction")
-        defaults = {name: GEMMA_3[name] for name in (*keras_hub, "sliding_window_pattern")}
-        super().__init__(**{**defaults, "sliding_window_size": 1024, **fields})
+        super().__init__(**hub_fields(fields, is_embedding_model))

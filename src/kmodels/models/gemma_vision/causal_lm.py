@@ -9,6 +9,7 @@ from kmodels.models.common.inputs import NAMES
 from kmodels.models.gemma.causal_lm import GemmaCausalLM
 from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
 from kmodels.models.gemma_vision.preprocessor import Gemma3ImageTextLMPreprocessor
+from kmodels.models.vit.weights import gemma3_mmproj
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -24,6 +25,7 @@ class Gemma3ImageTextLM(GemmaCausalLM):
     preprocessor_class = Gemma3ImageTextLMPreprocessor
     takes = (*NAMES, *IMAGES)
     absent = GIVEN
+    projector = gemma3_mmproj.EXPORT
 
     def beside_transformer(self) -> tuple[dict[str, Any], list[Any]]:
         """Returns the files of the processor for an export to transformers, and no rules."""

@@ -6,19 +6,17 @@ from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder, tokens_per_image
-
-# Settings of the layer that this config says otherwise, or that are not of its sizes.
-DERIVED = ("output_dim", "name", "dtype", "trainable")
+from kmodels.models.vit.gemma3_fields import VisionEncoderFields
 
 
 @dataclass(frozen=True)
-class Gemma3ImageTextConfig(GemmaConfig):
+class Gemma3ImageTextConfig(VisionEncoderFields, GemmaConfig):
     """Sizes of a Gemma 3 that reads images; names as in keras-hub.
 
     Args:
         vocabulary_size: like all that is not listed, as of `GemmaConfig`.
-        vision_encoder: arguments of `Gemma3VisionEncoder` but `output_dim`, which is `hidden_dim`.
+        vision_encoder: arguments of `Gemma3VisionEncoder` but `output_dim`, which is `hidden_dim`;
+            "dtype" is there for a policy other than the text's alone.
         image_token_id: id of the token that stands for each piece of an image; it may lie outside
             the vocabulary.
 
@@ -37,30 +35,7 @@ class Gemma3ImageTextConfig(GemmaConfig):
                 "use_bidirectional_attention is True; a model of texts and images is causal, so "
                 "leave it out"
             )
-        if self.vision_encoder is None:
-            raise InputError(
-                "vision_encoder is missing; give the arguments of Gemma3VisionEncoder, or take "
-                "Gemma3Backbone for text alone"
-            )
-        held = {name: x for name, x in self.vision_encoder.items() if name not in DERIVED}
-        object.__setattr__(self, "vision_encoder", held)
-        tokens_per_image(**held)
-
-    def encoder(self, **settings: Any) -> Gemma3VisionEncoder:
-        """Returns the vision encoder that this config describes."""
-        held = self.vision_encoder or {}
-        return Gemma3VisionEncoder(**held, output_dim=self.hidden_dim, **settings)
-
-    @property
-    def num_vision_tokens_per_image(self) -> int:
-        """Tokens that stand for an image in a text."""
-        return tokens_per_image(**(self.vision_encoder or {}))
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of the images."""
-        size = (self.vision_encoder or {})["image_size"]
-        return size, size, 3
+        self.check_vision_encoder()
 
     @property
     def decoder(self) -> GemmaConfig:

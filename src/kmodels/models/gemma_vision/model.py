@@ -5,10 +5,11 @@ from typing import Any
 
 import keras
 
+from kmodels.models.common.image_text import peft
 from kmodels.models.common.image_text.decoder import ImageTextBackbone
 from kmodels.models.gemma.layers import GemmaBlock
+from kmodels.models.gemma.model import hub_fields
 from kmodels.models.gemma_vision.config import Gemma3ImageTextConfig
-from kmodels.models.gemma_vision.weights import peft
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 
 
@@ -17,9 +18,11 @@ class Gemma3ImageTextBackbone(ImageTextBackbone):
     """A Gemma 3 that reads texts with images, without its output layer.
 
     Args:
-        vision_encoder: a `Gemma3VisionEncoder`, or its arguments, from which the model makes one.
-        image_size: taken as keras-hub takes it; the encoder says it.
-        **fields: as of `Gemma3Backbone`, and of `Gemma3ImageTextConfig`.
+        vision_encoder: a `Gemma3VisionEncoder`, here or of keras-hub, or its arguments; the model
+            makes one from it, in the dtype of the text or that of the arguments.
+        image_size: side of the images, which the encoder says too, or None.
+        is_embedding_model: False, like all that is not listed as in `Gemma3Backbone`.
+        **fields: of `Gemma3ImageTextConfig`; defaults are keras-hub's.
 
     Call:
         {"token_ids", "padding_mask", "images", "vision_indices", "vision_mask"} -> hidden states
@@ -41,11 +44,12 @@ class Gemma3ImageTextBackbone(ImageTextBackbone):
         self,
         *,
         vision_encoder: Gemma3VisionEncoder | Mapping[str, Any],
-        image_size: object = None,
+        image_size: int | None = None,
+        is_embedding_model: bool = False,
         **fields: Any,
     ):
-        held = self.vision_settings(vision_encoder)
-        super().__init__(vision_encoder=held, **fields)
+        held = self.vision_settings(vision_encoder, image_size)
+        super().__init__(vision_encoder=held, **hub_fields(fields, is_embedding_model))
 
     @classmethod
     def make_vision_encoder(

@@ -91,7 +91,9 @@ class ExportFormat:
         return [
             family.name
             for family in registry.families()
-            if (family.keras_hub or not self.mapped)
+            if family.tasks  # a family without any is a part of others
+            and (family.keras_hub or not self.mapped)
+            and not (self.traced and takes_images(family.backbone))
             and (not self.method or any(hasattr(task, self.method) for task in family.tasks))
         ]
 
@@ -119,6 +121,14 @@ class ExportFormat:
                 f"dtype is {dtype!r}; {self.name} is written as {', '.join(self.dtypes)}"
             )
         return dtype
+
+
+def takes_images(backbone: object) -> bool:
+    """Returns whether a backbone, or its class, takes texts with images.
+
+    A graph has one input, and such a model several.
+    """
+    return "images" in getattr(backbone, "takes", ())
 
 
 def missing(packages: tuple[str, ...]) -> list[str]:

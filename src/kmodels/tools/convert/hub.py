@@ -40,7 +40,8 @@ def run(path: Path, samples: Sequence[np.ndarray], model: keras.Model) -> list[n
     found = []
     for sample in samples:
         inputs = keras.ops.convert_to_tensor(sample)
-        if isinstance(peer.input, dict) and "images" in peer.input:  # its DINOv2
+        given = peer.input if isinstance(peer.input, dict) else {}
+        if "images" in given and "token_ids" not in given:  # its DINOv2
             outputs = peer({"images": inputs}, training=False)
         else:
             outputs = serving.outputs(peer, inputs)

@@ -20,7 +20,7 @@ from kmodels.core.files import atomic_directory, local_path
 from kmodels.core.remote import is_remote, open_address, staged, write_file
 from kmodels.core.units import human
 from kmodels.tools.convert import serving
-from kmodels.tools.convert.formats import ExportFormat, Runtime, find
+from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images
 from kmodels.weights.native import refuse_to_replace
 
 # Shares of the largest output. A file that was written wrong is off by far more, and float32 by far
@@ -97,6 +97,7 @@ def convert(
     adapter: str | Path | None = None,
     sequence_length: int = 32,
     text_only: bool = False,
+    mmproj: str | Path | None = None,
 ) -> Converted:
     """Writes a model in a format, reads it in the runtime of that format, and compares outputs.
 
@@ -111,6 +112,7 @@ def convert(
         adapter: directory of an adapter to load and merge; with a source that is read.
         sequence_length: tokens of the rows that are compared, of a model that takes text.
         text_only: writes the text part of a checkpoint whose other parts are left out.
+        mmproj: file for the vision encoder of a model with images, beside a GGUF file of its text.
 
     Raises:
         InputError: for what the format, the backend or the runtime cannot do, before anything is
@@ -134,14 +136,19 @@ def convert(
         raise InputError("an adapter goes with a source that is read; load it and call merge_lora")
     # The host has more memory, no TF32, and gives files that run anywhere.
     with keras.device("cpu") if made else nullcontext():
-        model = _open(source, "float32" if form.rounds else kind, adapter) if made else source
+        whole = not text_only and not form.traced
+        read = "float32" if form.rounds else kind
+        model = _open(source, read, adapter, whole) if made else source
         _check_model(form, model, kind)
         presets.check_parts(model, text_only, form.what)
+        _check_mmproj(form, model, destination, kind, text_only, mmproj)
         held: list[Converted] = []
 
         def write(path: Path) -> None:
             _write(form, model, path, kind)
             held.append(_compare(form, model, path, kind, sequence_length, destination))
+            if mmproj is not None:
+                model.projector.write(model, mmproj, kind)
 
         if form.suffix:
             write_file(destination, write)
@@ -164,8 +171,25 @@ def _check_destination(form: ExportFormat, destination: Path) -> None:
         raise InputError(f"{destination} is a directory; {form.name} is a file")
 
 
-def _open(source: str | Path, dtype: str, adapter: str | Path | None) -> Any:
-    model = presets.class_of(source).from_preset(source, dtype=dtype)
+def _check_mmproj(
+    form: ExportFormat,
+    model: keras.Model,
+    destination: Path,
+    dtype: str,
+    text_only: bool,
+    mmproj: str | Path | None,
+) -> None:
+    if hasattr(model, "check_mmproj") and form.name == "gguf":
+        model.check_mmproj(destination, dtype, text_only, mmproj)
+    elif mmproj is not None:
+        raise InputError(
+            f"mmproj is {mmproj}; only gguf keeps a vision encoder in a file of its own, so leave "
+            "it out"
+        )
+
+
+def _open(source: str | Path, dtype: str, adapter: str | Path | None, whole: bool = False) -> Any:
+    model = presets.class_of(source, whole).from_preset(source, dtype=dtype)
     if adapter is not None:
         model.load_adapter(adapter)
     if lora.describe(model):
@@ -182,6 +206,11 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
             f"{form.name} holds models of {', '.join(form.families())}; this is a "
             f"{type(model).__name__} of {backbone.family}"
         )
+    if form.traced and takes_images(backbone):
+        raise InputError(
+            f"{form.name} holds a graph with one input, and {type(model).__name__} takes texts and "
+            "images; write hf, keras-hub or gguf"
+        )
     if not form.rounds and (held := backbone.variable_dtype) != dtype:
         raise InputError(f"the model is {held}; give dtype={held!r}, or one that is {dtype}")
     size = sum(int(np.prod(weight.shape)) for weight in model.weights) * 4
@@ -194,8 +223,10 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
 
 def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> None:
     if form.method:
-        # `check_parts` has asked about what is left out.
-        text = {"text_only": True} if getattr(model, "backbone", model).left_out else {}
+        # `check_parts` and `_check_mmproj` have asked about what is left out.
+        beside = form.name == "gguf" and model.projector is not None
+        left = beside or getattr(model, "backbone", model).left_out
+        text = {"text_only": True} if left else {}
         getattr(model, form.method)(path, *([dtype] if form.rounds else []), **text)
         return
     if not form.traced:
@@ -229,7 +260,9 @@ def _compare(
     rounding = None
     if dtype != "float32":
         # It has the weights as they were written, and rounds nothing that is computed of them.
-        again = type(model).from_preset(path, dtype="float32", **_without_preprocessor(model))
+        # A GGUF file of a model with images is that of its text.
+        cls = presets.class_of(path) if form.name == "gguf" else type(model)
+        again = cls.from_preset(path, dtype="float32", **_without_preprocessor(model))
         exact, expected = expected, _outputs(again, samples)
         rounding = _distance(exact, expected) if form.rounds else None
     reader = form.reader()

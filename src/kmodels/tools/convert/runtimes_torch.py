@@ -75,7 +75,8 @@ def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     package: Any = importlib.import_module("transformers")
     reading: Any = importlib.import_module("gguf")
     form = registry.family(model.backbone.family).transformers_form(model)[0]
-    peer = getattr(package, form["architectures"][0])(package.AutoConfig.for_model(**form))
+    form = form.get("text_config", form)  # of a model with images the file holds the text
+    peer = package.AutoModelForCausalLM.from_config(package.AutoConfig.for_model(**form))
     file = reading.GGUFReader(path)
     tensors = {x.name: reading.dequantize(x.data, x.tensor_type) for x in file.tensors}
     kind = file.get_field("general.architecture").contents()

@@ -1,5 +1,6 @@
 """A model as it is served: one tensor in, one out, any number of rows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -44,8 +45,20 @@ def outputs(model: keras.Model, inputs: Tree) -> Any:
         whole = {"token_ids": inputs, "padding_mask": keras.ops.ones_like(inputs)}
         if "position_ids" in model.input:  # keras-hub's Gemma 4
             whole["position_ids"] = keras.ops.cumsum(whole["padding_mask"], axis=1) - 1
+        if "vision_indices" in model.input:  # keras-hub's Gemma 3
+            whole |= _unseen(model, keras.ops.shape(inputs))
         return model(whole, training=False)
     return model(inputs, training=False)
+
+
+def _unseen(model: keras.Model, shape: Sequence[int]) -> dict[str, Any]:
+    """Returns an image for each row that no token shows; without any its convolution may fail."""
+    count = getattr(model, "backbone", model).num_vision_tokens_per_image
+    return {
+        "images": keras.ops.zeros((shape[0], 1, *model.input["images"].shape[2:])),
+        "vision_indices": keras.ops.zeros((shape[0], count), "int32"),
+        "vision_mask": keras.ops.zeros(tuple(shape), "int32"),
+    }
 
 
 def samples(model: keras.Model, length: int) -> list[np.ndarray]:

@@ -189,7 +189,7 @@ class GGUFFormat:
             backbone=backbone,
             task={},
             preprocessor={"tokenizer": str(path)} if has_tokenizer else None,
-            tensors={name: _lazy(path, tensor) for name, tensor in held},
+            tensors={name: lazy(path, tensor) for name, tensor in held},
             rules=table,
         )
 
@@ -228,7 +228,16 @@ def open_file(path: Path, architectures: Collection[str]) -> File:
     return File(path, architecture, tensors, value)
 
 
-def _lazy(path: Path, tensor: "gguf.ReaderTensor") -> LazyArray:
+def lazy(path: Path, tensor: "gguf.ReaderTensor") -> LazyArray:
+    """Returns a tensor of a file as floats.
+
+    Args:
+        path: path of the file, for errors.
+        tensor: of the gguf package.
+
+    Raises:
+        InputError: for a type that is not read.
+    """
     if tensor.tensor_type.name not in KINDS:
         raise InputError(
             f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}; choose a file with "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
 FILES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0"}
 Q8_0_ROW = 32
+# Beside the text, what another file holds.
+BESIDE = ("vision_encoder/",)
 Setting = str | bool | int | float | list[int] | list[bool]
 
 
@@ -121,22 +124,18 @@ class GGUFExport:
                 adapters, or with all that the file has no place for, or llama.cpp takes for
                 granted in another way.
         """
-        if Path(path).suffix != ".gguf":
-            raise InputError(f"{path} must be a GGUF file; give a name that ends in .gguf")
-        if dtype not in KINDS:
-            raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
-        config = model.backbone.config
+        check_file(path, dtype)
+        config = getattr(model.backbone.config, "decoder", model.backbone.config)
         form = self.form(config)
         if form.absent:
             raise InputError(
                 f"a GGUF file of {self.format.name} has no place for {', '.join(form.absent)}; "
                 "use export_to_transformers"
             )
-        if importlib.util.find_spec("gguf") is None:
-            raise InputError("writing GGUF needs the gguf package: pip install 'kmodels[gguf]'")
+        check_package()
         if lora.describe(model):
             raise InputError("a GGUF file has no place for LoRA adapters; call merge_lora first")
-        tensors = export(model, self.format.table(config))
+        tensors = export(model, self.format.table(config), without=BESIDE)
         for name, values in form.constants.items():
             tensors[name] = LazyArray(values.shape, values.dtype, lambda values=values: values)
 
@@ -156,18 +155,52 @@ class GGUFExport:
             raise InputError(f"llama.cpp's {architecture} has no place for {', '.join(lost)}")
 
 
+def check_file(path: str | Path, dtype: str) -> None:
+    """Raises `InputError` for a name or a dtype that no file has."""
+    if Path(path).suffix != ".gguf":
+        raise InputError(f"{path} must be a GGUF file; give a name that ends in .gguf")
+    if dtype not in KINDS:
+        raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
+
+
+def check_package() -> None:
+    """Raises `InputError` without the gguf package."""
+    if importlib.util.find_spec("gguf") is None:
+        raise InputError("writing GGUF needs the gguf package: pip install 'kmodels[gguf]'")
+
+
 def _write(
     path: Path, model: keras.Model, form: GGUFForm, tensors: Mapping[str, LazyArray], kind: str
 ) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(path, form.architecture)
-    for name, value in form.settings.items():
-        _add(writer, f"{form.architecture}.{name}", value)
+    add_settings(writer, form.architecture, form.settings)
     add_vocabulary(writer, model, form.vocabulary, form.template)
     writer.add_file_type(gguf.LlamaFileType[FILES[kind]])
-    kinds = {name: _kind(gguf, tensor, kind) for name, tensor in tensors.items()}
+    add_tensors(writer, tensors, kind)
+
+
+def add_tensors(
+    writer: "gguf.GGUFWriter",
+    tensors: Mapping[str, LazyArray],
+    kind: str,
+    types: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Adds tensors, writes the file and closes it.
+
+    Args:
+        writer: writes the file.
+        tensors: by their names in the file.
+        kind: a value of `KINDS`.
+        types: parts of names to the type of such tensors, if they are no vectors.
+    """
+    import gguf
+
+    kinds = {}
     for name, tensor in tensors.items():
+        own = next((own for part, own in types.items() if part in name), kind)
+        kinds[name] = _kind(gguf, tensor, own)
         # The writer wants the size in bytes before it gets the values.
         block, size = gguf.GGML_QUANT_SIZES[kinds[name]]
         count = int(np.prod(tensor.shape)) // block * size
@@ -181,6 +214,20 @@ def _write(
         values = np.ascontiguousarray(tensor.read(), dtype="float32")
         writer.write_tensor_data(gguf.quants.quantize(values, kinds[name]))
     writer.close()
+
+
+def add_settings(
+    writer: "gguf.GGUFWriter", architecture: str, settings: Mapping[str, Setting]
+) -> None:
+    """Adds settings, each as the type that its value has.
+
+    Args:
+        writer: writes the file.
+        architecture: stands in front of each name.
+        settings: by their other names, in order.
+    """
+    for name, value in settings.items():
+        _add(writer, f"{architecture}.{name}", value)
 
 
 def _add(writer: "gguf.GGUFWriter", name: str, value: Setting) -> None:

@@ -93,8 +93,29 @@ class ImageTextBackbone(DecoderBackbone):
         return keras.ops.cast(keras.ops.logical_and(keras.ops.any(found, 1), places > 0), "int32")
 
     @classmethod
-    def vision_settings(cls, encoder: object) -> dict[str, Any]:
-        """Returns the settings of a vision encoder, or of a mapping of them, as plain values."""
+    def vision_settings(cls, encoder: object, image_size: object = None) -> dict[str, Any]:
+        """Returns the settings of a vision encoder as plain values.
+
+        Args:
+            encoder: a layer, keras-hub's own model, what Keras serializes of either, or a mapping
+                of settings, whose "dtype" alone counts.
+            image_size: side of the images, as keras-hub's backbones are told it too, or None.
+
+        Raises:
+            InputError: for another side than that of the encoder, or what is no encoder.
+        """
         if isinstance(encoder, Mapping):
-            return dict(encoder.get("config", encoder))
-        return encoder.get_config()  # type: ignore[attr-defined]
+            held = dict(encoder.get("config", encoder))
+        elif hasattr(encoder, "get_config"):
+            held = encoder.get_config()  # type: ignore[attr-defined]
+        else:
+            raise InputError(
+                f"vision_encoder is {encoder!r}; give a vision encoder, or its arguments"
+            )
+        if not isinstance(encoder, Mapping) or "config" in encoder:
+            held.pop("dtype", None)  # a layer always has one, which need not be meant for this
+        if image_size not in (None, (side := held.get("image_size"))):
+            raise InputError(
+                f"image_size is {image_size} and that of the vision encoder {side}; leave it out"
+            )
+        return held

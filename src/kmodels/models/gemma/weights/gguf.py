@@ -1,5 +1,6 @@
 """GGUF files of Gemma 1 to 4, as llama.cpp writes them; quantized tensors become floats."""
 
+from dataclasses import replace
 from typing import Any
 
 from kmodels.core.errors import InputError
@@ -156,3 +157,5 @@ def _gemma_4(file: reading.File) -> dict[str, Any]:
 
 
 FORMAT = reading.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules, unused)
+# The generation that has a vision encoder in a file of its own.
+FORMAT_3 = replace(FORMAT, name="Gemma 3", architectures=("gemma3",))

@@ -10,21 +10,24 @@ OUTPUT = "attention_output"
 POSITIONS = "tokens/position_embedding"
 
 
-def _norm(source: str, target: str) -> list[Rule]:
+def norm(source: str, target: str) -> list[Rule]:
+    """Returns the rules of a norm with a bias."""
     return [Rule(f"{source}/gamma", f"{target}/scale"), Rule(f"{source}/beta", f"{target}/bias")]
 
 
-def _dense(source: str, target: str, kernel: Transform = identity) -> list[Rule]:
+def dense(source: str, target: str, kernel: Transform = identity) -> list[Rule]:
+    """Returns the rules of a linear layer with a bias."""
     return [
         Rule(f"{source}/kernel", f"{target}/kernel", kernel),
         Rule(f"{source}/bias", f"{target}/bias"),
     ]
 
 
-def _patches(config: ViTConfig, source: str) -> list[Rule]:
+def patches(config: ViTConfig, source: str) -> list[Rule]:
+    """Returns the rules of the convolution that cuts an image into patches."""
     width, patch, channels = config.hidden_dim, config.patch_size, config.image_shape[2]
     kernel = reshape((patch, patch, channels, width), (patch * patch * channels, width))
-    return _dense(source, "patch_embedding", kernel)
+    return dense(source, "patch_embedding", kernel)
 
 
 def vit(config: ViTConfig) -> list[Rule]:
@@ -33,15 +36,15 @@ def vit(config: ViTConfig) -> list[Rule]:
     table = [
         Rule(f"{front}/class_token", "tokens/class_token"),
         Rule(f"{front}/position_embedding/embeddings", POSITIONS, leading_axes(1)),
-        *_patches(config, f"{front}/patch_embedding"),
-        *_norm(f"{block}/ln_1", "block_{i}/attention_norm"),
+        *patches(config, f"{front}/patch_embedding"),
+        *norm(f"{block}/ln_1", "block_{i}/attention_norm"),
         *attention(config, f"{block}/mha", "block_{i}/attention", OUTPUT),
-        *_norm(f"{block}/ln_2", "block_{i}/mlp_norm"),
-        *_dense(f"{block}/mlp/dense_1", "block_{i}/mlp/up"),
-        *_dense(f"{block}/mlp/dense_2", "block_{i}/mlp/down"),
-        *_norm("vit_encoder/ln", "final_norm"),
-        *_dense("pre_logits", "pre_logits"),
-        *_dense("predictions", "logits"),
+        *norm(f"{block}/ln_2", "block_{i}/mlp_norm"),
+        *dense(f"{block}/mlp/dense_1", "block_{i}/mlp/up"),
+        *dense(f"{block}/mlp/dense_2", "block_{i}/mlp/down"),
+        *norm("vit_encoder/ln", "final_norm"),
+        *dense("pre_logits", "pre_logits"),
+        *dense("predictions", "logits"),
     ]
     return numbered(table, config.num_layers, 1)
 
@@ -53,14 +56,14 @@ def deit(config: ViTConfig) -> list[Rule]:
         Rule(f"{front}/class_token", "tokens/class_token"),
         Rule(f"{front}/distillation_token", "tokens/distillation_token"),
         Rule(f"{front}/position_embedding", POSITIONS),
-        *_patches(config, f"{front}/patch_embedding"),
-        *_norm(f"{block}/ln_1", "block_{i}/attention_norm"),
+        *patches(config, f"{front}/patch_embedding"),
+        *norm(f"{block}/ln_1", "block_{i}/attention_norm"),
         *attention(config, f"{block}/mha", "block_{i}/attention", OUTPUT),
-        *_norm(f"{block}/ln_2", "block_{i}/mlp_norm"),
-        *_dense(f"{block}/mlp/dense", "block_{i}/mlp/up"),
-        *_dense(f"{block}/output_layer/output", "block_{i}/mlp/down"),
-        *_norm("deit_encoder/ln", "final_norm"),
-        *_dense("predictions", "logits"),
+        *norm(f"{block}/ln_2", "block_{i}/mlp_norm"),
+        *dense(f"{block}/mlp/dense", "block_{i}/mlp/up"),
+        *dense(f"{block}/output_layer/output", "block_{i}/mlp/down"),
+        *norm("deit_encoder/ln", "final_norm"),
+        *dense("predictions", "logits"),
     ]
     return numbered(table, config.num_layers, 1)
 
@@ -69,29 +72,29 @@ def dinov2(config: ViTConfig) -> list[Rule]:
     """Returns that of `DINOV2Backbone`, whose SwiGLU has the gate in front of its factor."""
     block = "encoder/layers_{i}"
     mlp = [
-        *_dense(f"{block}/mlp/fc1", "block_{i}/mlp/up"),
-        *_dense(f"{block}/mlp/fc2", "block_{i}/mlp/down"),
+        *dense(f"{block}/mlp/fc1", "block_{i}/mlp/up"),
+        *dense(f"{block}/mlp/fc2", "block_{i}/mlp/down"),
     ]
     if config.use_swiglu_ffn:
         kernels, biases = ([f"{path}/{part}" for path in GATED] for part in ("kernel", "bias"))
         mlp = [
             Rule(f"{block}/mlp/weights_in/kernel", kernels, axis=1),
             Rule(f"{block}/mlp/weights_in/bias", biases),
-            *_dense(f"{block}/mlp/weights_out", "block_{i}/mlp/down"),
+            *dense(f"{block}/mlp/weights_out", "block_{i}/mlp/down"),
         ]
     return [
         Rule("embeddings/cls_token", "tokens/class_token"),
         Rule("embeddings/mask_token", "tokens/mask_token", leading_axes(1)),
         Rule("embeddings/register_tokens", "tokens/register_tokens"),
         Rule("embeddings/interpolated_position_embeddings", POSITIONS),
-        *_patches(config, "embeddings/patch_embeddings/projection"),
-        *_norm(f"{block}/norm1", "block_{i}/attention_norm"),
+        *patches(config, "embeddings/patch_embeddings/projection"),
+        *norm(f"{block}/norm1", "block_{i}/attention_norm"),
         *attention(config, f"{block}/attention/attention", "block_{i}/attention", OUTPUT),
         Rule(f"{block}/layer_scale1/lambda1", "block_{i}/attention_scale/scale"),
-        *_norm(f"{block}/norm2", "block_{i}/mlp_norm"),
+        *norm(f"{block}/norm2", "block_{i}/mlp_norm"),
         *mlp,
         Rule(f"{block}/layer_scale2/lambda1", "block_{i}/mlp_scale/scale"),
-        *_norm("layernorm", "final_norm"),
+        *norm("layernorm", "final_norm"),
     ]
 
 
@@ -105,17 +108,17 @@ def dinov3(config: ViTConfig) -> list[Rule]:
         Rule("embeddings/cls_token", "tokens/class_token"),
         Rule("embeddings/mask_token", "tokens/mask_token"),
         Rule("embeddings/register_tokens", "tokens/register_tokens"),
-        *_patches(config, "embeddings/patch_embeddings/projection"),
-        *_norm(f"{block}/norm1", "block_{i}/attention_norm"),
-        *_norm(f"{block}/norm2", "block_{i}/mlp_norm"),
+        *patches(config, "embeddings/patch_embeddings/projection"),
+        *norm(f"{block}/norm1", "block_{i}/attention_norm"),
+        *norm(f"{block}/norm2", "block_{i}/mlp_norm"),
         *(
             rule
             for ours, theirs in layers.items()
-            for rule in _dense(f"{block}/{theirs}", f"block_{{i}}/{ours}")
+            for rule in dense(f"{block}/{theirs}", f"block_{{i}}/{ours}")
         ),
         Rule(f"{block}/layer_scale1/lambda1", "block_{i}/attention_scale/scale"),
         Rule(f"{block}/layer_scale2/lambda1", "block_{i}/mlp_scale/scale"),
-        *_norm("layernorm", "final_norm"),
+        *norm("layernorm", "final_norm"),
     ]
 
 
@@ -124,16 +127,16 @@ def siglip(config: ViTConfig) -> list[Rule]:
     block = "encoder_block_{i}"
     return [
         Rule("embedding/position_embedding/embeddings", POSITIONS, leading_axes(1)),
-        *_patches(config, "embedding/patch_embedding"),
+        *patches(config, "embedding/patch_embedding"),
         *attention(config, f"{block}/self_attn", "block_{i}/attention", OUTPUT),
-        *_norm(f"{block}/layer_norm1", "block_{i}/attention_norm"),
-        *_dense(f"{block}/mlp/fc1", "block_{i}/mlp/up"),
-        *_dense(f"{block}/mlp/fc2", "block_{i}/mlp/down"),
-        *_norm(f"{block}/layer_norm2", "block_{i}/mlp_norm"),
-        *_norm("post_layer_norm", "final_norm"),
+        *norm(f"{block}/layer_norm1", "block_{i}/attention_norm"),
+        *dense(f"{block}/mlp/fc1", "block_{i}/mlp/up"),
+        *dense(f"{block}/mlp/fc2", "block_{i}/mlp/down"),
+        *norm(f"{block}/layer_norm2", "block_{i}/mlp_norm"),
+        *norm("post_layer_norm", "final_norm"),
         Rule("head/probe", "pooling/probe"),
         *attention(config, "head/attention", "pooling/attention", OUTPUT),
-        *_norm("head/layernorm", "pooling/mlp_norm"),
-        *_dense("head/mlp/fc1", "pooling/mlp/up"),
-        *_dense("head/mlp/fc2", "pooling/mlp/down"),
+        *norm("head/layernorm", "pooling/mlp_norm"),
+        *dense("head/mlp/fc1", "pooling/mlp/up"),
+        *dense("head/mlp/fc2", "pooling/mlp/down"),
     ]

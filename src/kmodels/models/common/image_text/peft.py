@@ -1,4 +1,4 @@
-"""Names of the layers of a Gemma 3 with images in transformers, under which PEFT keeps adapters."""
+"""Names of PEFT for the layers of a decoder with a vision tower, which are transformers'."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
