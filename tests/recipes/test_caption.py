@@ -47,6 +47,7 @@ def test_a_resumed_run_ends_at_the_same_weights(recipe, tmp_path, capsys):
     assert result(parts)["weights_digest"] == found["weights_digest"]
 
 
+@pytest.mark.once
 def test_lora_on_one_half(recipe, tmp_path):
     out = tmp_path / "lora"
     settings = (*SMALL, "--steps", "2", "--rank", "2", "--train", "vision")
@@ -56,6 +57,7 @@ def test_lora_on_one_half(recipe, tmp_path):
     assert result(out)["trainable_parameters"] < 0.2 * result(out)["parameters"]
 
 
+@pytest.mark.once
 def test_weights_and_data_go_together(recipe, tmp_path, capsys):
     assert recipe.main(["--data", str(tmp_path), "--out", str(tmp_path / "a")]) == 2
     assert "--weights and --data go together" in capsys.readouterr().err

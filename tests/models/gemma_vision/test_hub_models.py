@@ -243,3 +243,22 @@ def test_arguments_that_do_not_fit(changes, message):
 def test_the_text_model_says_which_class_sees():
     with pytest.raises(InputError, match="is text only; use Gemma3ImageTextBackbone, or leave"):
         Gemma3Backbone(**ARGUMENTS, vision_encoder=ENCODER)
+
+
+@once
+def test_adapters_of_keras_hub_reach_both_halves(models, tmp_path):
+    theirs = hub_models.make("gemma3_vision", models)
+    ours = interop.from_hub(theirs)
+    theirs.backbone.enable_lora(2)
+    draw = np.random.default_rng(3)
+    for weight in theirs.backbone.weights:
+        if "lora_kernel" in weight.path:
+            weight.assign(draw.normal(size=tuple(weight.shape)) * 0.3)
+    theirs.backbone.save_lora_weights(str(tmp_path / "x.lora.h5"))
+    x = hub_models.with_images(2)
+    before = output(ours, x)
+    interop.read_lora(ours, tmp_path / "x.lora.h5")
+    np.testing.assert_allclose(output(ours, x), output(theirs, x), rtol=0, atol=LIMIT)
+    assert np.abs(output(ours, x) - before).max() > 100 * LIMIT
+    paths = {weight.path.partition("/")[0] for weight in ours.trainable_weights}
+    assert {"vision_encoder", "block_0"} <= paths

@@ -78,5 +78,5 @@ def _with_dtype(config: Any, made: tuple[str, dict[str, Any]]) -> tuple[str, dic
 
 
 def _image_token(tokenizer: Any) -> dict[str, Any]:
-    number = getattr(tokenizer, "image_placeholder_token_id", None)
-    return {} if number is None or number < 0 else {"image_token_id": int(number)}
+    number = getattr(tokenizer, "image_placeholder_id", None)
+    return {} if number is None else {"image_token_id": int(number)}
