@@ -99,7 +99,7 @@ GEMMA = (
 )
 COMMAND = (
     ("plna", "plna", "plan"),
-    ("plan --preset gemma", "'gemma'", "gemma4_e2b"),
+    ("plan --preset gemma", "'gemma'", "gemma3_1b"),
     ("plan --preset gemma3_debug --batch-size 0", "0", "at least 1"),
     ("plan --preset gemma3_debug --batch-size two", "'two'", "integer"),
     ("plan --preset gemma3_debug --sequence-length 0", "0", "from 2"),

@@ -258,6 +258,19 @@ def the_parallel_step_takes_all_variables():
     assert found == ["grads", "variables", "learning_rate"]
 
 
+@contract("_convert_input_args")
+def a_layer_may_get_its_keywords_as_they_are():
+    class Gives(keras.layers.Layer):
+        def call(self, x, places):
+            return keras.backend.standardize_dtype(places.dtype)
+
+    places = keras.ops.ones((2,), "float32")
+    converts, keeps = (Gives(dtype="bfloat16") for _ in range(2))
+    keras_internals.keep_keywords(keeps)
+    x = keras.ops.ones((2,), "bfloat16")
+    assert converts(x, places=places) == "bfloat16" and keeps(x, places=places) == "float32"
+
+
 @contract("_save_state")
 def what_a_file_would_hold_is_listed():
     found = keras_internals.saved_arrays(trained())
