@@ -1,6 +1,7 @@
 """Tokenizers and image converters of keras-hub, and what they are here."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -55,7 +56,7 @@ def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
     try:
         if (tokenizer := getattr(preprocessor, "tokenizer", None)) is not None:
             settings = {name: getattr(preprocessor, name) for name in TEXT}
-            images = getattr(preprocessor, "takes_images", False)
+            images = getattr(preprocessor, "image_tokens", None)
             if images:
                 settings |= {name: getattr(preprocessor, name) for name in IMAGES}
                 settings["image_converter"] = _converter(preprocessor, kind.image_converter_cls)
@@ -81,9 +82,9 @@ def _converter(preprocessor: Any, kind: type) -> Any:
     return kind(**{name: x for name, x in converter.to_dict().items() if name in HUB})
 
 
-def _tokenizer(tokenizer: Tokenizer, kind: type, images: bool) -> Any:
+def _tokenizer(tokenizer: Tokenizer, kind: type, images: Mapping[str, str] | None) -> Any:
     if images:
-        return kind(tokenizer.to_sentencepiece())
+        return kind(tokenizer.to_sentencepiece(tuple(images.values())))
     # Tokens of images, sounds and videos, which its Gemma 3 and 4 ask the vocabulary for.
     names = inspect.signature(kind.__init__).parameters
     more = {name: False for name in names if name.startswith("has_") and name.endswith("_tokens")}

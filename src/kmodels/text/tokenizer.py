@@ -148,8 +148,11 @@ class Tokenizer(ChatTokenizer):
         """
         return cls(sentencepiece.parse(model, origin, TURNS))
 
-    def to_sentencepiece(self) -> bytes:
+    def to_sentencepiece(self, marks: Sequence[str] = ()) -> bytes:
         """Returns the content of a SentencePiece .model file with the same ids and merges.
+
+        Args:
+            marks: control tokens that the file shall find in texts, besides those of turns.
 
         Raises:
             InputError: for a tokenizer that such a file cannot describe.
@@ -161,7 +164,7 @@ class Tokenizer(ChatTokenizer):
                 "eos": self.end_token_id,
                 "pad": self.pad_token_id,
             },
-            TURNS,
+            (*TURNS, *marks),
         )
 
     @classmethod

@@ -4,9 +4,18 @@ import keras
 import numpy as np
 import pytest
 
+import hub_models
 from arrays import to_numpy
 from gemma3_processor_case import START
-from kmodels.models import Gemma3ImageConverter, Gemma3ImageTextLMPreprocessor, Gemma3Tokenizer
+from kmodels.core.errors import InputError
+from kmodels.interop import keras_hub as interop
+from kmodels.models import (
+    Gemma3ImageConverter,
+    Gemma3ImageTextLM,
+    Gemma3ImageTextLMPreprocessor,
+    Gemma3Tokenizer,
+)
+from kmodels.text import Tokenizer, demo
 from sentencepiece_files import CONTROL, NORMAL, UNKNOWN, sentencepiece_model
 from tolerances import tolerance
 
@@ -81,3 +90,57 @@ def test_texts_alone(both):
     single = {name: column[0] for name, column in given.items()}
     shapes = keras.tree.map_structure(lambda part: tuple(part.shape), ours(single)[0])
     assert shapes == {name: tuple(part.shape[1:]) for name, part in x.items()}
+
+
+@pytest.mark.needs("keras_hub", "tensorflow_text")
+def test_preprocessors_go_with_the_model_both_ways(both):
+    import keras_hub
+
+    theirs, _ = both
+    theirs.max_images_per_prompt = 2
+    model = hub_models.gemma_3_vision(
+        keras_hub.models,
+        encoder={"image_size": 8, "patch_size": 2},
+        image_size=8,
+        vocabulary_size=theirs.tokenizer.vocabulary_size(),
+    )
+    model.preprocessor = theirs
+    found = interop.from_hub(model)
+    assert found.backbone.config.image_token_id == theirs.tokenizer.image_placeholder_id
+    assert found.backbone.config.image_token_id == found.preprocessor.image_token_id
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 2, 8, 8, 3)).astype("float32")
+    given = {"prompts": [f"{START} the {START}"], "images": pixels, "responses": ["fox"]}
+    check(found.preprocessor(given)[0], theirs(given)[0])
+    converter = found.preprocessor.image_converter
+    assert (
+        converter.to_dict().items()
+        >= {
+            "crop_to_aspect_ratio": theirs.image_converter.crop_to_aspect_ratio,
+            "antialias": theirs.image_converter.antialias,
+            "interpolation": theirs.image_converter.interpolation,
+        }.items()
+    )
+    assert interop.to_hub(found, preprocessor=False).preprocessor is None
+
+
+@pytest.mark.needs("keras_hub", "tensorflow_text")
+def test_preprocessors_of_ours_go_to_keras_hub():
+    words = hub_models.tokenizer(demo.texts())
+    words.core.add_special_tokens([START, "<end_of_image>", "<img>"])
+    tokenizer = Tokenizer(words.core)
+    ours = Gemma3ImageTextLM.from_preset(
+        "gemma3_vision_debug",
+        num_layers=1,
+        vocabulary_size=tokenizer.vocabulary_size(),
+        vision_encoder={**hub_models.SEEN, "hidden_dim": 8, "intermediate_dim": 12},
+        preprocessor=Gemma3ImageTextLMPreprocessor(
+            tokenizer, Gemma3ImageConverter(**{**CONVERTER, "image_size": (16, 16)}), **SETTINGS
+        ),
+    )
+    theirs = interop.to_hub(ours).preprocessor
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 2, 16, 16, 3)).astype("float32")
+    given = {"prompts": [f"{START} the {START}"], "images": pixels, "responses": ["cat"]}
+    check(ours.preprocessor(given)[0], theirs(given)[0])
+    ours.preprocessor.image_converter.do_pan_and_scan = True
+    with pytest.raises(InputError, match="Gemma3ImageConverter has no counterpart for do_pan_and"):
+        interop.to_hub(ours)
