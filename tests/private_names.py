@@ -264,3 +264,15 @@ def _imports(node: ast.AST) -> Iterator[Found]:
         inside = f"{whole}.".startswith(("keras.src.", "tensorflow.python."))
         if whole.split(".")[0] in FRAMEWORKS and (private or inside):
             yield Found(node.lineno, whole, "import")  # type: ignore[attr-defined]
+
+
+def names_in(room: Path) -> Iterator[str]:
+    """Names that the files of a room read, assign, override or have as a string."""
+    for path in room.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield from (part.name for part in node.body if isinstance(part, ast.FunctionDef))
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value

@@ -3,7 +3,6 @@
 Each test goes by the name: where Keras lacks it or means something else by it, that is said.
 """
 
-import ast
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from kmodels.core import keras_internals
 from kmodels.core.keras_internals import data
-from private_names import is_private
+from private_names import is_private, names_in
 
 ROOM = Path(keras_internals.__file__).parent
 BACKEND = keras.backend.backend()
@@ -444,19 +443,7 @@ def test_keras_means_by_it_what_it_did(name):
         raise AssertionError(f"Keras {keras.__version__} changed {name}: {error}") from error
 
 
-def private_in_room():
-    """Names with an underscore that the room reads, assigns, overrides or has as a string."""
-    for path in ROOM.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                yield from (part.name for part in node.body if isinstance(part, ast.FunctionDef))
-            elif isinstance(node, ast.Attribute):
-                yield node.attr
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
-
-
 def test_each_private_name_has_a_contract():
-    used = {n for n in private_in_room() if is_private(n)} - OWN
+    used = {n for n in names_in(ROOM) if is_private(n)} - OWN
     assert used - CONTRACTS.keys() == set(), "these have no contract"
     assert CONTRACTS.keys() - used == set(), "these are used by nobody"

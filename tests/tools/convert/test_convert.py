@@ -344,7 +344,12 @@ def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
         ("vit", "model.bin", ["--to", "npz"], r"ends in \.npz, which .*model\.bin does not"),
         ("vit", "folder.npz", ["--to", "npz"], "is a directory; npz is a file"),
         ("vit", "folder.npz", ["--to", "hf"], "also holds mine.txt, which would be lost"),
-        ("vit", "model.gguf", ["--to", "gguf"], "gguf holds models of gemma, gemma_vision, qwen3; this is a ViT"),
+        (
+            "vit",
+            "model.gguf",
+            ["--to", "gguf"],
+            "gguf holds models of gemma, gemma_vision, qwen3; this is a ViT",
+        ),
         ("gemma", "model", ["--to", "timm"], "timm holds models of vit; this is a GemmaCausalLM"),
         ("vit", "out", ["--to", "timm", "--dtype", "q8_0"], "timm is written as float32, bfloat16"),
         ("vit_debug", "out", ["--to", "timm"], "vit_debug is an architecture without weights"),
