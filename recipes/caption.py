@@ -1,8 +1,9 @@
 """Teach a Gemma 3 with its vision encoder to say what is in an image.
 
     python recipes/caption.py  # a small model learns to read numbers, offline
-        # two CPU cores beside other work: 5 minutes on torch, 4 on TensorFlow, 9 on JAX;
-        # 98.5, 98.5 and 99.5 % of the numbers that it never saw are read right
+        # two CPU cores beside other work: 5 minutes on torch, 4 on
+        # TensorFlow, 9 on JAX; 98.5, 98.5 and 99.5 % of the numbers that
+        # it never saw are read right
     python recipes/caption.py --weights DIR --data FOLDER_OR_FILE.jsonl \\
         --precision bfloat16 --rank 8 --learning-rate 2e-4 --batch-size 4
 

@@ -6,13 +6,14 @@ makes captions of the classes of the training images by templates, trains both t
 caption belongs to which image, and asks for each held-out image which class's texts are nearest.
 
     python recipes/zero_shot.py --data idx:PATH/fashion-mnist
-            # one epoch, 54,000 images, two CPU cores beside other work: 2 minutes
-            # on torch, 3 on TensorFlow, 5 on JAX; test accuracy 0.841, 0.844, 0.841,
-            # with one template in place of five 0.839, 0.843, 0.839
+        # one epoch, 54,000 images, two CPU cores beside other work: 2
+        # minutes on torch, 3 on TensorFlow, 5 on JAX; test accuracy 0.841,
+        # 0.844, 0.841, with one template in place of five 0.839, 0.843, 0.839
 
 With the sigmoid loss of SigLIP in place of CLIP's softmax:
 
-    python recipes/zero_shot.py --data idx:PATH/fashion-mnist --preset siglip_micro_patch7_28
+    python recipes/zero_shot.py --data idx:PATH/fashion-mnist \\
+        --preset siglip_micro_patch7_28
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """

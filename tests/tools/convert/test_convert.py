@@ -19,6 +19,7 @@ from kmodels.models import (
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
     GemmaTextEmbedder,
+    ImageTextSimilarity,
     Qwen3CausalLM,
     ViTBackbone,
     ViTImageClassifier,
@@ -80,6 +81,12 @@ def destination_of(folder: Path, name: str) -> Path:
 
 
 # === Each format ===
+
+
+def test_two_towers_are_refused_in_a_line(tmp_path):
+    model = ImageTextSimilarity.from_preset("clip_debug", preprocessor=None)
+    with pytest.raises(InputError, match=r"hf holds models of .*; this is a ImageTextSimilarity"):
+        convert(model, tmp_path / "out", "hf")
 
 
 def test_every_cell_of_the_table_has_a_test():

@@ -4,6 +4,7 @@ import difflib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.dispatch import backend
@@ -94,6 +95,7 @@ class ExportFormat:
             if family.tasks  # a family without any is a part of others
             and (family.keras_hub or not self.mapped)
             and not (self.traced and takes_images(family.backbone))
+            and not takes_pairs(family.backbone)
             and (not self.method or any(hasattr(task, self.method) for task in family.tasks))
         ]
 
@@ -129,6 +131,15 @@ def takes_images(backbone: object) -> bool:
     A graph has one input, and such a model several.
     """
     return "images" in getattr(backbone, "takes", ())
+
+
+def takes_pairs(backbone: Any) -> bool:
+    """Returns whether a backbone, or its class, has two towers, which no peer is asked about.
+
+    Such a model is written by its own `export_to_transformers`.
+    """
+    known = backbone.config_class.__dataclass_fields__
+    return takes_images(backbone) and "vocabulary_size" not in known
 
 
 def missing(packages: tuple[str, ...]) -> list[str]:

@@ -20,7 +20,7 @@ from kmodels.core.files import atomic_directory, local_path
 from kmodels.core.remote import is_remote, open_address, staged, write_file
 from kmodels.core.units import human
 from kmodels.tools.convert import serving
-from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images
+from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images, takes_pairs
 from kmodels.weights.native import refuse_to_replace
 
 # Shares of the largest output. A file that was written wrong is off by far more, and float32 by far
@@ -201,7 +201,8 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
     if lora.describe(model):
         raise InputError("the model has LoRA adapters; call merge_lora first")
     backbone = getattr(model, "backbone", model)
-    if form.method and not hasattr(model, form.method):
+    lacks = form.method and not hasattr(model, form.method)
+    if lacks or takes_pairs(backbone):
         raise InputError(
             f"{form.name} holds models of {', '.join(form.families())}; this is a "
             f"{type(model).__name__} of {backbone.family}"
