@@ -8,7 +8,7 @@ import keras
 
 from kmodels.core import malloc
 from kmodels.core.errors import InputError
-from kmodels.core.keras_internals import average_by_update
+from kmodels.core.keras_internals import OwnCompile, average_by_update
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, Tree
 from kmodels.layers import block_compile as compiling
 from kmodels.layers.direct_calls import CalledDirectly
@@ -214,6 +214,22 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         model.left_out = left_out
         changes.restore(model, changed)
         return model
+
+
+class CompiledByDefault(OwnCompile):
+    """First base of a task that calls its own `compile` where nobody did before it is trained.
+
+    Attributes:
+        compiles_itself: whether it does; False has Keras say that the call is missing.
+    """
+
+    compiles_itself = True
+
+    def before_use(self) -> None:
+        """Compiles with the defaults; Keras asks for it before it trains or evaluates."""
+        if not self.compiled and self.compiles_itself:
+            # On an accelerator torch.compile takes the blocks only if the user asks for it.
+            self.compile(jit_compile="auto" if compiling.declines() else False)
 
 
 class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):

@@ -1,25 +1,18 @@
 """recipes/caption.py as a user runs it."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from kmodels.weights import read_safetensors
+from recipe_modules import load
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "caption.py"
 SMALL = ("--images", "1", "--batch-size", "16", "--answers", "8", "--held-out", "0.2")
 
 
 @pytest.fixture(scope="module")
 def recipe():
-    spec = importlib.util.spec_from_file_location("recipe_caption", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("caption")
 
 
 def result(folder):

@@ -1,10 +1,8 @@
 """recipes/gemma_lora.py as a user runs it: what it writes, how it resumes, what it says."""
 
-import importlib.util
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import keras
@@ -20,6 +18,7 @@ from kmodels.models import (
 )
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
+from recipe_modules import load
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
@@ -30,12 +29,7 @@ ONCE = ("--epochs", "1", "--lora-dropout", "0.1", "--rank", "2", "--log-every", 
 
 @pytest.fixture(scope="module")
 def recipe():
-    spec = importlib.util.spec_from_file_location("recipe_gemma", ROOT / "recipes/gemma_lora.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their annotations up in the module's place.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("gemma_lora")
 
 
 @pytest.fixture(scope="module")

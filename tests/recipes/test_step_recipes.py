@@ -1,14 +1,12 @@
 """recipes/distill.py and recipes/dpo.py as a user runs them: training steps of their own."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+from recipe_modules import load
+
 # 48 images in batches of 8, 6 steps to an epoch.
 DISTILL = (
     *("--preset", "vit_debug", "--teacher-preset", "vit_debug", "--layers", "1"),
@@ -18,15 +16,6 @@ DPO = (
     *("--batch-size", "2", "--sequence-length", "48", "--rank", "2", "--steps", "6"),
     *("--lora-dropout", "0.1", "--first-steps", "2", "--learning-rate", "1e-2"),
 )
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their annotations up in the module's place.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def result(folder):

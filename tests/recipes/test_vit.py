@@ -1,7 +1,6 @@
 """recipes/vit.py as a user runs it: what it writes, how it resumes, what it says."""
 
 import csv
-import importlib.util
 import json
 import os
 import signal
@@ -10,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from recipe_modules import load
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "vit.py"
@@ -23,12 +24,7 @@ SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8",
 
 @pytest.fixture(scope="module")
 def recipe():
-    spec = importlib.util.spec_from_file_location("recipe_vit", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their annotations up in the module's place.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("vit")
 
 
 def result(folder):

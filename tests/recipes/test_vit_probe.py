@@ -1,28 +1,20 @@
 """recipes/vit_probe.py as a user runs it, and the probes against what they are defined as."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kmodels.core.errors import InputError
 from kmodels.runs import probe
+from recipe_modules import load
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "vit_probe.py"
 SMALL = ("--preset", "vit_debug", "--data", "synthetic:64", "--batch-size", "8")
 
 
 @pytest.fixture(scope="module")
 def recipe():
-    spec = importlib.util.spec_from_file_location("recipe_vit_probe", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their annotations up in the module's place.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("vit_probe")
 
 
 @pytest.mark.parametrize("tune", ["none", "lora"])

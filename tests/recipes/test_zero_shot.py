@@ -1,27 +1,19 @@
 """recipes/zero_shot.py as a user runs it: both towers on captions, classes by their names."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kmodels.models import ImageTextSimilarity
+from recipe_modules import load
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "zero_shot.py"
 SMALL = ("--data", "digits", "--batch-size", "64", "--learning-rate", "2e-3")
 
 
 @pytest.fixture(scope="module")
 def recipe():
-    spec = importlib.util.spec_from_file_location("recipe_zero_shot", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their annotations up in the module's place.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("zero_shot")
 
 
 @pytest.mark.parametrize("preset", ["clip_micro_patch7_28", "siglip_micro_patch7_28"])

@@ -128,7 +128,7 @@ def test_wrong_images_are_found_before_the_weights(picture, references, tmp_path
         def from_preset(path, **settings):
             raise AssertionError("weights are read")
 
-    monkeypatch.setattr(conversation.presets, "causal_lm_of", lambda path, images: Model)
+    monkeypatch.setattr(conversation.presets, "causal_lm_of", lambda path, whole: Model)
     damaged = tmp_path / "damaged.png"
     damaged.write_bytes(b"no image")
     for images, message in (

@@ -1,4 +1,4 @@
-"""What `generate` is given: one batch or many, raw token ids or texts, with images or without."""
+"""Inputs of `generate`: one batch or many, raw token ids or texts, with images or without."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -69,9 +69,10 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
     if str(preset) in family.presets:
         raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
     checkpoint = open_checkpoint(preset, family, {}, False)
-    task, every = checkpoint.task, [task for found in registry.families() for task in found.tasks]
     if whole and checkpoint.whole:
+        every = (task for found in registry.families() for task in found.tasks)
         return next(cls for cls in every if cls.__name__ == checkpoint.whole)
+    task = checkpoint.task
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
     if not headed or not family.tasks:
         return family.backbone
@@ -80,19 +81,17 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
     return next((cls for cls, names in takes if set(task) <= names), family.tasks[0])
 
 
-def causal_lm_of(preset: str | Path, images: bool = False) -> type:
+def causal_lm_of(preset: str | Path, whole: bool = False) -> type:
     """Returns the class of the language model at a path, such as `GemmaCausalLM`.
 
     Args:
         preset: a path.
-        images: whether a directory with a vision tower is to be read with it.
+        whole: as of `class_of`.
 
     Raises:
         InputError: as `class_of`, and for a model that does not generate text.
     """
-    cls = class_of(preset)
-    if images and (whole := open_checkpoint(preset, family_of(preset), {}, False).whole):
-        cls = getattr(importlib.import_module("kmodels.models"), whole)
+    cls = class_of(preset, whole)
     if not hasattr(cls, "generate"):
         raise InputError(
             f"{preset} holds a {cls.__name__}, which writes no text; give a Gemma or a Qwen 3"

@@ -281,4 +281,4 @@ def test_the_plan_of_memory_says_that_it_counts_no_images():
 
 def test_a_chat_reads_the_tower(folder):
     assert presets.find.causal_lm_of(folder) is GemmaCausalLM
-    assert presets.find.causal_lm_of(folder, images=True) is Gemma3ImageTextLM
+    assert presets.find.causal_lm_of(folder, whole=True) is Gemma3ImageTextLM

@@ -12,17 +12,14 @@ from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
-from kmodels.layers import block_compile as compiling
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.head import Head, accuracy, by_token
 from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
-from kmodels.task import Task
+from kmodels.task import CompiledByDefault, Task
 
 
-class CausalLM(
-    keras_internals.OwnCompile, OptionalInputs, keras_internals.ClonedAs, Generates, Task
-):
+class CausalLM(CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Generates, Task):
     """A decoder that predicts the next token; the base of each family's own.
 
     Args:
@@ -67,13 +64,7 @@ class CausalLM(
         self.settings = {"generation_config": self.generation_config}
         self.head = Head()
         self.use_sampler("greedy")
-        self._compiles_itself = compile
-
-    def before_use(self) -> None:
-        """Compiles with the defaults where nobody did; Keras asks it before it trains."""
-        if not self.compiled and self._compiles_itself:
-            # On an accelerator torch.compile takes the blocks only if the user asks for it.
-            self.compile(jit_compile="auto" if compiling.declines() else False)
+        self.compiles_itself = compile
 
     def use_sampler(
         self, sampler: str | Mapping[str, Any] | Sampler, jit_compile: bool | str = "auto"

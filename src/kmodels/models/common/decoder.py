@@ -40,7 +40,10 @@ class _Steps(NamedTuple):
     apart: PaddingApart | None
 
     def embed(
-        self, token_ids: Tensor, features: Tensor | None, vision_mask: Tensor | None
+        self,
+        token_ids: Tensor,
+        features: Tensor | None = None,
+        vision_mask: Tensor | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Returns embeddings of tokens, and what each block has to know of images among them."""
         if features is None or vision_mask is None:
@@ -285,9 +288,10 @@ class DecoderBackbone(OptionalInputs, Backbone):
             self.per_layer_embedding.input_dim = new_num_tokens
         keras_internals.forget_parameters(self)
         before, after = self.config, self.config.resized(new_num_tokens)
+        of_blocks, of_new_blocks = before.decoder, after.decoder
         for layer in keras_internals.sublayers(self):
-            if getattr(layer, "config", None) in (before, before.decoder):
-                layer.config = after if layer is self else after.decoder
+            if getattr(layer, "config", None) in (before, of_blocks):
+                layer.config = after if layer is self else of_new_blocks
         return self.token_embedding
 
     @property
@@ -345,12 +349,11 @@ class DecoderBackbone(OptionalInputs, Backbone):
                 "use_bidirectional_attention is True, so tokens see what follows them and no text "
                 "is generated; load a causal checkpoint, or encode texts with a text embedder"
             )
-        seen = {"features": None, "vision_mask": None}
+        seen = {"token_ids": token_ids}
         if images is not None:
-            seen = self.seen({"token_ids": token_ids, "images": images})
-            del seen["token_ids"]
+            seen = self.seen({**seen, "images": images})
         with direct_calls():
-            x, more = self._steps.embed(token_ids, **seen)
+            x, more = self._steps.embed(**seen)
             with keras_internals.autocast(self.dtype_policy):
                 parts = None
                 if self.per_layer_embedding is not None:

@@ -4,20 +4,18 @@ from typing import Any
 
 import keras
 
-from kmodels.core import keras_internals
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike
-from kmodels.layers import block_compile as compiling
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.image_text.zero_shot import ZeroShot
 from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.two_towers.model import TwoTowersBackbone
 from kmodels.models.two_towers.preprocessor import ImageTextPreprocessor
-from kmodels.task import Task
+from kmodels.task import CompiledByDefault, Task
 from kmodels.training.similarity_losses import CLIPLoss, SigLIPLoss
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ImageTextSimilarity(keras_internals.OwnCompile, OptionalInputs, ZeroShot, Task):
+class ImageTextSimilarity(CompiledByDefault, OptionalInputs, ZeroShot, Task):
     """Two towers that say how well images and texts go together.
 
     Args:
@@ -66,13 +64,8 @@ class ImageTextSimilarity(keras_internals.OwnCompile, OptionalInputs, ZeroShot, 
 
         # === Config ===
         self.head_dtype = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
-        self._compiles_itself = compile
+        self.compiles_itself = compile
         self.settings: dict[str, Any] = {}
-
-    def before_use(self) -> None:
-        """Compiles with the defaults where nobody did; Keras asks it before it trains."""
-        if not self.compiled and self._compiles_itself:
-            self.compile(jit_compile="auto" if compiling.declines() else False)
 
     def compile(
         self,

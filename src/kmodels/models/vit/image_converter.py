@@ -16,26 +16,7 @@ from kmodels.models.common.image_text.image_converter import (
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageConverter(ImageConverter):
-    """Resizes images, then multiplies them by `scale` and adds `offset`, as keras-hub's.
-
-    Args:
-        image_size: (height, width) in pixels, or None to keep the size.
-        scale: a number, or one per channel; None for 1.
-        offset: a number, or one per channel; None for 0.
-        crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`.
-        pad_to_aspect_ratio: must be False.
-        interpolation: "nearest", "bilinear", "bicubic" or "lanczos3".
-        antialias: smooths what is made smaller; False with "nearest" and "bilinear" alone.
-        data_format: "channels_last" or None.
-        **kwargs: of `keras.layers.Layer`, such as `name`.
-
-    Call:
-        images (B, H, W, C), one image (H, W, C), or a list of images of any size -> float32
-        (B, height, width, C), or (height, width, C) of one image.
-
-    Raises:
-        InputError: for padding, channels in front, or an interpolation that is not here.
-    """
+    """`ImageConverter` of a ViT, by keras-hub's name; arguments and calls are as there."""
 
     family = "vit"
 

@@ -175,7 +175,7 @@ def open_conversation(
             raise InputError("--assistant and --prompt-lookup-num-tokens: give one of them")
     given = {name: value for name, value in (sampling or {}).items() if value is not None}
     Sampler(**given)  # which names a wrong value
-    cls: Any = presets.causal_lm_of(path, images=True)
+    cls: Any = presets.causal_lm_of(path, whole=True)
     text = cls.preprocessor_class.from_preset(path)
     check_images(text, images, "--image", cls.__name__)
     text.chat_token_ids([[*opening(system), question("Hello", images)]], **(values or {}))

@@ -5,11 +5,9 @@ from typing import Any
 
 import keras
 
-from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.layers import Dense
-from kmodels.layers import block_compile as compiling
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.embedder import sentence_transformers
@@ -17,7 +15,7 @@ from kmodels.models.common.embedder.encode import Encodes
 from kmodels.models.common.embedder.pooling import TokenPooling, UnitLength
 from kmodels.models.common.embedder.preprocessor import EmbedderPreprocessor
 from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
-from kmodels.task import Task
+from kmodels.task import CompiledByDefault, Task
 from kmodels.training.contrastive_loss import ContrastiveLoss
 from kmodels.weights import Rule
 
@@ -26,7 +24,7 @@ PARTS = {"dense": ("dense_",)}
 ACTIVATIONS = ("linear", "tanh")
 
 
-class DecoderEmbedder(keras_internals.OwnCompile, OptionalInputs, Encodes, Task):
+class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
     """A decoder that gives one vector for each text; the base of each family's own.
 
     Args:
@@ -101,7 +99,7 @@ class DecoderEmbedder(keras_internals.OwnCompile, OptionalInputs, Encodes, Task)
         # Pairs have an axis more than the graph's inputs, see `call`.
         self.input_spec = None
         self.head_dtype = policy
-        self._compiles_itself = compile
+        self.compiles_itself = compile
         self.use_encoding(prompts, default_prompt_name, similarity_fn_name, truncate_dim)
         self.settings = {
             "pooling": pooling,
@@ -134,11 +132,6 @@ class DecoderEmbedder(keras_internals.OwnCompile, OptionalInputs, Encodes, Task)
     def dense_layers(self) -> list[Dense]:
         """The layers behind the pooling."""
         return [self.get_layer(f"dense_{number}") for number in range(len(self.settings["dense"]))]
-
-    def before_use(self) -> None:
-        """Compiles with the defaults where nobody did; Keras asks it before it trains."""
-        if not self.compiled and self._compiles_itself:
-            self.compile(jit_compile="auto" if compiling.declines() else False)
 
     def compile(
         self,

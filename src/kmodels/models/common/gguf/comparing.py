@@ -1,4 +1,4 @@
-"""What the results of a decoder depend on, compared with what a file says of it."""
+"""Compares the settings of a decoder, block by block, with those that a file holds."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""What llama.cpp calls the tensors of decoders, and what it stores in them."""
+"""Names and contents of a decoder's tensors in llama.cpp's files."""
 
 from collections.abc import Mapping
 

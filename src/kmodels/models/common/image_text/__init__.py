@@ -1,1 +1,1 @@
-"""What models of images and text share."""
+"""Parts that models of images and texts share."""

@@ -41,14 +41,12 @@ class ImageTextBackbone(DecoderBackbone):
         mask, images = inputs.get("vision_mask"), inputs.get("images")
         if not isinstance(mask, np.ndarray) or images is None:
             return
-        each = self.config.num_vision_tokens_per_image
-        if (
-            mask.ndim == 2
-            and (most := int(mask.sum(axis=1).max(initial=0))) > images.shape[1] * each
-        ):
+        each, count = self.config.num_vision_tokens_per_image, images.shape[1]
+        most = int(mask.sum(axis=-1).max(initial=0))
+        if most > count * each:
             raise InputError(
-                f"a row has {most} tokens for images, and its {images.shape[1]} images have "
-                f"{images.shape[1] * each}; give each image {each} tokens"
+                f"a row has {most} tokens for images, and its {count} images have "
+                f"{count * each}; give each image {each} tokens"
             )
 
     @classmethod

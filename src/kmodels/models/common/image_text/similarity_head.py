@@ -1,4 +1,4 @@
-"""How well images and texts go together: cosines, with a learned scale and perhaps a bias."""
+"""The head of two towers: cosine similarities with a learned scale, and perhaps a bias."""
 
 from typing import Any
 

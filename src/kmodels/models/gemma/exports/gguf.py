@@ -1,4 +1,4 @@
-"""What a Gemma says of itself in a GGUF file, by generation."""
+"""The settings of a Gemma in a GGUF file, by generation."""
 
 from kmodels.models.common.gguf import tensors
 from kmodels.models.common.gguf.writing import GGUFExport, GGUFForm, Setting, settings

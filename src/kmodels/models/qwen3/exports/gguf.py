@@ -1,4 +1,4 @@
-"""What a dense Qwen 3 says of itself in a GGUF file."""
+"""The settings of a dense Qwen 3 in a GGUF file."""
 
 from kmodels.models.common.gguf.writing import GGUFExport, GGUFForm, settings
 from kmodels.models.qwen3.config import Qwen3Config

@@ -1,4 +1,4 @@
-"""What a ViT has that not every ViT has, for packages that cannot express all of it."""
+"""Traits that not every ViT has, for packages that cannot express all of them."""
 
 from collections.abc import Mapping, Set
 from typing import Any

@@ -89,9 +89,7 @@ def open_checkpoint(
     name = str(description.get("architecture", path.stem))
     arguments = {**description.get("model_args", {})}
     arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
-    for key, known in UNKNOWN.items():
-        if key in arguments and arguments[key] not in known:
-            raise InputError(f"{path}: {key}={arguments[key]!r} has no counterpart in the model")
+    timm.refuse_unknown(path, arguments, UNKNOWN)
     backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
     statistics = timm.statistics_of(name, description, config.image_shape[2])

@@ -142,7 +142,8 @@ def open_checkpoint(
     name = str(description.get("architecture", path.stem))
     arguments = {**description.get("model_args", {})}
     arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
-    _refuse_unknown(path, name, arguments)
+    refuse_unknown(path, arguments, UNKNOWN)
+    _check_activation(path, name, arguments)
     backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
     tensors = _with_zero_biases(tensors, config)
@@ -178,10 +179,22 @@ def statistics_of(name: str, description: dict[str, Any], channels: int) -> Stat
     return found if channels == 3 else None
 
 
-def _refuse_unknown(path: Path, name: str, arguments: dict[str, Any]) -> None:
-    for key, known in UNKNOWN.items():
-        if key in arguments and arguments[key] not in known:
+def refuse_unknown(
+    path: Path, arguments: Mapping[str, Any], known: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Raises `InputError` for an argument whose value the model has no counterpart for.
+
+    Args:
+        path: path of the file, for errors.
+        arguments: timm's arguments of the model.
+        known: values that may stand for each of some arguments.
+    """
+    for key, values in known.items():
+        if key in arguments and arguments[key] not in values:
             raise InputError(f"{path}: {key}={arguments[key]!r} has no counterpart in the model")
+
+
+def _check_activation(path: Path, name: str, arguments: Mapping[str, Any]) -> None:
     activation = arguments.get("act_layer") or "gelu"
     if activation not in ACTIVATIONS and not SWIGLU_NAMES.match(name):
         raise InputError(f"{path}: act_layer is {activation!r}; known: {', '.join(ACTIVATIONS)}")
