@@ -128,7 +128,6 @@ def batch(length: int, loss_on: str, vocabulary: int) -> dict:
 
 def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
     """Makes a step of kmodels or keras-hub through `fit`; it returns (seconds, loss)."""
-    import keras
     import numpy as np
 
     if system.startswith("kmodels"):
@@ -141,6 +140,16 @@ def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[]
         Task = getattr(keras_hub.models, names.get(kind, "GemmaCausalLM"))
     model = Task.from_preset(weights, preprocessor=None, dtype=dtype)
     model.backbone.enable_lora(RANK)
+    x = {"token_ids": data["tokens"], "padding_mask": data["mask"]}
+    if "position_ids" in getattr(model.backbone.input, "keys", tuple)():  # keras-hub's Gemma 4
+        x["position_ids"] = np.tile(np.arange(data["mask"].shape[1], dtype="int32"), (BATCH, 1))
+    return fit_step(model, x, data)
+
+
+def fit_step(model, x: dict, data: dict) -> Callable[[], tuple]:
+    """Makes a step of a Keras model through `fit`; it returns (seconds, loss)."""
+    import keras
+
     model.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         optimizer=keras.optimizers.SGD(RATE),
@@ -156,13 +165,10 @@ def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[]
             self.loss = float(logs["loss"]) * scale  # which waits for the step
             self.seconds = time.process_time() - self.begun
 
-    x = {"token_ids": data["tokens"], "padding_mask": data["mask"]}
-    if "position_ids" in getattr(model.backbone.input, "keys", tuple)():  # keras-hub's Gemma 4
-        x["position_ids"] = np.tile(np.arange(data["mask"].shape[1], dtype="int32"), (BATCH, 1))
     watch = Watch()
 
     def step() -> tuple[float, float]:  # an epoch of one step, so that the loss is that of the step
-        options = {"batch_size": BATCH, "verbose": 0, "callbacks": [watch]}
+        options = {"batch_size": len(data["labels"]), "verbose": 0, "callbacks": [watch]}
         model.fit(x, data["labels"], sample_weight=data["weights"], **options)
         return watch.seconds, watch.loss
 
@@ -186,17 +192,25 @@ def transformers_step(system: str, weights: str, dtype: str, data: dict) -> Call
     run = torch.compile(model) if system == "transformers_compiled" else model
     tensors = {name: torch.from_numpy(array) for name, array in data.items()}
     labels = torch.where(tensors["weights"] > 0, tensors["labels"].long(), -100)
+    given = {
+        "input_ids": tensors["tokens"].long(),
+        "attention_mask": tensors["mask"],
+        "shift_labels": labels,
+        "labels": labels,
+    }
+    return loop_step(model, run, given)
+
+
+def loop_step(model, run: Callable, given: dict) -> Callable[[], tuple]:
+    """Makes a step of a plain loop; it returns (seconds, loss)."""
+    import torch
+
     chosen = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(chosen, RATE)
 
     def step() -> tuple[float, float]:
         begun = time.process_time()
-        loss = run(
-            input_ids=tensors["tokens"].long(),
-            attention_mask=tensors["mask"],
-            shift_labels=labels,
-            labels=labels,
-        ).loss
+        loss = run(**given).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -212,6 +226,11 @@ def serve(system: str, weights: str, dtype: str, length: int, loss_on: str) -> N
     data = batch(length, loss_on, config["vocab_size"])
     make = transformers_step if system.startswith("transformers") else keras_step
     step = make(system, weights, dtype, data)
+    answer(step)
+
+
+def answer(step: Callable[[], tuple]) -> None:
+    """Takes a step for each line that comes in, and prints a line about it."""
     for _ in sys.stdin:
         seconds, loss = step()
         peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
@@ -278,6 +297,11 @@ def compare(backend: str, arguments: list, rounds: int, compiled: bool, chosen: 
         systems += ["transformers", *(["transformers_compiled"] if compiled else [])]
     systems = [system for system in systems if not chosen or system in chosen]
     children = {system: Child(backend, [system, *arguments]) for system in systems}
+    return take_turns(children, rounds)
+
+
+def take_turns(children: dict[str, Child], rounds: int) -> dict:
+    """Steps of all children; what came of each."""
     for child in children.values():  # compile one after the other, then take turns
         for _ in range(WARM):
             child.step()

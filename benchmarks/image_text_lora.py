@@ -17,12 +17,21 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gemma_lora import RANK, RATE, RESULTS, WARM, Child, import_transformers, ratios
+from gemma_lora import (
+    RANK,
+    RESULTS,
+    Child,
+    answer,
+    fit_step,
+    import_transformers,
+    loop_step,
+    ratios,
+    take_turns,
+)
 from vit_peers.child import hide_others
 
 IMAGE, SIZE, TOKENS, TEXT = 262_144, 896, 256, 64
@@ -67,42 +76,19 @@ def batch() -> dict:
 
 def kmodels_step(weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
     """Makes a step of kmodels through `fit`; it returns (seconds, loss)."""
-    import keras
     import numpy as np
 
     from kmodels.models import Gemma3ImageTextLM
 
     model = Gemma3ImageTextLM.from_preset(weights, preprocessor=None, dtype=dtype)
     model.backbone.enable_lora(RANK, targets=["query", "value"])
-    model.compile(
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        optimizer=keras.optimizers.SGD(RATE),
-        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
-    )
-    scale = data["weights"].size / data["weights"].sum()
-
-    class Watch(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            self.begun = time.process_time()
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.loss = float(logs["loss"]) * scale  # which waits for the step
-            self.seconds = time.process_time() - self.begun
-
     x = {
         "token_ids": data["tokens"],
         "padding_mask": np.ones_like(data["tokens"]),
         "images": data["image"],
         "vision_mask": (data["tokens"] == IMAGE).astype("int32"),
     }
-    watch = Watch()
-
-    def step() -> tuple[float, float]:
-        options = {"batch_size": 1, "verbose": 0, "callbacks": [watch]}
-        model.fit(x, data["labels"], sample_weight=data["weights"], **options)
-        return watch.seconds, watch.loss
-
-    return step
+    return fit_step(model, x, data)
 
 
 def transformers_step(attention: str, weights: str, dtype: str, data: dict) -> Callable[[], tuple]:
@@ -132,18 +118,7 @@ def transformers_step(attention: str, weights: str, dtype: str, data: dict) -> C
         "pixel_values": pixels,
         "labels": labels,
     }
-    chosen = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(chosen, RATE)
-
-    def step() -> tuple[float, float]:
-        begun = time.process_time()
-        loss = model(**given).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.process_time() - begun, loss.item()
-
-    return step
+    return loop_step(model, model, given)
 
 
 def serve(system: str, weights: str, dtype: str) -> None:
@@ -156,23 +131,13 @@ def serve(system: str, weights: str, dtype: str) -> None:
         step = kmodels_step(weights, dtype, data)
     else:
         step = transformers_step(system.removeprefix("transformers_"), weights, dtype, data)
-    for _ in sys.stdin:
-        seconds, loss = step()
-        peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-        print(json.dumps({"step_s": seconds, "loss": float(loss), "peak_mb": peak}), flush=True)
+    answer(step)
 
 
 def compare(weights: str, dtype: str, rounds: int) -> dict:
     """Steps of all systems in turn; what came of each."""
     children = {system: Child("torch", [system, weights, dtype], __file__) for system in SYSTEMS}
-    for child in children.values():
-        for _ in range(WARM):
-            child.step()
-    for turn in range(rounds):
-        order = list(children.values())
-        for child in order[turn % len(order) :] + order[: turn % len(order)]:
-            child.step()
-    return {system: child.result() for system, child in children.items()}
+    return take_turns(children, rounds)
 
 
 def main() -> None:
