@@ -108,7 +108,18 @@ class EncoderBlock(Layer):
         coordinates: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
-        y = self.attention_norm(x)
+        return self.after_norm(x, self.attention_norm(x), training, keep, padding_mask, coordinates)
+
+    def after_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        training: bool = False,
+        keep: int | None = None,
+        padding_mask: Tensor | None = None,
+        coordinates: Tensor | None = None,
+    ) -> Any:
+        """Returns what `call` makes of tokens (B, T, D) and of what its first norm made of them."""
         if keep is None:
             more = {} if coordinates is None else {"positions": coordinates}
             y = self.attention(y, query_mask=padding_mask, training=training, **more)
