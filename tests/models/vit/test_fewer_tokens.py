@@ -15,7 +15,7 @@ from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
 from tolerances import tolerance
 
 TINY = {
-    **{"image_shape": (16, 20, 3), "patch_size": 4, "num_layers": 3},
+    **{"image_shape": (16, 20, 3), "patch_size": 4, "num_layers": 2},
     **{"num_heads": 2, "hidden_dim": 16, "mlp_dim": 24},
 }
 PATCHES = 20
@@ -83,7 +83,7 @@ def numpy_vit(weights, images, heads, number, special, proportional=True):
         front = [weights[f"tokens/{name}"][0] for name in special]
         x = np.concatenate([*front, x]) + weights["tokens/position_embedding"][0]
         tokens = [(x[i], {i}) for i in range(len(x))]
-        for block in range(3):
+        for block in range(2):
             name = f"block_{block}"
             x = np.stack([x for x, _ in tokens])
             size = np.array([len(held) for _, held in tokens])
@@ -125,7 +125,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*list(KINDS)[:2], pytest.param("distillation token", marks=pytest.mark.once)]
+)
 def test_tokens_merge_as_in_the_paper(kind):
     fields, special = KINDS[kind]
     model = randomized(ViTBackbone(**TINY, **fields))
@@ -141,10 +143,11 @@ def test_tokens_merge_as_in_the_paper(kind):
     even = numpy_vit(weights, IMAGES, 2, 4, special, proportional=False)
     assert np.abs(found - even).max() > 0.05
     distinct = len(np.unique(found[0, len(special) :].round(4), axis=0))
-    assert distinct == PATCHES - 3 * 4
-    if special:
-        alone = to_numpy(model(IMAGES, keep=len(special)))
-        np.testing.assert_allclose(alone, found[:, : len(special)], atol=limit)
+    assert distinct == PATCHES - 2 * 4
+    if len(special) == 2:
+        for kept in (1, 2, 5):
+            alone = to_numpy(model(IMAGES, keep=kept))
+            np.testing.assert_allclose(alone, found[:, :kept], atol=limit)
     model.token_merging = 0
     np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), plain)
 
@@ -191,7 +194,7 @@ def test_each_kind_drops_and_merges(fields):
     prefix = model.config.num_prefix_tokens
     found = to_numpy(model(IMAGES))
     distinct = len(np.unique(found[0, prefix:].round(4), axis=0))
-    assert found.shape == (2, prefix + PATCHES, 16) and distinct == PATCHES - 9
+    assert found.shape == (2, prefix + PATCHES, 16) and distinct == PATCHES - 6
     trained = to_numpy(model(IMAGES, training=True))
     assert trained.shape == (2, prefix + 10, 16)
     half = ViTBackbone(**TINY, **fields, token_merging=3, dtype="mixed_bfloat16")
@@ -230,9 +233,7 @@ def test_so_many_patches_stay_as_in_timm_and_others_each_time():
 
 def test_a_classifier_trains_with_both_and_comes_back(tmp_path):
     keras.utils.set_random_seed(0)
-    backbone = ViTBackbone(
-        **{**TINY, "num_layers": 2}, patch_drop_rate=0.5, token_merging=2, attention_dropout=0.1
-    )
+    backbone = ViTBackbone(**TINY, patch_drop_rate=0.5, token_merging=2, attention_dropout=0.1)
     model = ViTImageClassifier(backbone, 2, pooling="gap")
     model.compile(keras.optimizers.Adam(1e-2))
     rng = np.random.default_rng(0)
@@ -245,12 +246,10 @@ def test_a_classifier_trains_with_both_and_comes_back(tmp_path):
     again = keras.saving.load_model(tmp_path / "model.keras")
     assert (again.backbone.token_merging, again.backbone.patch_drop_rate) == (2, 0.5)
     np.testing.assert_array_equal(again.predict(images[:2], verbose=0), found)
-    # A compiled prediction follows the number; the mean over patches counts merged ones by size.
+    # A compiled prediction follows the number.
     model.backbone.token_merging = 0
     plain = model.predict(images[:2], verbose=0)
     assert np.abs(plain - found).max() > 1e-4
-    spread = to_numpy(model.classify(model.backbone(images[:2])))
-    np.testing.assert_allclose(plain, spread, atol=tolerance("logits"))
 
 
 @pytest.mark.once
@@ -263,7 +262,7 @@ def test_they_are_arguments_of_a_preset_and_of_other_heads(tmp_path):
     )
     assert merging.backbone.config.patch_drop_rate == 0.2
     wanted = model.predict(images, verbose=0)
-    assert 0 < np.abs(merging.predict(images, verbose=0) - wanted).max()
+    assert np.abs(merging.predict(images, verbose=0) - wanted).max() > 1e-6
     # What is looked at inside is the model with all its tokens.
     for one, other in zip(
         model.backbone.attention_maps(images), merging.backbone.attention_maps(images), strict=True
@@ -280,5 +279,5 @@ def test_what_is_refused():
     with pytest.raises(InputError, match="token_merging is -1; give at least 0"):
         ViTBackbone(**TINY, token_merging=-1)
     model = ViTBackbone(**TINY)
-    with pytest.raises(InputError, match="token_merging is 2.5; give a whole number"):
+    with pytest.raises(InputError, match=r"token_merging is 2\.5; give a whole number"):
         model.token_merging = 2.5
