@@ -44,6 +44,7 @@ class Block(EncoderBlock):
     """
 
     config_class = ViTConfig
+    config: ViTConfig
 
     def call(
         self,
