@@ -8,6 +8,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import InputError
+from kmodels.layers import rematerialize
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fewer_tokens import token_merging
@@ -201,6 +202,21 @@ def test_each_kind_drops_and_merges(fields):
     half.set_weights(model.get_weights())
     halved = to_numpy(half(IMAGES)).astype("float32")
     assert np.abs(halved[:, 0] - found[:, 0]).max() < 0.2 * np.abs(found).max()
+
+
+@pytest.mark.once
+def test_blocks_that_merge_are_computed_again_in_backward():
+    losses = []
+    for mode in ("none", "block"):
+        keras.utils.set_random_seed(0)
+        backbone = ViTBackbone(**TINY, token_merging=2, rope_theta=100.0)
+        model = ViTImageClassifier(backbone, 2, pooling="gap")
+        rematerialize(backbone, mode)
+        model.compile(keras.optimizers.SGD(0.1))
+        labels = np.array([0, 1])
+        losses.append(model.fit(IMAGES, labels, epochs=2, verbose=0).history["loss"])
+    np.testing.assert_allclose(*losses, atol=tolerance("remat"))
+    assert losses[0][1] < losses[0][0]
 
 
 # === Dropping ===

@@ -158,7 +158,7 @@ def merge(given: Merged, keys: Tensor, number: int, prefix: int) -> Merged:
         o.cast(found[..., :width], x.dtype),
         o.concatenate([size[:, :prefix], counted], axis=1),
         origin,
-        None if given.coordinates is None else found[..., width:],
+        None if given.coordinates is None else o.stop_gradient(found[..., width:]),
     )
 
 
