@@ -1,5 +1,6 @@
 """Patches that are dropped in training, and tokens that are merged."""
 
+import json
 from math import erf
 
 import keras
@@ -286,6 +287,20 @@ def test_they_are_arguments_of_a_preset_and_of_other_heads(tmp_path):
         np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
     merging.backbone.token_merging = 0
     np.testing.assert_array_equal(merging.predict(images, verbose=0), wanted)
+
+
+@pytest.mark.once
+def test_files_of_other_packages_have_the_rate_and_not_the_merging(tmp_path):
+    square = {**TINY, "image_shape": (16, 16, 3)}
+    model = ViTImageClassifier(ViTBackbone(**square, patch_drop_rate=0.25), 2)
+    path = model.export_to_timm(tmp_path / "timm")
+    held = json.loads((path / "config.json").read_text())
+    assert held["model_args"]["patch_drop_rate"] == 0.25
+    model.export_to_npz(tmp_path / "model.npz")
+    model.backbone.token_merging = 2
+    for write in (model.export_to_timm, model.export_to_npz, model.export_to_transformers):
+        with pytest.raises(InputError, match="token_merging=2"):
+            write(tmp_path / f"{write.__name__}.npz")
 
 
 @pytest.mark.once

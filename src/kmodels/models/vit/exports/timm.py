@@ -88,6 +88,7 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
         "pos_drop_rate": config.dropout_rate,
         "attn_drop_rate": config.attention_dropout,
         "drop_path_rate": config.drop_path_rate,
+        **({"patch_drop_rate": config.patch_drop_rate} if config.patch_drop_rate else {}),
         **own["model_args"],
     }
     return {
