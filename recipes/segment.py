@@ -92,7 +92,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     if settings.tune == "lora":
         model.backbone.enable_lora(settings.rank, targets="all-linear")
-    model.backbone.trainable = settings.tune != "head"
+    if settings.tune == "head":
+        model.backbone.trainable = False
     preprocessor = model.preprocessor or ViTImageSegmenterPreprocessor(size, data.mean, data.std)
     model.preprocessor = None  # The loaders normalise, after augmentation of the pixels.
 
