@@ -1,16 +1,20 @@
 """Results of a segmentation run: metrics, and images beside their masks and predictions."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
+from kmodels.data.images.sources import DataBundle, ImageSource
 from kmodels.runs import console, plots
 from kmodels.runs.classification import evaluate, facts
 from kmodels.runs.results import result
 from kmodels.runs.runner import Runner
 from kmodels.training.evaluation import WholeBatches
+
+if TYPE_CHECKING:
+    from kmodels.runs.run_folder import Folder
 
 __all__ = ["facts", "report"]
 
@@ -18,9 +22,9 @@ _PICTURES = 8
 
 
 def report(
-    folder: Any,
+    folder: "Folder",
     model: keras.Model,
-    data: Any,
+    data: DataBundle,
     runner: Runner | None,
     validation: WholeBatches | None,
     test: WholeBatches | None,
@@ -67,7 +71,7 @@ def report(
     return content
 
 
-def _draw(folder: Any, model: Any, source: Any, names: list[str]) -> None:
+def _draw(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:
     chosen = np.unique(np.linspace(0, len(source) - 1, min(_PICTURES, len(source))).astype(int))
     images, truth = source.batch(chosen)
     said = model.segment(list(images))

@@ -28,7 +28,8 @@ class PixelCrossentropy(keras.losses.Loss):
     Call:
         y_true: whole numbers (B, H, W), or (B, H, W, 1).
         y_pred: logits (B, H, W, classes).
-        sample_weight: (B,) or (B, H, W), or None.
+        sample_weight: (B,) or (B, H, W), or None. It scales losses, and the mean is divided by the
+            number of labeled pixels all the same, as Keras does.
 
         It gives a scalar; without reduction (B, H, W).
     """
@@ -48,17 +49,17 @@ class PixelCrossentropy(keras.losses.Loss):
         ops = keras.ops
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         losses = self.call(y_true, y_pred)
-        weights = ops.cast(self._labelled(self._masks(y_true, y_pred)), losses.dtype)
         if sample_weight is not None:
             given = ops.cast(ops.convert_to_tensor(sample_weight), losses.dtype)
-            weights = weights * (ops.reshape(given, (-1, 1, 1)) if len(given.shape) < 3 else given)
-        losses = losses * weights
+            losses = losses * (ops.reshape(given, (-1, 1, 1)) if len(given.shape) < 3 else given)
         if self.reduction is None or self.reduction == "none":
             return losses
         total = ops.sum(losses)
         if self.reduction == "sum":
             return total
-        return total / ops.maximum(ops.sum(weights), 1e-7)
+        # By Keras' rule weights are no part of it: rows that fill a batch up count as rows.
+        count = ops.sum(ops.cast(self._labelled(self._masks(y_true, y_pred)), losses.dtype))
+        return total / ops.maximum(count, 1.0)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         """Returns the loss of each pixel, (B, H, W); 0 of those without a label."""

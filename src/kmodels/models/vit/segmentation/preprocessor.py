@@ -75,7 +75,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         """Returns normalised images, and masks of their size."""
         return super().call(x, None if y is None else self._masks(y), sample_weight)
 
-    def _masks(self, y: Any) -> np.ndarray:
+    def _masks(self, y: Data) -> np.ndarray:
         if not isinstance(y, list | tuple):
             y = to_numpy(y)
         if isinstance(y, np.ndarray) and y.ndim == 2:
@@ -100,7 +100,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         return mask.astype("int32")
 
     def compute_output_spec(
-        self, x: keras.KerasTensor, y: Any = None, sample_weight: Data = None
+        self, x: keras.KerasTensor, y: keras.KerasTensor | None = None, sample_weight: Data = None
     ) -> Any:
         """Returns shapes and dtypes that `call` gives."""
         if y is not None:

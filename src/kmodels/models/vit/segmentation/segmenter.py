@@ -9,7 +9,7 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike
+from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, OptimizerLike
 from kmodels.data.fit.batches import to_numpy
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
@@ -199,7 +199,7 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
             auto_scale_loss,
         )
 
-    def segment(self, images: Any, batch_size: int = 32) -> Any:
+    def segment(self, images: Data, batch_size: int = 32) -> Any:
         """Returns the class of each pixel of images, in the size that they have.
 
         The logits of patches leave the device, and are resized to each image at once.
