@@ -4,7 +4,7 @@
 
 trains on made scenes, shapes with textures in four classes on a ground (1,920 images of 48x48),
 to a mean IoU of 0.88 on held-out ones, and draws them with what the model says in predictions.png:
-9 minutes on torch, on one CPU core that six other programs shared. Others:
+2 minutes of CPU time on torch, 10 by the clock beside other work. Others:
 
     python recipes/segment.py --weights PATH --data folder:PATH \\
         --image-size 448 --crop 0.25 --flip --tune head \\
