@@ -14,7 +14,7 @@ class PixelCrossentropy(keras.losses.Loss):
     The mean is over the pixels that have a label, as torch's `cross_entropy(ignore_index=...)`
     takes it: an image of which half is labelled does not learn half as much. Of a batch without any
     it is 0. Keras' `SparseCategoricalCrossentropy(ignore_class=...)` gives the same number, on
-    JAX and torch through one-hot labels: an array as large as the logits, the largest of a step.
+    JAX through one-hot labels: an array as large as the logits, which are the largest of a step.
 
     Over several devices the mean is that of the whole batch on JAX; on torch and TensorFlow each
     device averages over the pixels of its own rows.
