@@ -125,6 +125,13 @@ CASES = {
         ),
         IMAGES,
     ),
+    # Of a batch norm the numbers in training are others, and drawn variances may be negative.
+    models.ViTImageSegmenter: (
+        lambda dtype=None, **more: models.ViTImageSegmenter(
+            models.ViTBackbone(**VIT, dtype=dtype), num_classes=3, use_batch_norm=False, **more
+        ),
+        IMAGES,
+    ),
     models.GemmaCausalLM: (
         lambda dtype=None, **more: models.GemmaCausalLM(
             models.GemmaBackbone(**GEMMA, dtype=dtype), **more

@@ -61,6 +61,8 @@ from kmodels.models.vit import (
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
     ViTImageConverter,
+    ViTImageSegmenter,
+    ViTImageSegmenterPreprocessor,
 )
 
 for _backbone in (
@@ -126,4 +128,6 @@ __all__ = [
     "ViTImageClassifier",
     "ViTImageClassifierPreprocessor",
     "ViTImageConverter",
+    "ViTImageSegmenter",
+    "ViTImageSegmenterPreprocessor",
 ]

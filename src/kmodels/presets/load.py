@@ -73,7 +73,8 @@ def load(
         headed = "num_classes" not in family.parts or "num_classes" in {**given, **settings}
         if fills and not headed:
             raise InputError(f"{preset} has no head; give num_classes")
-        settings = family.defaults(config, {**given, **settings})
+        defaults = family.defaults(config, {**given, **settings})
+        settings = {name: value for name, value in defaults.items() if name in {*takes, "name"}}
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
             if len(task) < len(checkpoint.task):
@@ -156,8 +157,15 @@ def _changed_parts(
     settings: dict[str, Any] | None,
     takes: Collection[str],
 ) -> Collection[str]:
-    """Prefixes of the weights that a changed setting makes new; for a backbone (None) the head."""
+    """Prefixes of the weights that a changed setting makes new; for a backbone (None) the head.
+
+    The head of another task of the family is none of this one's.
+    """
     skip: set[str] = set()
+    if settings is not None and any(
+        name in family.parts and name not in takes for name in checkpoint.task
+    ):
+        settings = None  # the head is that of another task
     for name, prefixes in family.parts.items():
         here = checkpoint.task.get(name) or None
         if (

@@ -13,7 +13,7 @@ from kmodels.runs.runner import Runner
 from kmodels.training.evaluation import WholeBatches
 from kmodels.training.step.step_loss import KEY
 
-__all__ = ["facts", "report"]
+__all__ = ["evaluate", "facts", "report"]
 
 _PICTURES = 32
 
@@ -56,9 +56,9 @@ def report(
     metrics = dict(runner.metrics) if runner is not None else {}
     console.working("evaluating")
     if runner is None and validation is not None:
-        metrics |= _evaluate(model, validation, "val_")
+        metrics |= evaluate(model, validation, "val_")
     if test is not None:
-        metrics |= _evaluate(model, test, "test_")
+        metrics |= evaluate(model, test, "test_")
     if test is not None or validation is not None:
         console.working("looking at single predictions")
         _look(folder, model, data, test, validation)
@@ -79,7 +79,14 @@ def report(
     return content
 
 
-def _evaluate(model: keras.Model, batches: WholeBatches, prefix: str) -> dict[str, float]:
+def evaluate(model: keras.Model, batches: WholeBatches, prefix: str) -> dict[str, float]:
+    """Returns loss and metrics of a part of the data.
+
+    Args:
+        model: compiled.
+        batches: of that part.
+        prefix: in front of the names, such as "test_".
+    """
     logs = model.evaluate(batches, return_dict=True, verbose=0)
     return {prefix + name: float(value) for name, value in logs.items() if name != KEY}
 

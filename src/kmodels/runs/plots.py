@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["captions", "confusion", "curves", "installed", "predictions", "probe"]
+__all__ = ["captions", "confusion", "curves", "installed", "masks", "predictions", "probe"]
 
 EXTRA = "pip install 'kmodels[plots]'"
 _INK = "#333333"
@@ -51,12 +51,13 @@ def _say_left_out() -> None:
 
 
 @_drawn
-def curves(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Loss by step and, below each other by epoch, loss and accuracy.
+def curves(path: Path, rows: Sequence[dict[str, Any]], metric: str = "accuracy") -> None:
+    """Loss by step and, below each other by epoch, loss and a metric.
 
     Args:
         path: the file to write.
         rows: as `History.rows`.
+        metric: the name that it has in the rows.
     """
     figure, (left, right) = _figure(1, 2, (10, 4))
     steps = [row for row in rows if row["row"] == "step"]
@@ -66,9 +67,9 @@ def curves(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     )
     _line(left, epochs, "loss", "training", _TRAIN)
     _line(left, epochs, "val_loss", "validation", _HELD_OUT)
-    _line(right, epochs, "accuracy", "training", _TRAIN)
-    _line(right, epochs, "val_accuracy", "validation", _HELD_OUT)
-    for axes, name in ((left, "loss"), (right, "accuracy")):
+    _line(right, epochs, metric, "training", _TRAIN)
+    _line(right, epochs, f"val_{metric}", "validation", _HELD_OUT)
+    for axes, name in ((left, "loss"), (right, metric.replace("_", " "))):
         axes.set(xlabel="step", ylabel=name)
         axes.grid(alpha=0.25)
         axes.set_xlim(left=0)  # a run of one epoch is a point at its end
@@ -137,6 +138,53 @@ def _pictures(
         axis.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=1)
         text += "" if instead is None else f"\nis {instead[:24]}"
         axis.set_title(text, fontsize=8, color=_INK if instead is None else _WRONG)
+    _save(figure, path)
+
+
+@_drawn
+def masks(
+    path: Path,
+    images: Sequence[np.ndarray],
+    truth: Sequence[np.ndarray],
+    said: Sequence[np.ndarray],
+    names: Sequence[str],
+) -> None:
+    """Draws images beside their masks and what the model says, with a color for each class.
+
+    Args:
+        path: the file to write.
+        images: n of (H, W, C), values from 0 to 1.
+        truth: n masks (H, W); pixels that are no class are white.
+        said: n masks (H, W).
+        names: of the classes.
+    """
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
+    palette = colormaps["tab20" if len(names) > 10 else "tab10"]
+    colors = np.array([palette(i % palette.N)[:3] for i in range(len(names))] + [(1.0, 1.0, 1.0)])
+
+    def painted(mask: np.ndarray) -> np.ndarray:
+        known = (mask >= 0) & (mask < len(names))
+        return colors[np.where(known, mask, len(names))]
+
+    across = min(2, len(images))
+    down = -(-len(images) // across)
+    figure, axes = _figure(down, 3 * across, (4.8 * across, 1.7 * down + 0.6))
+    axes = np.reshape(axes, (-1, 3))
+    for axis in axes.flat:
+        axis.axis("off")
+    for row, image, wanted, found in zip(axes, images, truth, said, strict=False):
+        shown = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
+        parts = {"image": shown, "truth": painted(wanted), "prediction": painted(found)}
+        for axis, (title, pixels) in zip(row, parts.items(), strict=True):
+            axis.imshow(pixels, vmin=0, vmax=1, interpolation="nearest")
+            axis.set_title(title, fontsize=8, color=_INK)
+    if len(names) <= 20:
+        keys = [
+            Patch(color=color, label=str(name)) for color, name in zip(colors, names, strict=False)
+        ]
+        figure.legend(handles=keys, loc="outside lower center", ncols=7, frameon=False, fontsize=8)
     _save(figure, path)
 
 

@@ -10,6 +10,7 @@ Train, resume or evaluate:
   kmodels probe --data folder:IMAGES      a linear probe of a frozen backbone
   kmodels distill --data folder:IMAGES    a small model taught by a large one
   kmodels caption --data FOLDER           Gemma 3 on images with texts
+  kmodels segment --data folder:DIR       the class of each pixel, by masks
   kmodels zero-shot --data folder:IMAGES  two towers, to classify by names
   kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
 

@@ -15,6 +15,8 @@ _EXPORTS = {
     "Checkpoint": "checkpoint.callback",
     "ContrastiveLoss": "training.contrastive_loss",
     "Interrupted": "checkpoint.preemption",
+    "MeanIoU": "training.mean_iou",
+    "PixelCrossentropy": "training.pixel_loss",
     "Runner": "runs.runner",
     "SigLIPLoss": "training.similarity_losses",
     "StepCallbacks": "training.step.step_loss",

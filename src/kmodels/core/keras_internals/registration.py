@@ -42,6 +42,7 @@ VIT = (
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
     *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates", "PatchDropout"),
+    *("ViTImageSegmenter", "ViTImageSegmenterPreprocessor"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),
@@ -52,6 +53,8 @@ MODULES = {
     "kmodels.layers": LAYERS,
     "kmodels.models": (*CLIP, *GEMMA, *GEMMA_VISION, *QWEN3, *SIGLIP, *TWO_TOWERS, *VIT),
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
+    "kmodels.training.mean_iou": ("MeanIoU",),
+    "kmodels.training.pixel_loss": ("PixelCrossentropy",),
     "kmodels.training.similarity_losses": ("CLIPLoss", "SigLIPLoss"),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),

@@ -17,6 +17,8 @@ from kmodels.models.vit.kinds import (
 )
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
+from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
 from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncoder
 
 __all__ = [
@@ -37,4 +39,6 @@ __all__ = [
     "ViTImageClassifier",
     "ViTImageClassifierPreprocessor",
     "ViTImageConverter",
+    "ViTImageSegmenter",
+    "ViTImageSegmenterPreprocessor",
 ]

@@ -13,11 +13,14 @@ from kmodels.models.vit.exports.huggingface import transformers_form
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
 from kmodels.models.vit.weights import augreg, clip_siglip, dinov2, dinov3, eva, huggingface, timm
 from kmodels.models.vit.weights.keras_hub_config import PEERS
 from kmodels.weights.tensors import LazyArray
 
 HEADS = ("logits/", "distillation_logits/")
+# Of a segmenter: a classifier does not read them, nor a segmenter those of a classifier.
+PIXEL_HEADS = ("batch_norm/", "pixel_logits/")
 
 
 def _defaults(config: ViTConfig, task: dict[str, Any]) -> dict[str, Any]:
@@ -49,16 +52,17 @@ def sizes(config: ViTConfig) -> Sizes:
 FAMILY = Family(
     name="vit",
     backbone=ViTBackbone,
-    tasks=(ViTImageClassifier,),
+    tasks=(ViTImageClassifier, ViTImageSegmenter),
     presets=PRESETS,
     formats=(huggingface, dinov2, dinov3, clip_siglip, eva, timm, augreg),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
-        "num_classes": HEADS,
+        "num_classes": (*HEADS, "pixel_logits/"),
         "head_bias": HEADS,
         "pooling": ("pooling/", "distillation_logits/"),
         "pooled_norm": ("pooled_norm/",),
         "intermediate_dim": ("pre_logits/", *HEADS),
+        "use_batch_norm": PIXEL_HEADS,
     },
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,

@@ -214,6 +214,16 @@ PRESETS: dict[str, dict[str, Any]] = (
             "use_class_token": False,
             "task_pooling": "gap",
         },
+        "vit_micro_patch4_48": {
+            "image_shape": (48, 48, 3),
+            "patch_size": 4,
+            "num_layers": 4,
+            "num_heads": 4,
+            "hidden_dim": 64,
+            "mlp_dim": 128,
+            "use_class_token": False,
+            "task_pooling": "gap",
+        },
         "vit_micro_patch7_28": {
             "image_shape": (28, 28, 1),
             "patch_size": 7,

@@ -6,5 +6,5 @@ LAYOUT: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?patch_embedding/kernel": (None, "embed"),
     r"(?:.*/)?tokens/.*": (None, None, "embed"),
     **BLOCKS,
-    rf"(?:.*/)?(?:pre_logits|logits|distillation_logits)/{KERNEL}": ("embed", None),
+    rf"(?:.*/)?(?:pre_logits|logits|distillation_logits|pixel_logits)/{KERNEL}": ("embed", None),
 }

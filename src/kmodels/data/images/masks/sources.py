@@ -1,0 +1,193 @@
+"""Sources of images with masks: arrays, and files in two folders."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.remote import local_copy
+from kmodels.data.images.masks.scenes import CLASSES, SIZE, made_scenes
+from kmodels.data.images.pictures import SUFFIXES, decode
+from kmodels.data.images.sources import DataBundle, split
+
+SPECS = "scenes[:N], folder:DIR"
+SCENES = 2400
+NO_LABEL = 255
+PARTS = ("train", "validation", "test")
+
+
+class MaskArrays:
+    """Images and masks held in memory, an `ImageSource` whose labels are masks.
+
+    Args:
+        images: uint8 or float32 (n, H, W, C), values from 0 to 255.
+        masks: whole numbers (n, H, W).
+        indices: which of them belong to this source, in order; all by default.
+
+    Raises:
+        InputError: where they do not fit together.
+    """
+
+    def __init__(self, images: np.ndarray, masks: np.ndarray, indices: np.ndarray | None = None):
+        if images.shape[:3] != masks.shape:
+            raise InputError(
+                f"images have shape {images.shape} and masks {masks.shape}; give (n, H, W, C) and "
+                "(n, H, W)"
+            )
+        self.images = images if indices is None else images[indices]
+        self.labels = masks if indices is None else masks[indices]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns images (B, H, W, C) and masks (B, H, W)."""
+        return self.images[indices], self.labels[indices]
+
+
+class MaskFiles:
+    """Images with masks of the same name, read when they are asked for.
+
+    `labels` are the numbers of the images: masks of different sizes do not make an array.
+
+    Args:
+        pairs: files of an image and its mask.
+    """
+
+    def __init__(self, pairs: list[tuple[Path, Path]]):
+        self.pairs = pairs
+        self.labels = np.arange(len(pairs), dtype="int32")
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Returns lists of images (H, W, 3) and masks (H, W)."""
+        found = [self._pair(*self.pairs[i]) for i in indices]
+        return [image for image, _ in found], [mask for _, mask in found]
+
+    @staticmethod
+    def _pair(image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
+        pixels, labels = decode(image.read_bytes(), str(image)), read_mask(mask)
+        if pixels.shape[:2] != labels.shape:
+            raise InputError(
+                f"{mask} has {labels.shape[1]}x{labels.shape[0]} pixels and its image "
+                f"{pixels.shape[1]}x{pixels.shape[0]}; give masks of the size of their images"
+            )
+        return pixels, labels
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """Returns the numbers of a PNG of classes, those of a palette as they are.
+
+    Args:
+        path: a PNG with one channel.
+
+    Returns:
+        int32 (height, width).
+
+    Raises:
+        InputError: for what is not such a file.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(path.read_bytes()), formats=("PNG",)) as image:
+            numbers = np.asarray(image)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"{path} is not a PNG of a mask ({error}); repair it") from error
+    if numbers.ndim != 2:
+        raise InputError(
+            f"{path} has {numbers.shape[-1]} channels; give a PNG whose values are the classes"
+        )
+    return numbers.astype("int32")
+
+
+def open_masks(
+    spec: str,
+    *,
+    image_size: tuple[int, int] | None = None,
+    seed: int = 0,
+    validation_split: float = 0.1,
+) -> DataBundle:
+    """Opens a data set of images with masks, as recipes name it.
+
+    A folder has `images/` and `masks/`, whose PNGs are called as the images are, or `train/`,
+    `validation/` and `test/` with these two each. A pixel's value is its class, and 255 stands for
+    none. `classes.txt` names the classes, one a line; without it their number is read from the
+    masks. Parts that are missing are drawn from the training part by the seed.
+
+    Args:
+        spec: "scenes[:N]" for N made scenes (2,400 by default), or "folder:DIR".
+        image_size: (height, width) of made scenes.
+        seed: seed of scenes and of what is drawn.
+        validation_split: share of each missing part.
+
+    Returns:
+        The parts, whose sources give masks as labels.
+
+    Raises:
+        InputError: for another word, or files that do not fit together.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "scenes":
+        count = int(rest) if rest.isdigit() else SCENES
+        if rest and (not rest.isdigit() or count < 10):
+            raise InputError(f"data is {spec}; give scenes:N with N at least 10")
+        images, masks = made_scenes(count, image_size or SIZE, seed)
+        chosen = split(count, (validation_split, validation_split), seed)
+        train, validation, test = (MaskArrays(images, masks, part) for part in chosen)
+        shape = (*images.shape[1:3], 3)
+        return DataBundle(train, validation, test, [*CLASSES], shape)
+    if kind == "folder":
+        return _folder(local_copy(rest), image_size, seed, validation_split)
+    raise InputError(f"data is {spec}; give one of {SPECS}")
+
+
+def _folder(
+    root: Path, image_size: tuple[int, int] | None, seed: int, validation_split: float
+) -> DataBundle:
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    if (root / "train").is_dir():
+        pairs = {part: _pairs(root / part) for part in PARTS if (root / part).is_dir()}
+    else:
+        pairs = {"train": _pairs(root)}
+    shares = [0.0 if part in pairs else validation_split for part in PARTS[1:]]
+    rest, *drawn = split(len(pairs["train"]), shares, seed)
+    for part, chosen in zip(PARTS[1:], drawn, strict=True):
+        if len(chosen):
+            pairs[part] = [pairs["train"][i] for i in chosen]
+    pairs["train"] = [pairs["train"][i] for i in rest]
+    sources = {part: MaskFiles(found) for part, found in pairs.items()}
+    names = _names(root, [mask for found in pairs.values() for _, mask in found])
+    first = pairs["train"][0][0]
+    height, width = image_size or decode(first.read_bytes(), str(first)).shape[:2]
+    shape = (height, width, 3)
+    return DataBundle(
+        sources["train"], sources.get("validation"), sources.get("test"), names, shape
+    )
+
+
+def _pairs(folder: Path) -> list[tuple[Path, Path]]:
+    images = [
+        path for path in sorted((folder / "images").glob("*")) if path.suffix.lower() in SUFFIXES
+    ]
+    found = [(path, folder / "masks" / f"{path.stem}.png") for path in images]
+    if lacking := [path.name for path, mask in found if not mask.is_file()]:
+        raise InputError(f"{folder / 'masks'} has no PNG for {', '.join(lacking[:8])}; add them")
+    if not found:
+        raise InputError(f"{folder / 'images'} has no images; give DIR/images and DIR/masks")
+    return found
+
+
+def _names(root: Path, masks: list[Path]) -> list[str]:
+    file = root / "classes.txt"
+    named = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
+    names = [line.strip() for line in named if line.strip()]
+    if names:
+        return names
+    held = [numbers[numbers != NO_LABEL] for numbers in map(read_mask, masks)]
+    return [str(i) for i in range(1 + max(int(x.max()) for x in held if x.size))]

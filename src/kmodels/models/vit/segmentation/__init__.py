@@ -1,0 +1,1 @@
+"""Dense prediction: a class for each pixel of an image."""

@@ -1,0 +1,52 @@
+"""Masks of any size from the logits of patches, in NumPy: no size has to be compiled."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kmodels.weights.positions import resize_matrix
+
+# Logits of so many numbers are made at a time.
+_MOST_NUMBERS = 1 << 24
+
+
+def resized(grid: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Returns maps in another size, bilinear between the centers of their pixels.
+
+    Args:
+        grid: (rows, columns, K).
+        size: (height, width) wanted.
+
+    Returns:
+        float32 (height, width, K).
+    """
+    down, across = _matrices(grid, size)
+    return np.einsum("hr,rck,wc->hwk", down, grid, across, optimize=True)
+
+
+def classes(grid: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Returns the class with the largest logit of each pixel, band by band.
+
+    Args:
+        grid: logits (rows, columns, classes).
+        size: (height, width) of the image.
+
+    Returns:
+        int32 (height, width).
+    """
+    height, width = size
+    down, across = _matrices(grid, size)
+    wide = np.einsum("rck,wc->rwk", grid, across, optimize=True)
+    step = max(1, _MOST_NUMBERS // (width * grid.shape[-1]))
+    found = np.empty((height, width), "int32")
+    for start in range(0, height, step):
+        band = np.tensordot(down[start : start + step], wide, 1)
+        found[start : start + step] = band.argmax(-1)
+    return found
+
+
+def _matrices(grid: np.ndarray, size: Sequence[int]) -> list[np.ndarray]:
+    return [
+        resize_matrix(old, new, "bilinear").astype("float32")
+        for old, new in zip(grid.shape[:2], size, strict=True)
+    ]

@@ -1,0 +1,118 @@
+"""Images with masks to what a segmenter takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import Data
+from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.resizing import resize
+from kmodels.models.vit.image_converter import ViTImageConverter, settings_of
+from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
+    """`ViTImageClassifierPreprocessor` for images whose labels are masks.
+
+    Images are stretched, never cropped, so that each pixel of a mask belongs to one of its image.
+
+    Args:
+        image_size: (height, width) in pixels.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        interpolation: how images are resized, as in `ViTImageClassifierPreprocessor`.
+        antialias: see there.
+        resize_output_mask: resizes masks to `image_size` by the nearest pixel; False where they
+            have that size already. keras-hub's default is False.
+        image_converter: a `ViTImageConverter`, or keras-hub's; all of the above except for
+            `resize_output_mask` is read from it.
+        **kwargs: of `keras.layers.Layer`, such as `name`.
+
+    Call:
+        x: as of `ViTImageClassifierPreprocessor`.
+        y: masks of whole numbers, (B, H, W) or (B, H, W, 1), one (H, W), or a list of any sizes.
+        sample_weight: handed through.
+        -> float32 images (B, height, width, C), and with y int32 masks (B, height, width).
+
+    Raises:
+        InputError: for what is not a mask, or a converter that crops.
+    """
+
+    def __init__(
+        self,
+        image_size: Sequence[int] = (224, 224),
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        interpolation: str = "bilinear",
+        antialias: bool = True,
+        resize_output_mask: bool = True,
+        *,
+        image_converter: ViTImageConverter | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        given: dict[str, Any] = {
+            "image_size": image_size,
+            "mean": mean,
+            "std": std,
+            "interpolation": interpolation,
+            "antialias": antialias,
+        }
+        if image_converter is not None:
+            given = settings_of(image_converter, image_size, len(mean))
+            if given.pop("crop_to_aspect_ratio"):
+                raise InputError(
+                    "the image converter has crop_to_aspect_ratio=True, which leaves pixels "
+                    "without a class; give one with False"
+                )
+        super().__init__(**given, **kwargs)
+        self.resize_output_mask = resize_output_mask
+
+    def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
+        """Returns normalised images, and masks of their size."""
+        return super().call(x, None if y is None else self._masks(y), sample_weight)
+
+    def _masks(self, y: Data) -> np.ndarray:
+        if not isinstance(y, list | tuple):
+            y = to_numpy(y)
+        if isinstance(y, np.ndarray) and y.ndim == 2:
+            return self._mask(y)
+        if len(y) == 0:
+            return np.zeros((0, *self.image_size), "int32")
+        return np.stack([self._mask(to_numpy(one)) for one in y])
+
+    def _mask(self, mask: np.ndarray) -> np.ndarray:
+        if mask.ndim == 3 and mask.shape[-1] == 1:
+            mask = mask[..., 0]
+        if mask.ndim != 2:
+            raise InputError(f"a mask has shape {mask.shape}; give (height, width)")
+        if not np.issubdtype(mask.dtype, np.integer) and not np.array_equal(mask, np.rint(mask)):
+            raise InputError(f"a mask has values of {mask.dtype}; give whole numbers of classes")
+        if self.resize_output_mask:
+            # Whole numbers up to 2 ** 24 are themselves in float32.
+            height, width = self.image_size
+            numbers = mask[..., None].astype("float32")
+            found = resize(numbers, (height, width), None, "nearest")
+            mask = found[..., 0]
+        return mask.astype("int32")
+
+    def compute_output_spec(
+        self, x: keras.KerasTensor, y: keras.KerasTensor | None = None, sample_weight: Data = None
+    ) -> Any:
+        """Returns shapes and dtypes that `call` gives."""
+        if y is not None:
+            shape = tuple(y.shape)
+            if len(shape) > 2 and shape[-1] == 1:
+                shape = shape[:-1]
+            size = self.image_size if self.resize_output_mask else shape[-2:]
+            y = keras.KerasTensor((*shape[:-2], *size), "int32")
+        return super().compute_output_spec(x, y, sample_weight)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the arguments as plain values."""
+        held = super().to_dict()
+        held.pop("crop_to_aspect_ratio")
+        return {**held, "resize_output_mask": self.resize_output_mask}

@@ -1,0 +1,233 @@
+"""Semantic segmentation with a linear head on the patches of a ViT."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import numpy as np
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, OptimizerLike
+from kmodels.data.fit.batches import to_numpy
+from kmodels.layers import Dense, Dropout
+from kmodels.layers.layout_family import of_family
+from kmodels.models.vit import resize_positions
+from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.segmentation import masks
+from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
+from kmodels.task import CompiledByDefault, Task
+from kmodels.training.mean_iou import MeanIoU
+from kmodels.training.pixel_loss import PixelCrossentropy
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
+    """A ViT with a linear head that gives each pixel of an image a class.
+
+    The head is that of DINOv2's linear evaluation: batch norm of the patches that the backbone
+    gives, one dense layer, and bilinear resizing of its logits to the image.
+
+    Args:
+        backbone: a `ViTBackbone`.
+        num_classes: number of classes, the background included where it is one.
+        preprocessor: turns raw images and masks into what the model takes, or None.
+        ignore_class: label of pixels that are neither trained on nor measured; None where all are.
+        use_batch_norm: batch norm in front of the dense layer. Over several processes of torch, and
+            devices of TensorFlow, it would be that of each one's rows, which is refused; give False
+            there.
+        dropout: rate in front of the dense layer.
+        head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
+            under "mixed_bfloat16" it computes in float32.
+        **kwargs: of `keras.Model`, such as `name`.
+
+    Call:
+        images (B, height, width, C), preprocessed floats -> logits (B, height, width,
+        num_classes), float32; `predict` gives them too, as keras-hub's segmenters do. Use
+        `segment` for masks.
+
+    Raises:
+        InputError: for a backbone that gives no tokens, or settings that cannot be.
+
+    Source:
+        Oquab et al. 2023, section 7.4 (arXiv:2304.07193); its code calls the head `BNHead`.
+    """
+
+    backbone_class = ViTBackbone
+    preprocessor_class = ViTImageSegmenterPreprocessor
+
+    @of_family
+    def __init__(
+        self,
+        backbone: ViTBackbone,
+        num_classes: int,
+        preprocessor: ViTImageSegmenterPreprocessor | None = None,
+        ignore_class: int | None = 255,
+        use_batch_norm: bool = True,
+        dropout: float = 0.0,
+        head_dtype: DTypeLike = None,
+        **kwargs: Any,
+    ):
+        if len(backbone.output.shape) != 3:
+            raise InputError(f"{type(backbone).__name__} gives no tokens; give a ViTBackbone")
+        check_whole("num_classes", num_classes, 2)
+        config = backbone.config
+        policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
+
+        # === Layers ===
+        norm = None
+        if use_batch_norm:
+            # torch's defaults, with which the original's were trained.
+            norm = keras.layers.BatchNormalization(
+                momentum=0.9, epsilon=1e-5, name="batch_norm", dtype=policy
+            )
+        drop = Dropout(dropout, name="head_dropout", dtype=policy)
+        dense = Dense(
+            num_classes,
+            kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
+            name="pixel_logits",
+            dtype=policy,
+        )
+
+        # === Graph ===
+        inputs = backbone.inputs[0]
+        x = backbone(inputs)[:, config.num_prefix_tokens :]
+        x = keras.ops.cast(x, policy.compute_dtype)
+        x = x if norm is None else norm(x)
+        x = dense(drop(x))  # (B, P, K)
+        dtype = "float64" if policy.compute_dtype == "float64" else "float32"
+        grid = keras.ops.cast(keras.ops.reshape(x, (-1, *config.grid, num_classes)), dtype)
+        outputs = keras.ops.image.resize(
+            grid, config.image_shape[:2], "bilinear", data_format="channels_last"
+        )
+        super().__init__(
+            backbone=backbone, preprocessor=preprocessor, inputs=inputs, outputs=outputs, **kwargs
+        )
+
+        # === Config ===
+        self.num_classes = num_classes
+        self.ignore_class = ignore_class
+        self.settings = {
+            "num_classes": num_classes,
+            "ignore_class": ignore_class,
+            "use_batch_norm": use_batch_norm,
+            "dropout": dropout,
+        }
+        self.head_dtype = policy
+        # Around Keras' __setattr__, which would count its layers as those of this model again.
+        object.__setattr__(self, "_of_patches", keras.Model(inputs, grid, name="patch_logits"))
+
+    @classmethod
+    def from_preset(
+        cls,
+        preset: str | Path,
+        dtype: DTypeLike = None,
+        load_weights: bool = True,
+        **overrides: Any,
+    ) -> Self:
+        """As of every task; what is no segmenter's own directory needs `num_classes`.
+
+        Args:
+            preset: as in `Task.from_preset`, like all that follow; the weights of a classifier's
+                backbone are read, and its head is not.
+            dtype: see there.
+            load_weights: see there.
+            **overrides: see there.
+
+        Raises:
+            InputError: as there, and for a head of unknown size.
+        """
+        if "num_classes" not in overrides:
+            from kmodels.models import registry
+            from kmodels.presets.find import open_checkpoint
+
+            family = registry.family(cls.backbone_class.family)
+            if "use_batch_norm" not in open_checkpoint(preset, family, {}, False).task:
+                raise InputError(f"{preset} has no head for pixels; give num_classes")
+        return super().from_preset(preset, dtype, load_weights, **overrides)
+
+    @property
+    def output_dense(self) -> Any:
+        """The layer that gives the logits of the patches."""
+        return self.get_layer("pixel_logits")
+
+    def compile(
+        self,
+        optimizer: OptimizerLike = "auto",
+        loss: LossLike = "auto",
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = "auto",
+        weighted_metrics: MetricsLike = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """Keras' `compile`, with defaults for masks of whole numbers.
+
+        Args:
+            optimizer: "auto" is Adam with a learning rate of 5e-5, as keras-hub's.
+            loss: "auto" is `kmodels.training.PixelCrossentropy` with the `ignore_class`.
+            loss_weights: as in Keras.
+            metrics: "auto" is `kmodels.training.MeanIoU`, if the loss is "auto" too; beside a loss
+                of your own it is none.
+            weighted_metrics: as in `Task.compile`, like all that follow.
+            run_eagerly: see there.
+            steps_per_execution: see there.
+            jit_compile: see there.
+            auto_scale_loss: see there.
+        """
+        if isinstance(metrics, str) and metrics == "auto":
+            automatic = isinstance(loss, str) and loss == "auto"
+            mean = MeanIoU(self.num_classes, ignore_class=self.ignore_class)
+            metrics = [mean] if automatic else None
+        if isinstance(optimizer, str) and optimizer == "auto":
+            optimizer = keras.optimizers.Adam(5e-5)
+        if isinstance(loss, str) and loss == "auto":
+            loss = PixelCrossentropy(self.ignore_class)
+        keras_internals.forget_metrics(self)
+        super().compile(
+            optimizer,
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )
+
+    def segment(self, images: Data, batch_size: int = 32) -> Any:
+        """Returns the class of each pixel of images, in the size that they have.
+
+        The logits of patches leave the device, and are resized to each image at once.
+
+        Args:
+            images: what the preprocessor takes: uint8 (B, H, W, C), one image (H, W, C), or a list
+                of images of any size; without a preprocessor what the model takes.
+            batch_size: images at a time.
+
+        Returns:
+            int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
+        """
+        if isinstance(images, list | tuple):
+            sizes = [np.shape(image)[:2] for image in images]
+        else:
+            images = to_numpy(images)
+            if images.ndim == 3:
+                return self.segment(images[None], batch_size)[0]
+            sizes = [images.shape[1:3]] * len(images)
+        if len(images) == 0:
+            return (
+                images if isinstance(images, list | tuple) else np.zeros(images.shape[:3], "int32")
+            )
+        given = np.stack(images) if self.preprocessor is None else self.preprocessor(images)
+        grids = self._of_patches.predict(given, batch_size=batch_size, verbose=0)
+        found = [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
+        return found if isinstance(images, list | tuple) else np.stack(found)
+
+    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
+        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
+        return resize_positions.resized(self, image_size, patch_size)

@@ -1,0 +1,80 @@
+"""Results of a segmentation run: metrics, and images beside their masks and predictions."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from kmodels.data.images.sources import DataBundle, ImageSource
+from kmodels.runs import console, plots
+from kmodels.runs.classification import evaluate, facts
+from kmodels.runs.results import result
+from kmodels.runs.runner import Runner
+from kmodels.training.evaluation import WholeBatches
+
+if TYPE_CHECKING:
+    from kmodels.runs.run_folder import Folder
+
+__all__ = ["facts", "report"]
+
+_PICTURES = 8
+
+
+def report(
+    folder: "Folder",
+    model: keras.Model,
+    data: DataBundle,
+    runner: Runner | None,
+    validation: WholeBatches | None,
+    test: WholeBatches | None,
+    preprocessor: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluates, draws, and writes result.json and the model.
+
+    Args:
+        folder: a `kmodels.runs.recipe.Folder`.
+        model: compiled, in its final state.
+        data: a `kmodels.data.DataBundle` of `open_masks`.
+        runner: of the training; None where there was an evaluation alone.
+        validation: batches of `data.validation`.
+        test: batches of `data.test`.
+        preprocessor: saved with the model, for images as they come.
+
+    Returns:
+        The content of result.json.
+    """
+    metrics = dict(runner.metrics) if runner is not None else {}
+    console.working("evaluating")
+    if runner is None and validation is not None:
+        metrics |= evaluate(model, validation, "val_")
+    if test is not None:
+        metrics |= evaluate(model, test, "test_")
+    model.preprocessor = preprocessor
+    part = data.validation if data.test is None else data.test
+    if part is not None:
+        console.working("drawing single predictions")
+        _draw(folder, model, part, data.class_names)
+    content = result(
+        model, recipe=folder.recipe, settings=folder.settings, metrics=metrics, runner=runner
+    )
+    if runner is None:
+        folder.write_json("evaluation.json", content)
+    else:
+        console.working("saving the model")
+        plots.curves(folder.path / "curves.png", runner.history.rows, "mean_iou")
+        model.save_to_preset(folder.path / "model")
+    if runner is not None or not (folder.path / "result.json").exists():
+        folder.write_json("result.json", content)
+    console.working(None)
+    console.say_metrics(metrics)
+    return content
+
+
+def _draw(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:
+    chosen = np.unique(np.linspace(0, len(source) - 1, min(_PICTURES, len(source))).astype(int))
+    images, truth = source.batch(chosen)
+    said = model.segment(list(images))
+    images = [np.clip(np.asarray(x, "float32") / 255, 0, 1) for x in images]
+    path = folder.path / "predictions.png"
+    plots.masks(path, images, list(truth), said, names)

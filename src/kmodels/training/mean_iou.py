@@ -1,0 +1,88 @@
+"""Mean intersection over union of masks."""
+
+import keras
+
+from kmodels.core.types import Tensor
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class MeanIoU(keras.metrics.MeanIoU):
+    """Keras' `MeanIoU`, whose counts are those of any number of pixels on every backend.
+
+    It sums counts of pixels over batches, devices and processes, and divides once. Keras' own casts
+    labels to a dtype that JAX does not have by default, which warns at each first batch; its counts
+    are int32 on JAX and torch, and a data set of photographs has more than 2 ** 31 pixels; and it
+    takes weights of pixels, but none of images.
+
+    Args:
+        num_classes: number of classes.
+        name: name of the metric.
+        dtype: of the counts.
+        ignore_class: label of the pixels that do not count; None where all do.
+        sparse_y_true: labels are whole numbers; False for one-hot ones.
+        sparse_y_pred: predictions are whole numbers; False for logits or probabilities, which is
+            the default here.
+        axis: of the classes, where they have one.
+
+    Call:
+        y_true: (B, H, W), or (B, H, W, 1).
+        y_pred: (B, H, W, classes).
+        sample_weight: (B,), (B, H, W), or None.
+
+        The result is the mean over the classes that masks or predictions have.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        name: str = "mean_iou",
+        dtype: str | None = None,
+        ignore_class: int | None = None,
+        sparse_y_true: bool = True,
+        sparse_y_pred: bool = False,
+        axis: int = -1,
+    ):
+        super().__init__(
+            num_classes=num_classes,
+            name=name,
+            dtype=dtype or "float32",
+            ignore_class=ignore_class,
+            sparse_y_true=sparse_y_true,
+            sparse_y_pred=sparse_y_pred,
+            axis=axis,
+        )
+
+    def update_state(
+        self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
+    ) -> None:
+        """Adds the pixels of a batch to the counts.
+
+        Args:
+            y_true: masks.
+            y_pred: what the model says of them.
+            sample_weight: weights of images or pixels, or None.
+        """
+        ops, classes = keras.ops, self.num_classes
+        if not self.sparse_y_true:
+            y_true = ops.argmax(y_true, axis=self.axis)
+        if not self.sparse_y_pred:
+            y_pred = ops.argmax(y_pred, axis=self.axis)
+        rows = ops.shape(y_true)[0]
+        true = ops.reshape(ops.cast(y_true, "int32"), (rows, -1))
+        said = ops.reshape(ops.cast(y_pred, "int32"), (rows, -1))
+        there = ops.ones_like(true, dtype="bool")
+        for numbers in (true, said):
+            there = ops.logical_and(there, (numbers >= 0) & (numbers < classes))
+        if self.ignore_class is not None:
+            there = ops.logical_and(there, true != self.ignore_class)
+        # Whole numbers: float32 cannot count beyond 2 ** 24 one by one.
+        weights = ops.cast(there, "int32")
+        if sample_weight is not None:
+            given = ops.reshape(ops.cast(sample_weight, self.dtype), (rows, -1))
+            weights = given * ops.cast(there, self.dtype)
+        cells = ops.where(there, true * classes + said, 0)
+        counts = ops.segment_sum(
+            ops.reshape(weights, (-1,)), ops.reshape(cells, (-1,)), num_segments=classes**2
+        )
+        counts = ops.reshape(ops.cast(counts, self.dtype), (classes, classes))
+        self.total_cm.assign_add(counts)

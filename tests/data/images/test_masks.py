@@ -1,0 +1,100 @@
+"""Images with masks: made scenes, files, and batches that cut and mirror both alike."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kmodels.core.errors import InputError
+from kmodels.data import MaskArrays, MaskLoader, Resizing, made_scenes, open_masks
+
+pytestmark = pytest.mark.once
+
+
+def test_scenes_are_a_function_of_the_seed():
+    images, masks = made_scenes(30, (24, 32), seed=2)
+    again = made_scenes(30, (24, 32), seed=2)
+    np.testing.assert_array_equal(images, again[0])
+    np.testing.assert_array_equal(masks, again[1])
+    assert images.shape == (30, 24, 32, 3) and set(np.unique(masks)) == set(range(5))
+    assert not np.array_equal(made_scenes(30, (24, 32), seed=3)[0], images)
+    data = open_masks("scenes:30", image_size=(24, 32), seed=2)
+    assert [len(data.train), len(data.validation), len(data.test)] == [24, 3, 3]
+    assert data.class_names[0] == "background" and data.image_shape == (24, 32, 3)
+    assert len(data.mean) == 3
+
+
+def test_images_and_masks_are_cut_and_mirrored_alike():
+    """Images that show their masks: what the loader gives of one is what it gives of the other."""
+    masks = np.random.default_rng(0).integers(0, 200, (9, 12, 16)).astype("uint8")
+    images = np.repeat(masks[..., None], 3, -1)
+    nearest = Resizing("nearest")
+    source = MaskArrays(images, masks)
+    options = {"shuffle": True, "seed": 1, "resizing": nearest, "image_size": (8, 8)}
+    loader = MaskLoader(source, 4, flip=True, crop=0.3, **options)
+    assert len(loader) == 3 and loader[2][1].shape == (1, 8, 8)
+    seen = []
+    for i in range(3):
+        x, y = loader[i]
+        assert x.dtype == "float32" and y.dtype == "int32"
+        np.testing.assert_array_equal(np.rint(x[..., 0] * 255), y)
+        seen.append(y)
+    loader.set_epoch(1)
+    assert not np.array_equal(loader[0][1], seen[0])
+    loader.set_epoch(0, 1)
+    np.testing.assert_array_equal(loader[0][1], seen[1])
+    np.testing.assert_array_equal(loader.part(1, 3)[0][1], seen[1][1:3])
+    plain, mirrored = (MaskLoader(source, 9, flip=flip) for flip in (False, True))
+    plain, mirrored = plain[0][1], mirrored[0][1]
+    same = (plain == mirrored).all((1, 2))
+    assert 0 < same.sum() < 9
+    np.testing.assert_array_equal(plain[~same], mirrored[~same][:, :, ::-1])
+
+
+def test_files(tmp_path):
+    images, masks = made_scenes(10, (12, 14), seed=0)
+    for part, chosen in (("train", range(8)), ("test", range(8, 10))):
+        for i in chosen:
+            for kind, pixels in (("images", images[i]), ("masks", masks[i])):
+                folder = tmp_path / part / kind
+                folder.mkdir(parents=True, exist_ok=True)
+                picture = Image.fromarray(pixels)
+                if kind == "masks" and i == 3:
+                    picture.putpalette(list(range(255, 255 - 3 * 85, -1)))  # numbers, not colors
+                picture.save(folder / f"{i}.png")
+    data = open_masks(f"folder:{tmp_path}", validation_split=0.25)
+    assert [len(data.train), len(data.validation), len(data.test)] == [6, 2, 2]
+    assert data.class_names == list("01234") and data.image_shape == (12, 14, 3)
+    found = [data.train, data.validation, data.test]
+    shown = {mask.tobytes() for part in found for mask in part.batch(np.arange(len(part)))[1]}
+    assert shown == {mask.astype("int32").tobytes() for mask in masks}
+    (tmp_path / "classes.txt").write_text("ground\na\nb\nc\nd\n")
+    assert open_masks(f"folder:{tmp_path}").class_names[0] == "ground"
+    Image.fromarray(images[0]).save(tmp_path / "train" / "masks" / "0.png")
+    with pytest.raises(InputError, match=r"0\.png has 3 channels; give a PNG whose values are"):
+        open_masks(f"folder:{tmp_path}").train.batch(np.arange(6))
+    Image.fromarray(masks[0][:5]).save(tmp_path / "train" / "masks" / "0.png")
+    with pytest.raises(InputError, match="has 14x5 pixels and its image 14x12; give masks of the"):
+        open_masks(f"folder:{tmp_path}", validation_split=0.0).train.batch(np.arange(8))
+    (tmp_path / "train" / "masks" / "0.png").write_bytes(b"none")
+    with pytest.raises(InputError, match=r"0.png is not a PNG of a mask \("):
+        open_masks(f"folder:{tmp_path}", validation_split=0.0).train.batch(np.arange(8))
+    (tmp_path / "train" / "masks" / "0.png").unlink()
+    with pytest.raises(InputError, match=r"has no PNG for 0\.png; add them"):
+        open_masks(f"folder:{tmp_path}")
+
+
+def test_what_cannot_be_is_said(tmp_path):
+    images, masks = made_scenes(4, (8, 8))
+    with pytest.raises(InputError, match=r"images have shape .* and masks .*; give \(n, H, W, C\)"):
+        MaskArrays(images, masks[:3])
+    cropping = Resizing(crop_to_aspect_ratio=True)
+    with pytest.raises(InputError, match="crop_to_aspect_ratio=True, which leaves pixels"):
+        MaskLoader(MaskArrays(images, masks), 2, resizing=cropping)
+    with pytest.raises(InputError, match="data is digits; give one of scenes"):
+        open_masks("digits")
+    with pytest.raises(InputError, match="data is scenes:2; give scenes:N with N at least 10"):
+        open_masks("scenes:2")
+    with pytest.raises(InputError, match="there is no folder"):
+        open_masks(f"folder:{tmp_path / 'nowhere'}")
+    with pytest.raises(InputError, match=r"images has no images; give DIR/images and DIR/masks"):
+        open_masks(f"folder:{tmp_path}")

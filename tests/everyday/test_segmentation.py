@@ -1,0 +1,86 @@
+"""Programs of people who segment images."""
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.data import made_scenes
+from kmodels.models import ViTBackbone, ViTImageSegmenter, ViTImageSegmenterPreprocessor
+
+CLASSES = 5
+IMAGES, MASKS = made_scenes(16, (16, 16), seed=1)
+
+
+@pytest.fixture(scope="module")
+def segmenter():
+    keras.utils.set_random_seed(0)
+    return ViTImageSegmenter.from_preset(
+        "vit_debug",
+        num_layers=1,
+        patch_size=4,
+        num_classes=CLASSES,
+        preprocessor=ViTImageSegmenterPreprocessor((16, 16)),
+    )
+
+
+def test_linear_evaluation_of_a_frozen_backbone(segmenter):
+    """As keras-hub's segmenters are used: compile, fit, evaluate, predict."""
+    before = segmenter.backbone.get_weights()
+    segmenter.backbone.trainable = False
+    segmenter.compile(optimizer=keras.optimizers.Adam(3e-2))
+    data = {"validation_data": (IMAGES[:4], MASKS[:4]), "batch_size": 8}
+    history = segmenter.fit(IMAGES, MASKS[..., None], epochs=8, verbose=0, **data).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    assert history["val_mean_iou"][-1] > 0.1
+    assert all(map(np.array_equal, segmenter.backbone.get_weights(), before))
+    logits = segmenter.predict(IMAGES[:3], verbose=0)
+    assert logits.shape == (3, 16, 16, CLASSES)
+    accuracy = (segmenter.segment(IMAGES) == MASKS).mean()
+    assert accuracy >= (MASKS == 0).mean() - 0.05
+
+
+def test_a_loader_of_images_and_masks_of_any_size(segmenter):
+    def batches():
+        for i in range(4):
+            size = (12 + 4 * i, 30 - 3 * i)
+            images, masks = made_scenes(4, size, seed=i)
+            # A border that nobody has labeled.
+            masks[:, :2] = 255
+            yield images, masks
+
+    segmenter.compile(optimizer=keras.optimizers.Adam(1e-3))
+    logs = segmenter.fit(batches, epochs=1, verbose=0).history
+    assert np.isfinite(logs["loss"]).all() and 0 <= logs["mean_iou"][0] <= 1
+
+
+def test_keras_own_loss_and_metric(segmenter):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
+    segmenter.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
+    given = segmenter.evaluate(IMAGES, MASKS, batch_size=16, verbose=0, return_dict=True)
+    segmenter.compile()
+    ours = segmenter.evaluate(IMAGES, MASKS, batch_size=16, verbose=0, return_dict=True)
+    assert ours["loss"] == pytest.approx(given["loss"], rel=1e-5)
+
+
+def test_masks_inside_tf_data(segmenter):
+    tf = pytest.importorskip("tensorflow") if keras.backend.backend() == "tensorflow" else None
+    if tf is None:
+        # Only TensorFlow's environment has tf.data; the preprocessor itself is one for all.
+        images, masks = segmenter.preprocessor(IMAGES[:2], MASKS[:2])
+        assert images.shape == (2, 16, 16, 3) and masks.dtype == "int32"
+        return
+    rows = tf.data.Dataset.from_tensor_slices((IMAGES, MASKS)).map(segmenter.preprocessor)
+    images, masks = next(iter(rows.batch(4)))
+    assert tuple(masks.shape) == (4, 16, 16)
+    np.testing.assert_array_equal(masks.numpy(), MASKS[:4])
+
+
+def test_a_segmenter_of_a_dinov2_like_backbone_under_half_precision():
+    backbone = ViTBackbone(
+        (16, 16, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=24,
+        num_register_tokens=2, layer_scale=0.1, dtype="mixed_bfloat16",
+    )  # fmt: skip
+    model = ViTImageSegmenter(backbone, CLASSES, use_batch_norm=False)
+    assert model.output.dtype == "float32" and model.output_dense.compute_dtype == "float32"
+    logits = model.predict(np.zeros((1, 16, 16, 3), "float32"), verbose=0)
+    assert logits.dtype == "float32"

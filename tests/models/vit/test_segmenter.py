@@ -1,0 +1,226 @@
+"""A linear segmenter: head, loss and metric by NumPy, files, adapters, masks of any size."""
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels import models, training
+from kmodels.core.errors import InputError
+from kmodels.models.vit.segmentation import masks as resizing
+from tolerances import tolerance
+
+SIZES = {
+    "image_shape": (16, 24, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16,
+    "mlp_dim": 24, "num_register_tokens": 2,
+}  # fmt: skip
+CLASSES, IGNORED = 5, 255
+rng = np.random.default_rng(0)
+PICTURES = rng.integers(0, 256, (6, 16, 24, 3), "uint8")
+# What to learn: which third of the brightness a pixel's patch has; some pixels have no label.
+BRIGHT = PICTURES.astype("float32").mean(-1).reshape(6, 4, 4, 6, 4).mean((2, 4))
+LABELS = np.digitize(BRIGHT, [115.0, 130.0]).repeat(4, 1).repeat(4, 2)
+LABELS[:, :3, :5] = IGNORED
+
+
+def made(**settings):
+    backbone = models.ViTBackbone(**SIZES)
+    preprocessor = models.ViTImageSegmenterPreprocessor((16, 24))
+    return models.ViTImageSegmenter(backbone, CLASSES, preprocessor, **settings)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A segmenter after some steps of `fit`, with what they logged."""
+    keras.utils.set_random_seed(0)
+    model = made(dropout=0.1)
+    model.compile(keras.optimizers.Adam(1e-2))
+    history = model.fit(PICTURES, LABELS, batch_size=6, epochs=12, verbose=0).history
+    return model, history
+
+
+def numpy_loss(logits, labels):
+    there = labels != IGNORED
+    shares = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    own = np.take_along_axis(shares, np.where(there, labels, 0)[..., None], -1)[..., 0]
+    return -(own * there), there
+
+
+def test_loss_and_metric_are_those_of_numpy():
+    logits = rng.normal(size=(3, 4, 5, CLASSES))
+    labels = rng.integers(0, CLASSES, (3, 4, 5))
+    labels[0, 1:] = IGNORED
+    wanted, there = numpy_loss(logits, labels)
+    loss = training.PixelCrossentropy(IGNORED)
+    given = logits.astype("float32")
+    at = {"atol": tolerance("losses"), "rtol": 0}
+    np.testing.assert_allclose(to_numpy(loss(labels, given)), wanted.sum() / there.sum(), **at)
+    keras_own = keras.losses.SparseCategoricalCrossentropy(True, ignore_class=IGNORED)
+    np.testing.assert_allclose(
+        to_numpy(loss(labels, given)), to_numpy(keras_own(labels, given)), **at
+    )
+    assert abs(wanted.mean() - wanted.sum() / there.sum()) > 0.1
+    rows = np.array([1.0, 0.0, 0.5], "float32")
+    weights = rows[:, None, None] * there
+    expected = (wanted * weights).sum() / there.sum()
+    np.testing.assert_allclose(to_numpy(loss(labels[..., None], given, rows)), expected, **at)
+    each = training.PixelCrossentropy(IGNORED, reduction=None)
+    np.testing.assert_allclose(to_numpy(each(labels, given)), wanted, **at)
+    total = training.PixelCrossentropy(IGNORED, reduction="sum")
+    np.testing.assert_allclose(to_numpy(total(labels, given)), wanted.sum(), rtol=1e-6)
+    assert to_numpy(loss(np.full_like(labels, IGNORED), given)) == 0.0
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    assert again.ignore_class == IGNORED
+    everywhere = training.PixelCrossentropy(None)
+    np.testing.assert_allclose(to_numpy(everywhere(labels[1:], given[1:])), wanted[1:].mean(), **at)
+
+    metric = training.MeanIoU(CLASSES, ignore_class=IGNORED)
+    said, weight = logits.argmax(-1), np.where(there, rows[:, None, None], 0.0)
+    for part in (slice(0, 2), slice(2, 3)):
+        metric.update_state(labels[part], given[part], rows[part])
+    for kind, count in ((metric, weight), (training.MeanIoU(CLASSES, ignore_class=IGNORED), there)):
+        if kind is not metric:
+            kind.update_state(labels, given)
+        shares = []
+        for i in range(CLASSES):
+            both = (count * ((labels == i) & (said == i))).sum()
+            either = (count * ((labels == i) | (said == i))).sum()
+            shares += [both / either] if either else []
+        np.testing.assert_allclose(to_numpy(kind.result()), np.mean(shares), rtol=1e-6)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(metric))
+    assert again.ignore_class == IGNORED and again.sparse_y_pred is False
+
+
+def test_the_head_is_batch_norm_a_dense_layer_and_bilinear_resizing(trained):
+    model, history = trained
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
+    x = to_numpy(model.preprocessor(PICTURES))
+    tokens = to_numpy(model.backbone.predict(x, verbose=0)).astype("float64")
+    assert tokens.shape[1] == 3 + 4 * 6
+    held = {w.path: to_numpy(w) for w in model.weights}
+    found = {name: next(v for p, v in held.items() if p.endswith(name)) for name in (
+        "batch_norm/gamma", "batch_norm/beta", "batch_norm/moving_mean",
+        "batch_norm/moving_variance", "pixel_logits/kernel", "pixel_logits/bias")}  # fmt: skip
+    gamma, beta, mean, variance, kernel, bias = found.values()
+    assert np.abs(mean).max() > 0.01 and np.abs(variance - 1).max() > 0.01
+    y = (tokens[:, 3:] - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+    grid = (y @ kernel + bias).reshape(-1, 4, 6, CLASSES)
+    wanted = np.stack([resizing.resized(g, (16, 24)) for g in grid])
+    logits = model.predict(PICTURES, verbose=0)
+    assert logits.shape == (6, 16, 24, CLASSES)
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=tolerance("logits"))
+    # `evaluate` measures the same.
+    losses, there = numpy_loss(logits.astype("float64"), LABELS)
+    results = model.evaluate(PICTURES, LABELS, return_dict=True, verbose=0)
+    assert results["loss"] == pytest.approx(losses.sum() / there.sum(), abs=tolerance("losses"))
+    assert 0 < results["mean_iou"] <= 1
+
+
+def test_masks_have_the_size_of_their_images(trained):
+    model, _ = trained
+    wanted = model.predict(PICTURES, verbose=0).argmax(-1)
+    found = model.segment(PICTURES)
+    assert found.dtype == "int32" and (found == wanted).mean() > 0.999
+    np.testing.assert_array_equal(model.segment(PICTURES[0]), found[0])
+    odd = [rng.integers(0, 256, (*size, 3), "uint8") for size in ((7, 31), (50, 20))]
+    several = model.segment(odd, batch_size=2)
+    assert [mask.shape for mask in several] == [(7, 31), (50, 20)]
+    assert model.segment([]) == [] and model.segment(PICTURES[:0]).shape == (0, 16, 24)
+    preprocessor, model.preprocessor = model.preprocessor, None
+    np.testing.assert_array_equal(model.segment(preprocessor(PICTURES)), found)
+    model.preprocessor = preprocessor
+    # A band at a time gives what all at once does.
+    grid, most = rng.normal(size=(4, 6, CLASSES)).astype("float32"), resizing._MOST_NUMBERS
+    whole = resizing.resized(grid, (33, 21)).argmax(-1)
+    resizing._MOST_NUMBERS = 300
+    np.testing.assert_array_equal(resizing.classes(grid, (33, 21)), whole)
+    resizing._MOST_NUMBERS = most
+
+
+def test_files_and_other_heads(trained, tmp_path):
+    model, _ = trained
+    wanted = model.predict(PICTURES, verbose=0)
+    model.save_to_preset(tmp_path / "segmenter")
+    again = models.ViTImageSegmenter.from_preset(tmp_path / "segmenter")
+    assert (
+        again.preprocessor.to_dict() == model.preprocessor.to_dict() and again.ignore_class == 255
+    )
+    np.testing.assert_allclose(again.predict(PICTURES, verbose=0), wanted, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(PICTURES, verbose=0), wanted, atol=1e-5)
+    assert np.array_equal(loaded.segment(PICTURES), model.segment(PICTURES))
+    from kmodels.presets import find
+
+    assert find.class_of(tmp_path / "segmenter") is models.ViTImageSegmenter
+    other = models.ViTImageSegmenter.from_preset(tmp_path / "segmenter", num_classes=3)
+    assert other.output_dense.kernel.shape == (16, 3)
+    larger = again.resized((32, 24))
+    assert larger.preprocessor.image_size == (32, 24)
+    assert larger.segment(PICTURES).shape == (6, 16, 24)
+    # A classifier's backbone, and a classifier of a segmenter's backbone, with as many classes.
+    classifier = models.ViTImageClassifier(model.backbone, CLASSES)
+    classifier.save_to_preset(tmp_path / "classifier")
+    with pytest.raises(InputError, match="classifier has no head for pixels; give num_classes"):
+        models.ViTImageSegmenter.from_preset(tmp_path / "classifier")
+    for cls, source in (
+        (models.ViTImageSegmenter, "classifier"),
+        (models.ViTImageClassifier, "segmenter"),
+    ):
+        new = cls.from_preset(tmp_path / source, num_classes=CLASSES)
+        for ours, theirs in zip(new.backbone.weights, model.backbone.weights, strict=True):
+            np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+
+
+def test_adapters_are_trained_beside_the_head(tmp_path):
+    keras.utils.set_random_seed(1)
+    model = made()
+    model.backbone.enable_lora(rank=2)
+    before = {w.path: to_numpy(w) for w in model.weights}
+    model.compile(keras.optimizers.Adam(1e-2))
+    model.fit(PICTURES, LABELS, batch_size=3, epochs=3, verbose=0)
+    moved = {w.path for w in model.weights if (to_numpy(w) != before[w.path]).any()}
+    assert any("lora" in path for path in moved) and any("pixel_logits" in path for path in moved)
+    assert not any(path.endswith("query/kernel") for path in moved)
+    wanted = model.predict(PICTURES, verbose=0)
+    model.save_to_preset(tmp_path / "adapted")
+    again = models.ViTImageSegmenter.from_preset(tmp_path / "adapted")
+    np.testing.assert_allclose(again.predict(PICTURES, verbose=0), wanted, atol=1e-5)
+
+
+def test_preprocessor_resizes_masks_to_the_nearest_pixel():
+    make = models.ViTImageSegmenterPreprocessor((4, 6))
+    mask = np.arange(8 * 12).reshape(8, 12) % 200
+    images, masks = make([np.zeros((8, 12, 3), "uint8")] * 2, [mask, mask[..., None]])
+    assert images.shape == (2, 4, 6, 3) and masks.dtype == "int32"
+    np.testing.assert_array_equal(masks[0], mask[1::2, 1::2])
+    np.testing.assert_array_equal(masks[0], masks[1])
+    one = make(np.zeros((8, 12, 3), "uint8"), mask)
+    assert one[1].shape == (4, 6)
+    kept = models.ViTImageSegmenterPreprocessor((4, 6), resize_output_mask=False)
+    assert kept(np.zeros((1, 8, 12, 3)), mask[None])[1].shape == (1, 8, 12)
+    assert make.from_config(make.get_config()).to_dict() == make.to_dict()
+    for spec, shape in (((None, 8, 12, 1), (None, 4, 6)), ((8, 12), (4, 6))):
+        found = make.compute_output_spec(
+            keras.KerasTensor((*shape[:-2], 8, 12, 3)), keras.KerasTensor(spec, "int32")
+        )
+        assert found[1].shape == shape
+    with pytest.raises(InputError, match=r"a mask has shape \(8, 12, 3\); give \(height, width\)"):
+        make(np.zeros((8, 12, 3)), [np.zeros((8, 12, 3), int)])
+    with pytest.raises(InputError, match="values of float64; give whole numbers"):
+        make(np.zeros((1, 8, 12, 3)), mask[None] + 0.5)
+    converter = models.ViTImageConverter((4, 6), crop_to_aspect_ratio=True)
+    with pytest.raises(InputError, match="crop_to_aspect_ratio=True, which leaves pixels"):
+        models.ViTImageSegmenterPreprocessor(image_converter=converter)
+    stretched = models.ViTImageConverter((5, 6), scale=1 / 255, crop_to_aspect_ratio=False)
+    assert models.ViTImageSegmenterPreprocessor(image_converter=stretched).image_size == (5, 6)
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(InputError, match="num_classes is 1; give at least 2"):
+        models.ViTImageSegmenter(models.ViTBackbone(**SIZES), 1)
+    with pytest.raises(InputError, match="vit_debug has no head for pixels; give num_classes"):
+        models.ViTImageSegmenter.from_preset("vit_debug")
+    pooled = models.SigLIPVisionEncoder(**{**SIZES, "num_register_tokens": 0})
+    with pytest.raises(InputError, match="SigLIPVisionEncoder gives no tokens; give a ViTBackbone"):
+        models.ViTImageSegmenter(pooled, 3)

@@ -1,0 +1,88 @@
+"""recipes/segment.py as a user runs it: made scenes, a folder of masks, a run that is killed."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kmodels.models import ViTImageSegmenter
+from recipe_modules import load
+
+
+class Killed(BaseException):
+    """What stands for kill -9 inside a test: nothing of the run is saved after it."""
+
+
+SMALL = (
+    *("--data", "scenes:40", "--image-size", "16", "--batch-size", "8", "--epochs", "2"),
+    *("--crop", "0.5", "--head-dropout", "0.1"),
+)
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load("segment")
+
+
+def result(folder, name="result.json"):
+    return json.loads((folder / name).read_text())
+
+
+def test_scenes_are_learned_and_a_killed_run_goes_on(recipe, tmp_path, monkeypatch):
+    """The rest of a run gives the same bits: order, cuts, mirroring, dropout, batch norm."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert recipe.main([*SMALL, "--out", str(whole)]) == 0
+    found = result(whole)
+    losses = found["step_losses"]
+    assert len(losses) == 8 and np.mean(losses[-3:]) < np.mean(losses[:3])
+    assert {"loss", "mean_iou", "val_mean_iou", "test_mean_iou"} <= set(found["metrics"])
+    for name in ("predictions.png", "curves.png"):
+        assert (whole / name).stat().st_size > 5000
+    model = ViTImageSegmenter.from_preset(whole / "model")
+    assert model.count_params() == found["parameters"] and model.preprocessor is not None
+    masks = model.segment([np.zeros((9, 21, 3), "uint8")])
+    assert masks[0].shape == (9, 21)
+    from kmodels.runs import runner
+
+    real = runner.Runner.on_train_batch_end
+
+    def on_train_batch_end(self, batch, logs=None):
+        real(self, batch, logs)
+        if self.step == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
+        recipe.main([*SMALL, "--out", str(cut), "--checkpoint-every", "3"])
+    assert recipe.main(["--resume", "--out", str(cut)]) == 0
+    for key in ("step_losses", "weights_digest", "metrics"):
+        assert result(cut)[key] == found[key], key
+    assert recipe.main([*SMALL, "--out", str(whole), "--evaluate"]) == 0
+    again = result(whole, "evaluation.json")["metrics"]
+    assert again["test_mean_iou"] == pytest.approx(found["metrics"]["test_mean_iou"], abs=1e-6)
+
+
+@pytest.mark.once
+def test_a_folder_of_images_and_masks(recipe, tmp_path, capsys):
+    from kmodels.data import made_scenes
+
+    images, masks = made_scenes(12, (20, 24), seed=3)
+    root = tmp_path / "data"
+    for kind, arrays in (("images", images), ("masks", masks)):
+        (root / kind).mkdir(parents=True)
+        for i, pixels in enumerate(arrays):
+            Image.fromarray(pixels).save(root / kind / f"{i}.png")
+    out = tmp_path / "run"
+    arguments = ["--data", f"folder:{root}", "--image-size", "16", "--batch-size", "4"]
+    head = [*arguments, "--epochs", "1", "--tune", "head", "--out", str(out)]
+    assert recipe.main(head) == 0
+    found = result(out)
+    assert found["trainable_parameters"] == 64 * 5 + 5 + 2 * 64
+    lora = [*arguments, "--epochs", "1", "--tune", "lora", "--rank", "2"]
+    assert recipe.main([*lora, "--no-batch-norm", "--out", str(tmp_path / "lora")]) == 0
+    assert result(tmp_path / "lora")["trainable_parameters"] < 0.1 * found["parameters"]
+    (root / "masks" / "3.png").unlink()
+    capsys.readouterr()
+    assert recipe.main([*head[:-1], str(tmp_path / "wrong")]) == 2
+    assert "has no PNG for 3.png; add them" in capsys.readouterr().err
