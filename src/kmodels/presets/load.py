@@ -109,7 +109,7 @@ def load(
     if checkpoint.left_out and checkpoint.kind != "kmodels":
         warnings.warn(
             f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
-            f"takes only text{checkpoint.whole and f', {checkpoint.whole} takes images too'}",
+            f"takes only {checkpoint.takes}{checkpoint.whole and f', {checkpoint.whole} takes images too'}",
             stacklevel=3,
         )
     return model
