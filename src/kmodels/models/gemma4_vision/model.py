@@ -77,6 +77,12 @@ class Gemma4ImageTextBackbone(ImageTextBackbone):
         given = [name for name in PIXELS if inputs.get(name) is not None]
         if len(given) == 1:
             raise InputError(f"the model got {given[0]} alone; give {' and '.join(PIXELS)}")
+        wanted = self.config.patch_width
+        if given and (width := inputs["pixel_values"].shape[-1]) != wanted:
+            raise InputError(
+                f"pixel_values have patches of {width} numbers, and the model takes {wanted}; give "
+                "the image converter its patch_size, pooling_kernel_size and merge_patches"
+            )
         mask, places = inputs.get("vision_mask"), inputs.get("pixel_position_ids")
         if not isinstance(mask, np.ndarray) or not isinstance(places, np.ndarray):
             return

@@ -25,6 +25,8 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "standardize": ("standardize", False),
 }
 ROPE = {"rope_type": "axial", "rope_theta": 100.0}
+# The published files have the older name.
+AXIAL = ("axial", "default")
 NORMS = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "post_attention_norm",
@@ -77,7 +79,7 @@ def settings(vision: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, objec
         f"model_type={kind!r} of the vision_config": kind != KIND,
         f"hidden_activation={activation!r} of the vision tower": activation != "gelu_pytorch_tanh",
         "attention_bias of the vision tower": vision.get("attention_bias"),
-        f"rope_type={rope['rope_type']!r} of the vision tower": rope["rope_type"] != "axial",
+        f"rope_type={rope['rope_type']!r} of the vision tower": rope["rope_type"] not in AXIAL,
     }
 
 
