@@ -21,6 +21,7 @@ from kmodels.models import (
     Gemma4VisionEncoder,
     GemmaCausalLM,
 )
+from kmodels.models.vit.gemma4.blocks import ClippedDense
 from kmodels.tools import plan
 from kmodels.weights import read_safetensors
 from tolerances import tolerance
@@ -353,6 +354,38 @@ def test_a_chat_reads_the_vision_half(folder):
         path = folder(name)
         assert presets.find.causal_lm_of(path) is GemmaCausalLM
         assert presets.find.causal_lm_of(path, whole=True) is Gemma4ImageTextLM
+
+
+def test_layers_alone(tmp_path):
+    """Bounds bite and are kept, and each layer is made again from its config."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(3, 8)).astype("float32")
+    dense = ClippedDense(5)
+    y = to_numpy(dense(x))
+    np.testing.assert_allclose(y, x @ to_numpy(dense.kernel), atol=tolerance("hidden"))
+    for name, value in (("input_min", -0.3), ("input_max", 0.4), ("output_max", 0.2)):
+        getattr(dense, name).assign(value)
+    wanted = np.minimum(np.clip(x, -0.3, 0.4) @ to_numpy(dense.kernel), 0.2)
+    np.testing.assert_allclose(to_numpy(dense(x)), wanted, atol=tolerance("hidden"))
+    assert np.abs(wanted - y).max() > 0.1
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, dense(inputs))
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(to_numpy(again(x)), to_numpy(model(x)))
+    assert len(again.trainable_weights) == 1 and len(again.weights) == 5
+    patches = batch(NAMES[1])
+    given = patches["pixel_values"], patches["pixel_position_ids"]
+    for layer in (
+        fresh(NAMES[1]).backbone.vision_encoder,
+        Gemma4VisionEncoder(2, 4, 8, 1, 12, 4, 6, num_key_value_heads=2, pool_size=2, dropout=0.2),
+    ):
+        other = type(layer).from_config(layer.get_config())
+        found = layer(*given)
+        assert found.shape == layer.compute_output_shape(*(x.shape for x in given))
+        other.build(*(x.shape for x in given))
+        other.set_weights(layer.get_weights())
+        np.testing.assert_array_equal(to_numpy(other(*given)), to_numpy(found))
 
 
 @pytest.mark.needs("gguf")

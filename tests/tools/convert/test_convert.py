@@ -15,6 +15,7 @@ from kmodels.core.errors import InputError
 from kmodels.models import (
     CLIPTextModelWithProjection,
     Gemma3ImageTextLM,
+    Gemma4ImageTextLM,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -70,9 +71,11 @@ def sources(tmp_path_factory) -> dict[str, Path]:
     clip.save_to_preset(folder / "clip")
     seeing = Gemma3ImageTextLM.from_preset("gemma3_vision_debug", num_layers=1)
     seeing.save_to_preset(folder / "gemma_vision")
+    fours = Gemma4ImageTextLM.from_preset("gemma4_vision_debug", num_layers=2, layer_types=None)
+    fours.save_to_preset(folder / "gemma4_vision")
     embedder = GemmaTextEmbedder.from_preset("embedding_gemma_debug", num_layers=1)
     embedder.save_to_preset(folder / "embed")
-    names = ("vit", "gemma", "gemma_vision", "qwen3", "clip", "embed")
+    names = ("vit", "gemma", "gemma_vision", "gemma4_vision", "qwen3", "clip", "embed")
     return {name: folder / name for name in names}
 
 

@@ -1,9 +1,10 @@
 """The blocks of Gemma 4's vision tower: attention in a plane, norms around each half, bounds."""
 
-import math
+from collections.abc import MutableMapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels import ops
 from kmodels.core.errors import InputError, check_whole
@@ -11,8 +12,10 @@ from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
 
-BOUNDS = {"input_min": -math.inf, "input_max": math.inf}
-BOUNDS |= {"output_min": -math.inf, "output_max": math.inf}
+# No bound at all, by a number that a mean or a difference of weights survives.
+WIDEST = float(np.finfo("float32").max)
+BOUNDS = {"input_min": -WIDEST, "input_max": WIDEST}
+BOUNDS |= {"output_min": -WIDEST, "output_max": WIDEST}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -54,6 +57,24 @@ class ClippedDense(Dense):
     def plain(self) -> bool:
         """False: there are bounds."""
         return False
+
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Writes what `Dense` does, and the bounds by name."""
+        super().save_own_variables(store)
+        for name in BOUNDS:
+            store[name] = getattr(self, name)
+
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Reads what `save_own_variables` wrote; without bounds there these stay as they are.
+
+        Raises:
+            InputError: as `Dense`.
+        """
+        held = {name: store[name] for name in store.keys()}  # noqa: SIM118 - Keras' is no mapping
+        super().load_own_variables({n: x for n, x in held.items() if n not in BOUNDS})
+        for name in BOUNDS:
+            if name in held:
+                getattr(self, name).assign(held[name])
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

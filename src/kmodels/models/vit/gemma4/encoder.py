@@ -177,7 +177,8 @@ def pooled(x: Tensor, places: Tensor, size: int) -> tuple[Any, Any]:
     dtype = "float64" if keras.backend.standardize_dtype(x.dtype) == "float64" else "float32"
     there = keras.ops.all(places >= 0, axis=-1)
     held = keras.ops.maximum(places, 0)
-    columns = (keras.ops.max(held[..., 0], axis=-1, keepdims=True) + 1) // size
+    last = keras.ops.max(held[..., 0], axis=-1, keepdims=True, initial=0)
+    columns = (last + 1) // size
     number = held[..., 0] // size + columns * (held[..., 1] // size)
     count = shape_of(x)[1] // size**2
     squares = keras.ops.arange(count, dtype="int32")
