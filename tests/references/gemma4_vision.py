@@ -197,9 +197,11 @@ def write_one(folder: Path, name: str, model: transformers.PreTrainedModel) -> N
             ).sequences
             found[f"{case}_greedy"] = whole[0, length:]
             for end, other in (("64", exact), ("16", half)):
-                more = {**inputs, "pixel_values": inputs["pixel_values"].to(other.dtype)} if (
-                    "pixel_values" in inputs
-                ) else inputs
+                more = (
+                    {**inputs, "pixel_values": inputs["pixel_values"].to(other.dtype)}
+                    if ("pixel_values" in inputs)
+                    else inputs
+                )
                 found[f"{case}_logits{end}"] = other(**masked(other, more)).logits.double()
     write_adapter(folder, name, given(model, found["two_ids"], numbers["two"], seen))
     np.savez(place / "expected.npz", **{key: x.numpy() for key, x in found.items()})

@@ -11,6 +11,7 @@ from kmodels.core.types import Data
 # What models call the arrays of their images: whole ones, or patches with their places.
 PIXELS = ("images", "pixel_values", "pixel_position_ids")
 
+
 def is_data(inputs: Data) -> bool:
     """Returns whether these are batches that come one after another, and not one batch."""
     if isinstance(inputs, str | bytes | list | tuple | Mapping) or hasattr(inputs, "dtype"):

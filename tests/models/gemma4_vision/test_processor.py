@@ -278,11 +278,7 @@ def test_what_is_refused(case):
         (lambda: text(f"a {SOFT}"), f"example 0 has 1 {SOFT} in its text and 0 images"),
         (
             lambda: text({**one, "images": square}, sequence_length=40),
-            "row 0 has 1 images of 64 tokens together, which do not fit in 40 tokens; give a larger",
-        ),
-        (
-            lambda: Gemma4ImageConverter(4, 1, 3).size_of(9, 10),
-            "max_soft_tokens is 1, which leaves no piece of 12 pixels of an image of 9 x 10; set",
+            "row 0 has 1 images of 64 tokens together, which do not fit in 40 tokens; give",
         ),
         (lambda: Gemma4ImageConverter(0), "patch_size is 0; give at least 1"),
         (lambda: Gemma4ImageConverter(max_soft_tokens=0), "max_soft_tokens is 0; give at least 1"),

@@ -50,7 +50,10 @@ def test_features_logits_and_greedy_tokens_are_transformers(read, name):
     features = to_numpy(whole.model.backbone.vision_encoder(pixels, places.astype("int32")))[0]
     expected = np.concatenate([whole.expected[f"features_{number}"] for number in range(3)])
     np.testing.assert_allclose(
-        features[: len(expected)], expected, rtol=0, atol=tolerance("hidden") * np.abs(expected).max()
+        features[: len(expected)],
+        expected,
+        rtol=0,
+        atol=tolerance("hidden") * np.abs(expected).max(),
     )
     new = len(whole.expected["one_greedy"])
     rows = whole.model.generate(inputs, max_new_tokens=new, stop_token_ids=None)["token_ids"]

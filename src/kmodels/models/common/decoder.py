@@ -13,6 +13,7 @@ from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common import peft, sharding
+from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.image_text import images
 from kmodels.models.common.inputs import (
     OptionalInputs,
@@ -106,7 +107,9 @@ class _Steps(NamedTuple):
             token_ids = images.without_images(token_ids, vision_mask)
         return self.per_layer(token_ids, x)
 
-    def beside(self, number: int, seen: dict[str, Any], parts: Any) -> dict[str, Any]:
+    def beside(
+        self, number: int, seen: dict[str, Any], parts: list[Tensor] | None
+    ) -> dict[str, Any]:
         """Returns what a block gets beside the hidden states."""
         more = seen if self.looks[number] else {}
         return more if parts is None else {**more, "per_layer": parts[number]}
@@ -236,7 +239,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             setattr(self, part, layer)
 
     def beside_text(
-        self, config: Any, policy: keras.DTypePolicy
+        self, config: DecoderConfig, policy: keras.DTypePolicy
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, keras.Layer]]:
         """Returns what a model takes beside text: inputs, what `seen` makes of them, and layers."""
         return {}, {}, {}

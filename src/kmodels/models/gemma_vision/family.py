@@ -13,7 +13,6 @@ from kmodels.models.gemma_vision.weights import huggingface
 from kmodels.models.registry import Family
 from kmodels.models.vit.weights import gemma3_hub, gemma3_mmproj
 
-
 GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_mmproj.EXPORT, Gemma3ImageTextConfig)
 FAMILY = Family(
     name="gemma_vision",

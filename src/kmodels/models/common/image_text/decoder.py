@@ -8,6 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
+from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.inputs import NAMES
 
@@ -23,7 +24,7 @@ class ImageTextBackbone(DecoderBackbone):
     and for whole images `image_shape` and `num_vision_tokens_per_image`.
 
     Attributes:
-        pictures: names of the arrays that the encoder takes.
+        image_inputs: names of the arrays that the encoder takes.
 
     Call:
         What `DecoderBackbone` takes, and "images" (B, M, height, width, C), preprocessed floats,
@@ -38,7 +39,7 @@ class ImageTextBackbone(DecoderBackbone):
 
     takes = (*NAMES, *IMAGES)
     absent = GIVEN
-    pictures: ClassVar[tuple[str, ...]] = ("images",)
+    image_inputs: ClassVar[tuple[str, ...]] = ("images",)
     vision_encoder: keras.layers.Layer
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
@@ -60,27 +61,27 @@ class ImageTextBackbone(DecoderBackbone):
         raise NotImplementedError
 
     @classmethod
-    def picture_inputs(cls, config: Any, dtype: str) -> dict[str, Any]:
+    def image_symbols(cls, config: Any, dtype: str) -> dict[str, Any]:
         """Returns the symbols of the arrays that the encoder takes, without batch and optional."""
         shape = (None, *config.image_shape)
         return {"images": keras.Input(shape, name="images", dtype=dtype, optional=True)}
 
     def beside_text(
-        self, config: Any, policy: keras.DTypePolicy
+        self, config: DecoderConfig, policy: keras.DTypePolicy
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, keras.Layer]]:
         """See `DecoderBackbone.beside_text`."""
         encoder = self.make_vision_encoder(config, policy)
         dtype = "float64" if policy.compute_dtype == "float64" else "float32"
-        pictures = self.picture_inputs(config, dtype)
+        pictures = self.image_symbols(config, dtype)
         mask = keras.Input((None,), name="vision_mask", dtype="int32", optional=True)
         seen = {"features": encoder(*pictures.values()), "vision_mask": mask}
         return {**pictures, "vision_mask": mask}, seen, {"vision_encoder": encoder}
 
     def seen(self, inputs: dict[str, Any], training: bool | None = False) -> dict[str, Any]:
         """See `DecoderBackbone.seen`: images become features, and their places a mask."""
-        images = [inputs.get(name) for name in self.pictures]
+        images = [inputs.get(name) for name in self.image_inputs]
         indices, mask = (inputs.get(name) for name in PLACES)
-        given = {name: x for name, x in inputs.items() if name not in (*self.pictures, *PLACES)}
+        given = {name: x for name, x in inputs.items() if name not in (*self.image_inputs, *PLACES)}
         if any(x is None or x.shape[1] == 0 for x in images):
             return given
         token_ids = inputs["token_ids"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.image_text import transformers_files
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors
 
@@ -87,7 +88,7 @@ class ImageTextFormat:
         )
 
     def parts(
-        self, tensors: Mapping[str, LazyArray], config: Any
+        self, tensors: Mapping[str, LazyArray], config: DecoderConfig
     ) -> tuple[dict[str, LazyArray], Sequence[Rule], list[str]]:
         """Returns the tensors that count, their table, and the names of parts left out."""
         language = prefix(tensors, TEXTS, "embed_tokens.")

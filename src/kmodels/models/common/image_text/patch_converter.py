@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kmodels import presets
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.models.common.image_text import patch_files
@@ -45,7 +45,7 @@ class PatchConverter(ImageConverter):
         the first axis for one image.
 
     Raises:
-        InputError: for numbers that are too small, or an image too long for its patches.
+        InputError: for numbers that are too small.
     """
 
     do_pan_and_scan = False
@@ -74,23 +74,14 @@ class PatchConverter(ImageConverter):
         self.max_patches = max_soft_tokens * (self.piece // self.side) ** 2
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the size in which an image is cut, (height, width) in pixels.
-
-        Raises:
-            InputError: for an image of which no patch is left.
-        """
+        """Returns the size in which an image is cut, (height, width) in pixels."""
         piece, most = self.piece, self.max_soft_tokens
         factor = math.sqrt(most * piece**2 / (height * width))
         rows, columns = (math.floor(factor * side / piece) for side in (height, width))
-        if not rows and not columns:
-            raise InputError(
-                f"max_soft_tokens is {most}, which leaves no piece of {piece} pixels of an image "
-                f"of {height} x {width}; set it higher"
-            )
         if not rows:
-            rows, columns = 1, min(width // height, most)
+            rows, columns = 1, min(max(width // height, 1), most)
         elif not columns:
-            rows, columns = min(height // width, most), 1
+            rows, columns = min(max(height // width, 1), most), 1
         return rows * piece, columns * piece
 
     def pixels(self, image: np.ndarray) -> np.ndarray:
@@ -111,17 +102,17 @@ class PatchConverter(ImageConverter):
         """Returns the tokens of what `pixels` gave."""
         return pixels.shape[-3] * pixels.shape[-2] // self.piece**2
 
-    def cut(self, picture: np.ndarray, pixels: np.ndarray, places: np.ndarray) -> None:
+    def cut(self, image: np.ndarray, pixels: np.ndarray, places: np.ndarray) -> None:
         """Writes the patches of an image and their places.
 
         Args:
-            picture: (height, width, 3), what `pixels` gave of it.
+            image: (height, width, 3), what `pixels` gave of it.
             pixels: (P, C), zeros.
             places: (P, 2), filled with -1.
         """
         side = self.side
-        rows, columns = picture.shape[0] // side, picture.shape[1] // side
-        patches = picture.reshape(rows, side, columns, side, CHANNELS).transpose(0, 2, 1, 3, 4)
+        rows, columns = image.shape[0] // side, image.shape[1] // side
+        patches = image.reshape(rows, side, columns, side, CHANNELS).transpose(0, 2, 1, 3, 4)
         pixels[: rows * columns] = patches.reshape(rows * columns, -1)
         numbers = np.arange(rows * columns)
         places[: rows * columns] = np.stack([numbers % columns, numbers // columns], -1)
@@ -150,7 +141,9 @@ class PatchConverter(ImageConverter):
         """Returns shapes and dtypes that `call` gives."""
         found = {
             name: keras.KerasTensor((*x.shape[:-3], *array.shape), array.dtype.name)
-            for name, array in zip(("pixel_values", "pixel_position_ids"), self.empty(), strict=True)
+            for name, array in zip(
+                ("pixel_values", "pixel_position_ids"), self.empty(), strict=True
+            )
         }
         return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
 
@@ -195,4 +188,3 @@ class PatchConverter(ImageConverter):
         if found is None:
             return super().from_preset(path, **settings)
         return cls(**{**found, **settings})
-

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.image_text import patch_files
 from kmodels.models.common.image_text.huggingface import HEADS, ImageTextFormat
 from kmodels.weights import LazyArray, Rule
@@ -19,7 +20,7 @@ class PatchFormat(ImageTextFormat):
     """`ImageTextFormat` of directories whose parts for sounds are left out, by their names."""
 
     def parts(
-        self, tensors: Mapping[str, LazyArray], config: Any
+        self, tensors: Mapping[str, LazyArray], config: DecoderConfig
     ) -> tuple[dict[str, LazyArray], Sequence[Rule], list[str]]:
         """See `ImageTextFormat.parts`."""
         audio = {name: part for name in tensors for part in AUDIO if f"{part}." in name}

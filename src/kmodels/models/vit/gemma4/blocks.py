@@ -151,9 +151,9 @@ class Gemma4VisionBlock(Layer):
             self._dense(name, inner, outer, (None, None))
         self.seed_generator = self.add_seed(self.dropout)
 
-    def _norm(self, name: str, width: int, **settings: Any) -> None:
-        given = {"offset": 0.0, "name": name, "dtype": self.dtype_policy, **settings}
-        norm = RMSNorm(self.layer_norm_epsilon, **given)
+    def _norm(self, name: str, width: int, use_scale: bool = True) -> None:
+        settings = {"use_scale": use_scale, "name": name, "dtype": self.dtype_policy}
+        norm = RMSNorm(self.layer_norm_epsilon, offset=0.0, **settings)
         norm.build((None, width))
         setattr(self, name, norm)
 

@@ -149,13 +149,14 @@ class Gemma4VisionEncoder(PatchFeatures):
             bias, scale = (keras.ops.cast(v, wide) for v in (self.std_bias, self.std_scale))
             x = (x - bias) * scale
         x = keras.ops.cast(x, self.compute_dtype)
-        count = self.features_of(patches)
+        count = patches // self.patches_per_feature
         x = reshape(x, (-1, images, count, self.hidden_dim))
         return self.end(x, reshape(is_there, (-1, images, count)))
 
-    def features_of(self, patches: Any) -> Any:
-        """Returns the features of images of so many patches."""
-        return patches // self.pool_size**2
+    @property
+    def patches_per_feature(self) -> int:
+        """Patches that become one feature."""
+        return self.pool_size**2
 
     @property
     def side(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import DTypeLike
 from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
 from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
 from kmodels.models.vit.gemma4.patches import CHANNELS, PatchFeatures
@@ -40,9 +41,9 @@ class PatchFields:
         object.__setattr__(self, "vision_encoder", held)
         self.encoder()
 
-    def encoder(self, **settings: Any) -> PatchFeatures:
-        """Returns the layer that this config describes."""
-        held = {**settings, **(self.vision_encoder or {})}
+    def encoder(self, name: str | None = None, dtype: DTypeLike = None) -> PatchFeatures:
+        """Returns the layer that this config describes; a dtype of its own counts first."""
+        held = {"name": name, "dtype": dtype, **(self.vision_encoder or {})}
         made = Gemma4VisionEncoder if "num_layers" in held else Gemma4VisionEmbedder
         return made(**held, output_dim=self.hidden_dim)
 
@@ -50,3 +51,14 @@ class PatchFields:
     def patch_width(self) -> int:
         """Numbers of each patch that comes in."""
         return self.encoder().side ** 2 * CHANNELS
+
+
+def fit_preprocessor(given: dict[str, Any], config: PatchFields) -> dict[str, Any]:
+    """Returns arguments whose image converter cuts patches of the size that the model takes."""
+    encoder = config.encoder()
+    held = {
+        "patch_size": encoder.patch_size,
+        "pooling_kernel_size": encoder.pool_size,
+        "merge_patches": encoder.side != encoder.patch_size,
+    }
+    return {**given, "image_converter": {**(given.get("image_converter") or {}), **held}}

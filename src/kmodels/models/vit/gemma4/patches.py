@@ -93,16 +93,18 @@ class PatchFeatures(Layer):
         """(B, M, P, C), (B, M, P, 2) -> (B, M * N, output_dim)."""
         batch, images, patches = pixel_values_shape[:3]
         known = images is not None and patches is not None
-        return batch, images * self.features_of(patches) if known else None, self.output_dim
+        count = images * (patches // self.patches_per_feature) if known else None
+        return batch, count, self.output_dim
 
     @property
     def side(self) -> int:
         """Side of the patches that come in, in pixels."""
         return self.patch_size * self.pool_size
 
-    def features_of(self, patches: Any) -> Any:
-        """Returns the features of images of so many patches."""
-        return patches
+    @property
+    def patches_per_feature(self) -> int:
+        """Patches that become one feature."""
+        return 1
 
 
 def _firsts(places: Tensor, size: int) -> Any:

@@ -15,7 +15,11 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "position_embedding_size": ("mm_posemb_size", 1120),
     "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
 }
-NORMS = {"patch_ln1": "patch_norm", "patch_ln2": "patch_embedding_norm", "pos_norm": "position_norm"}
+NORMS = {
+    "patch_ln1": "patch_norm",
+    "patch_ln2": "patch_embedding_norm",
+    "pos_norm": "position_norm",
+}
 PREFIX, PROJECTOR = "model.vision_embedder.", "model.embed_vision."
 
 
