@@ -243,7 +243,7 @@ def test_inputs_that_do_not_fit():
         Gemma4ImageTextBackbone(**{**model.backbone.get_config(), "vision_encoder": 3})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.once), NAMES[1]])
 def test_fit_learns_and_every_part_gets_a_gradient(name):
     model, inputs = fresh(name), batch(name, rows=4)
     before = [to_numpy(weight).copy() for weight in model.trainable_weights]
@@ -279,8 +279,9 @@ def test_parts_may_be_frozen_or_adapted_alone(name):
     assert "unified" in name or "vision_encoder/block_1/gate" in paths
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
-def test_remat_changes_no_number(name):
+@pytest.mark.once
+def test_remat_changes_no_number():
+    name = NAMES[1]
     inputs = batch(name)
     plain, saving = fresh(name), fresh(name)
     saving.set_weights(plain.get_weights())
@@ -294,6 +295,7 @@ def test_remat_changes_no_number(name):
     np.testing.assert_allclose(*losses, rtol=0, atol=tolerance("losses"))
 
 
+@pytest.mark.once
 def test_beams_and_drafts_see_the_images():
     name = NAMES[0]
     model, inputs = fresh(name), batch(name, images=2, seed=4)

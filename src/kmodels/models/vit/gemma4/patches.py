@@ -92,9 +92,9 @@ class PatchFeatures(Layer):
     ) -> Shape:
         """(B, M, P, C), (B, M, P, 2) -> (B, M * N, output_dim)."""
         batch, images, patches = pixel_values_shape[:3]
-        known = images is not None and patches is not None
-        count = images * (patches // self.patches_per_feature) if known else None
-        return batch, count, self.output_dim
+        if images is None or patches is None:
+            return batch, None, self.output_dim
+        return batch, images * (patches // self.patches_per_feature), self.output_dim
 
     @property
     def side(self) -> int:
