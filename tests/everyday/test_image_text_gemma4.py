@@ -75,7 +75,7 @@ def test_lora_on_a_folder_of_captions(directories, case, tmp_path):
         (tmp_path / name).write_bytes(case.picture(name).read_bytes())
         lines.append(json.dumps({"file_name": name, "text": text}))
     (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
-    model = Gemma4ImageTextLM.from_preset(directories["unified"])
+    model = Gemma4ImageTextLM.from_preset(directories["model"])
     model.preprocessor.sequence_length = 160
     model.enable_lora(rank=2, targets="all-linear")
     model.compile(keras.optimizers.Adam(2e-2))
@@ -83,7 +83,7 @@ def test_lora_on_a_folder_of_captions(directories, case, tmp_path):
     losses = model.fit(records, batch_size=2, epochs=5, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     model.save_adapter(tmp_path / "adapter")
-    again = Gemma4ImageTextLM.from_preset(directories["unified"])
+    again = Gemma4ImageTextLM.from_preset(directories["model"])
     inputs = again.preprocessor.generate_preprocess(records, sequence_length=160)
     plain = again.predict(inputs, verbose=0)
     again.load_adapter(tmp_path / "adapter")

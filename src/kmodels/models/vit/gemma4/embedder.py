@@ -6,7 +6,7 @@ import keras
 
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, LayerNorm
-from kmodels.layers.base import Shape
+from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.models.vit.gemma4.patches import CHANNELS, PatchFeatures
 
 # Of PyTorch's LayerNorm, which transformers takes as it is.
@@ -81,7 +81,10 @@ class Gemma4VisionEmbedder(PatchFeatures):
 
     def call(self, pixel_values: Tensor, pixel_position_ids: Tensor, training: bool = False) -> Any:
         """(B, M, P, C), (B, M, P, 2) -> (B, M * P, output_dim)."""
-        x = self.patch_embedding_norm(self.patch_embedding(self.patch_norm(pixel_values)))
+        images, patches = shape_of(pixel_values)[1:3]
+        pixels = reshape(pixel_values, (-1, images * patches, pixel_values.shape[-1]))
+        x = self.patch_embedding_norm(self.patch_embedding(self.patch_norm(pixels)))
+        x = reshape(x, (-1, images, patches, self.hidden_dim))
         table = keras.ops.moveaxis(keras.ops.convert_to_tensor(self.position_embeddings), 1, 0)
         table = keras.ops.reshape(table, (-1, self.hidden_dim))
         x = self.position_norm(x + self.of_places(table, pixel_position_ids))

@@ -67,10 +67,11 @@ class PatchFeatures(Layer):
             is_there: (B, M, N) bool, False for padding.
         """
         images, features = shape_of(x)[1:3]
+        x = reshape(x, (-1, images * features, self.hidden_dim))
         x = self.input_projection(self.soft_embedding_norm(x))
         mask = reshape(keras.ops.cast(is_there, "int32"), (-1, images * features))
         front, _ = self.order(mask)
-        return self.move(reshape(x, (-1, images * features, self.output_dim)), front)
+        return self.move(x, front)
 
     def of_places(self, table: Tensor, places: Tensor) -> Any:
         """Returns the sum of the learned vectors of columns and rows.
