@@ -44,7 +44,7 @@ VIT = (
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
-    *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates"),
+    *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates", "PatchDropout"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),
