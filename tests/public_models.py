@@ -26,6 +26,13 @@ SEEING = {
         "hidden_dim": 8, "intermediate_dim": 12,
     },
 }  # fmt: skip
+PATCHES = {
+    **GEMMA, "image_token_id": 30, "vision_encoder": {
+        "patch_size": 2, "pool_size": 2, "num_layers": 1, "num_heads": 2, "head_dim": 4,
+        "hidden_dim": 8, "intermediate_dim": 12, "position_embedding_size": 8,
+        "use_clipped_linears": False,  # bounds that are drawn leave nothing to learn
+    },
+}  # fmt: skip
 IMAGES = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
 TWO = {
     "vision_encoder": {
@@ -50,6 +57,14 @@ SEEN = {
     "padding_mask": np.ones((2, 7), "int32"),
     "images": np.random.default_rng(1).normal(size=(2, 1, 8, 8, 3)).astype("float32"),
     "vision_mask": np.array([[0, 1, 1, 1, 1, 0, 0]] * 2),
+}
+# The same as four patches for each piece, in two rows.
+PATCHED = {
+    **{name: SEEN[name] for name in ("padding_mask", "vision_mask")},
+    "token_ids": np.where(SEEN["vision_mask"], 30, SEEN["token_ids"]),
+    "pixel_values": np.random.default_rng(1).random((2, 1, 16, 12)).astype("float32"),
+    "pixel_position_ids": np.stack([np.arange(16) % 8, np.arange(16) // 8], -1)[None, None]
+    + np.zeros((2, 1, 1, 1), "int32"),
 }
 CASES = {
     models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
@@ -77,6 +92,16 @@ CASES = {
             models.Gemma3ImageTextBackbone(**SEEING, dtype=dtype), **more
         ),
         SEEN,
+    ),
+    models.Gemma4ImageTextBackbone: (
+        lambda **more: models.Gemma4ImageTextBackbone(**PATCHES, **more),
+        PATCHED,
+    ),
+    models.Gemma4ImageTextLM: (
+        lambda dtype=None, **more: models.Gemma4ImageTextLM(
+            models.Gemma4ImageTextBackbone(**PATCHES, dtype=dtype), **more
+        ),
+        PATCHED,
     ),
     models.GemmaTextEmbedder: (
         lambda dtype=None, **more: models.GemmaTextEmbedder(

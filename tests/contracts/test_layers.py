@@ -150,6 +150,9 @@ ABSTRACT = {
     # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
     *("SimilarityHead", "TextTower", "VisionTower"),
     *("PatchCoordinates", "PerLayerEmbedding"),  # no batch, or two inputs: tests/models
+    # Two inputs, or bounds that stay as they are: tests/models/gemma4_vision.
+    *("ClippedDense", "Gemma4VisionBlock", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
+    "PatchFeatures",
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

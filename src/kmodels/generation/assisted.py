@@ -5,7 +5,7 @@ the loop without drafts draws for it. A draft is accepted if it is that token. S
 one without drafts, whatever the sampler, and drafts alter only the number of passes.
 """
 
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ def continue_with_drafts(
     on_token: Callable[[int, int], None] | None = None,
     jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
-    images: np.ndarray | None = None,
+    images: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[list[list[int]], DraftCounts]:
     """Continues prompts as `continue_prompts` does, in fewer passes of the model.
 

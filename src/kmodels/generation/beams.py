@@ -1,6 +1,6 @@
 """Beam search as transformers does it: the device ranks tokens, the host keeps the beams."""
 
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from kmodels.generation.generate import opened
+from kmodels.generation.inputs import repeated
 from kmodels.generation.samplers import BeamSampler
 
 # Log probability of a beam that is none yet.
@@ -80,7 +81,7 @@ def continue_by_beams(
     stop: Collection[int] = (),
     jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
-    images: np.ndarray | None = None,
+    images: Mapping[str, np.ndarray] | None = None,
 ) -> list[list[int]]:
     """Returns the most likely continuations that beam search finds.
 
@@ -110,7 +111,8 @@ def continue_by_beams(
         loop, token_ids, lengths = opened(backbone, rows, *settings)
         draws = np.zeros(len(rows), "float32")
         try:
-            found = loop.start(token_ids, lengths, draws, _repeated(images, beams))
+            pictures = None if images is None else repeated(images, beams)
+            found = loop.start(token_ids, lengths, draws, pictures)
             for step in range(steps):
                 order, tokens = _chosen(searches, found, stop)
                 if step + 1 == steps or not any(search.open for search in searches):
@@ -121,10 +123,6 @@ def continue_by_beams(
         finally:
             loop.finish()
     return [search.prompt + text for search in searches for _, text in search.ended[:count]]
-
-
-def _repeated(images: np.ndarray | None, beams: int) -> np.ndarray | None:
-    return None if images is None else np.repeat(images, beams, axis=0)
 
 
 def _chosen(

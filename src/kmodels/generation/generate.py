@@ -1,6 +1,6 @@
 """The loop over tokens, the same on every backend."""
 
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import keras
@@ -27,11 +27,11 @@ class Loop(Protocol):
         token_ids: np.ndarray,
         lengths: np.ndarray,
         draws: np.ndarray,
-        images: np.ndarray | None = None,
+        images: Mapping[str, np.ndarray] | None = None,
     ) -> Tokens:
         """Takes in prompts (B, P) int32, their lengths (B,), draws (B,); returns first tokens.
 
-        The images of the prompts are (B, M, height, width, C), or None.
+        The images of the prompts go by the names of the model's inputs.
         """
         ...
 
@@ -94,7 +94,7 @@ def continue_prompts(
     on_token: Callable[[int, int], None] | None = None,
     jit_compile: bool | str = "auto",
     loops: MutableMapping[Any, Any] | None = None,
-    images: np.ndarray | None = None,
+    images: Mapping[str, np.ndarray] | None = None,
 ) -> list[list[int]]:
     """Continues prompts of any lengths in one batch.
 
@@ -108,7 +108,7 @@ def continue_prompts(
         on_token: called with (row, token id) as tokens come.
         jit_compile: as in `Generates.use_sampler`.
         loops: keeps compiled steps from call to call.
-        images: (B, M, height, width, C), those of each prompt, or None.
+        images: arrays of the images of each prompt, by the names of the model's inputs.
 
     Returns:
         The prompts with their continuations.

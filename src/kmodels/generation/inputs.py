@@ -8,6 +8,9 @@ import numpy as np
 
 from kmodels.core.types import Data
 
+# What models call the arrays of their images: whole ones, or patches with their places.
+PIXELS = ("images", "pixel_values", "pixel_position_ids")
+
 
 def is_data(inputs: Data) -> bool:
     """Returns whether these are batches that come one after another, and not one batch."""
@@ -36,14 +39,16 @@ def is_raw(inputs: Data) -> bool:
     return "int" in str(getattr(inputs, "dtype", ""))  # of any package's arrays
 
 
-def images_of(taken: Mapping[str, Any], is_batch: bool) -> dict[str, np.ndarray]:
+def images_of(taken: Mapping[str, Any], is_batch: bool) -> dict[str, dict[str, np.ndarray]]:
     """Returns the images of a batch of prompts by the name of the argument, where there are any."""
-    images = taken.get("images")
-    if images is None:
-        return {}
-    images = as_numpy(images)
-    images = images if is_batch else images[None]
-    return {"images": images} if images.shape[1] else {}
+    given = {name: as_numpy(taken[name]) for name in PIXELS if taken.get(name) is not None}
+    images = {name: x if is_batch else x[None] for name, x in given.items()}
+    return {"images": images} if any(x.shape[1] for x in images.values()) else {}
+
+
+def repeated(images: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Returns the images of prompts, each so many times."""
+    return {name: np.repeat(x, count, axis=0) for name, x in images.items()}
 
 
 def as_numpy(x: object) -> np.ndarray:

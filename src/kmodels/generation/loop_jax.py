@@ -1,5 +1,6 @@
 """Generation on JAX: jitted functions, the cache donated from step to step."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,7 @@ class Loop:
             ids: jax.Array,
             lengths: jax.Array,
             draws: jax.Array,
-            images: jax.Array | None,
+            images: dict[str, jax.Array] | None,
         ) -> Any:
             store = Store({})
             with scope(weights):
@@ -108,7 +109,7 @@ class Loop:
         token_ids: np.ndarray,
         lengths: np.ndarray,
         draws: np.ndarray,
-        images: np.ndarray | None = None,
+        images: Mapping[str, np.ndarray] | None = None,
     ) -> Any:
         """Takes the prompts in; returns the first tokens."""
         self.weights = [variable.value for variable in self.variables]

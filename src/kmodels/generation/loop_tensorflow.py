@@ -1,5 +1,6 @@
 """Generation on TensorFlow: graphs over variables that hold the cache."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -61,7 +62,10 @@ class Loop:
 
         @tf.function(autograph=False)
         def first(
-            ids: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor, images: tf.Tensor | None
+            ids: tf.Tensor,
+            lengths: tf.Tensor,
+            draws: tf.Tensor,
+            images: dict[str, tf.Tensor] | None,
         ) -> Any:
             return steps.first_token(
                 backbone, sampler, store, ids, lengths, slots, draws, ahead, images
@@ -90,11 +94,11 @@ class Loop:
         token_ids: np.ndarray,
         lengths: np.ndarray,
         draws: np.ndarray,
-        images: np.ndarray | None = None,
+        images: Mapping[str, np.ndarray] | None = None,
     ) -> Any:
         """Takes the prompts in; returns the first tokens."""
         self.lengths = tf.constant(lengths)
-        seen = None if images is None else tf.constant(images)
+        seen = None if images is None else {n: tf.constant(x) for n, x in images.items()}
         return self.first(tf.constant(token_ids), self.lengths, tf.constant(draws), seen)
 
     def step(self, index: int, tokens: Any, draws: np.ndarray) -> Any:

@@ -1,5 +1,6 @@
 """Generation on torch: the cache is written in place, without autograd."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -118,7 +119,7 @@ class Loop:
         token_ids: np.ndarray,
         lengths: np.ndarray,
         draws: np.ndarray,
-        images: np.ndarray | None = None,
+        images: Mapping[str, np.ndarray] | None = None,
     ) -> Any:
         """Takes the prompts in; returns the first tokens."""
         with torch.no_grad():
@@ -133,7 +134,7 @@ class Loop:
                 self.slots,
                 self._put(draws),
                 self.ahead,
-                None if images is None else self._put(images),
+                None if images is None else {n: self._put(x) for n, x in images.items()},
             )
 
     def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:

@@ -1,5 +1,6 @@
 """The passes of generation, as functions of tensors that each backend compiles."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ def first_token(
     slots: int,
     draws: Tensor,
     ahead: int = 0,
-    images: Tensor | None = None,
+    images: Mapping[str, Tensor] | None = None,
 ) -> Any:
     """Runs the prompts through the model in one pass and chooses the token behind each.
 
@@ -33,7 +34,7 @@ def first_token(
         slots: that prompt and continuation may take.
         draws: (B,) float32 in [0, 1).
         ahead: largest number of drafts that come in at once later.
-        images: (B, M, height, width, C), those of each prompt, or None.
+        images: arrays of the images of each prompt, by the names of the model's inputs.
 
     Returns:
         (B,) int32.

@@ -12,7 +12,15 @@ from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.chat import Chats, chat_prompts, pad_rows
 from kmodels.generation.drafters import ASSISTANT_TOKENS, Drafter, drafter_of
 from kmodels.generation.generate import check_prompts, continue_prompts
-from kmodels.generation.inputs import as_numpy, batches, images_of, is_data, is_raw, joined
+from kmodels.generation.inputs import (
+    as_numpy,
+    batches,
+    images_of,
+    is_data,
+    is_raw,
+    joined,
+    repeated,
+)
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
@@ -223,7 +231,7 @@ class Generates(Chats):
         on_token: Callable[[int, int], None] | None = None,
         count: int = 1,
         drafter: Drafter | None = None,
-        images: np.ndarray | None = None,
+        images: Mapping[str, np.ndarray] | None = None,
     ) -> list[list[int]]:
         """Continues rows of token ids of any lengths.
 
@@ -234,7 +242,7 @@ class Generates(Chats):
             on_token: called with (row, token id) as tokens come.
             count: rows for each prompt.
             drafter: proposes tokens, or None.
-            images: (B, M, height, width, C), those of each prompt, or None.
+            images: arrays of the images of each prompt, by the names of the model's inputs.
 
         Returns:
             The prompts with their continuations.
@@ -282,7 +290,7 @@ class Generates(Chats):
         prompts = [prompt for prompt in prompts for _ in range(count)]
         limits = [limit for limit in limits for _ in range(count)]
         if images is not None:
-            settings["images"] = np.repeat(images, count, axis=0)
+            settings["images"] = repeated(images, count)
         if own_cache or isinstance(sampler, ContrastiveSampler):
             if images is not None:
                 raise InputError(

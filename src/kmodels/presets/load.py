@@ -108,9 +108,10 @@ def load(
     if checkpoint.notice:
         warnings.warn(f"{preset}: {checkpoint.notice}", stacklevel=3)
     if checkpoint.left_out and checkpoint.kind != "kmodels":
+        more = checkpoint.whole and f", {checkpoint.whole} takes images too"
         warnings.warn(
             f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
-            f"takes only text{checkpoint.whole and f', {checkpoint.whole} takes images too'}",
+            f"takes only {checkpoint.takes}{more}",
             stacklevel=3,
         )
     return model

@@ -28,6 +28,7 @@ class SourceCheckpoint:
         changes: what was done to the model before it was saved, see `kmodels.lora.changes`.
         left_out: parts of the model in the file that have no counterpart here.
         whole: name of the class that has them; empty where there is none.
+        takes: what the model reads, for the warning of parts that are left out.
         notice: what the user is told when a model is made from it; None for nothing.
     """
 
@@ -43,4 +44,5 @@ class SourceCheckpoint:
     changes: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     whole: str = ""
+    takes: str = "text"
     notice: str | None = None

@@ -15,6 +15,7 @@ from kmodels.core.errors import InputError
 from kmodels.models import (
     CLIPTextModelWithProjection,
     Gemma3ImageTextLM,
+    Gemma4ImageTextLM,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -70,9 +71,12 @@ def sources(tmp_path_factory) -> dict[str, Path]:
     clip.save_to_preset(folder / "clip")
     seeing = Gemma3ImageTextLM.from_preset("gemma3_vision_debug", num_layers=1)
     seeing.save_to_preset(folder / "gemma_vision")
+    more = {"num_layers": 2, "image_token_id": 320}  # which no text of the samples holds
+    fours = Gemma4ImageTextLM.from_preset("gemma4_unified_debug", **more)
+    fours.save_to_preset(folder / "gemma4_vision")
     embedder = GemmaTextEmbedder.from_preset("embedding_gemma_debug", num_layers=1)
     embedder.save_to_preset(folder / "embed")
-    names = ("vit", "gemma", "gemma_vision", "qwen3", "clip", "embed")
+    names = ("vit", "gemma", "gemma_vision", "gemma4_vision", "qwen3", "clip", "embed")
     return {name: folder / name for name in names}
 
 
@@ -355,7 +359,7 @@ def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
             "vit",
             "model.gguf",
             ["--to", "gguf"],
-            "gguf holds models of gemma, gemma_vision, qwen3; this is a ViT",
+            "gguf holds models of gemma, gemma_vision, gemma4_vision, qwen3; this is a ViT",
         ),
         ("gemma", "model", ["--to", "timm"], "timm holds models of vit; this is a GemmaCausalLM"),
         ("vit", "out", ["--to", "timm", "--dtype", "q8_0"], "timm is written as float32, bfloat16"),

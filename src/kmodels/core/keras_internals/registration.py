@@ -26,6 +26,9 @@ GEMMA = (
 GEMMA_VISION = (
     *("Gemma3ImageConverter", "Gemma3ImageTextBackbone", "Gemma3ImageTextLM"),
     *("Gemma3ImageTextLMPreprocessor", "Gemma3VisionEncoder"),
+    *("Gemma4ImageConverter", "Gemma4ImageTextBackbone", "Gemma4ImageTextLM"),
+    *("Gemma4ImageTextLMPreprocessor", "Gemma4VisionBlock", "Gemma4VisionEmbedder"),
+    *("Gemma4VisionEncoder", "ClippedDense"),
 )
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),

@@ -204,6 +204,10 @@ class DecoderConfig(FrozenConfig):
         """The soft cap of the logits, or None."""
         return None
 
+    def looks_ahead(self, layer: int) -> bool:
+        """Returns whether the tokens of an image see each other in a layer, those ahead too."""
+        return True
+
     def block(self, index: int) -> BlockConfig:
         """Returns what the block with this number, from 0, is made of."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common import peft, sharding
+from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.image_text import images
 from kmodels.models.common.inputs import (
     OptionalInputs,
@@ -38,6 +39,7 @@ class _Steps(NamedTuple):
     order: TokensFirst
     move: Reordered
     apart: PaddingApart | None
+    looks: list[bool]
 
     def embed(
         self,
@@ -79,11 +81,11 @@ class _Steps(NamedTuple):
         if intercept is not None:
             x = self.move(intercept(self.move(x, back), -1), front)
         out = {"token_embedding": x}
-        parts = None if self.per_layer is None else self.per_layer(token_ids, x)
+        parts = self.parts(token_ids, x, vision_mask)
         shared: dict[int, tuple[Any, Any]] = {}
         for number, block in enumerate(self.blocks):
             made = block.block
-            more = seen if parts is None else {**seen, "per_layer": parts[number]}
+            more = self.beside(number, seen, parts)
             if made.key_value_source is not None:
                 key, value = shared[made.key_value_source]
                 more = {**more, "key": key, "value": value}
@@ -96,6 +98,21 @@ class _Steps(NamedTuple):
             out[block.name] = x
         out["final_norm"] = self.final_norm(x)
         return out, back
+
+    def parts(self, token_ids: Tensor, x: Tensor, vision_mask: Tensor | None = None) -> Any:
+        """Returns the per-layer embeddings of each block, or None where there are none."""
+        if self.per_layer is None:
+            return None
+        if vision_mask is not None:
+            token_ids = images.without_images(token_ids, vision_mask)
+        return self.per_layer(token_ids, x)
+
+    def beside(
+        self, number: int, seen: dict[str, Any], parts: list[Tensor] | None
+    ) -> dict[str, Any]:
+        """Returns what a block gets beside the hidden states."""
+        more = seen if self.looks[number] else {}
+        return more if parts is None else {**more, "per_layer": parts[number]}
 
     def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns what `run` gives, in the order of the row."""
@@ -199,7 +216,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
             for name in ("token_ids", "padding_mask")
         }
         order = TokensFirst(), Reordered(), None if config.is_causal else PaddingApart()
-        steps = _Steps(embedding, per_layer, blocks, final_norm, *order)
+        looks = [config.looks_ahead(i) for i in range(config.num_layers)]
+        steps = _Steps(embedding, per_layer, blocks, final_norm, *order, looks)
         beside, seen, parts = self.beside_text(config, policy)
         out = steps.all(**inputs, **seen)
         super().__init__(
@@ -221,7 +239,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             setattr(self, part, layer)
 
     def beside_text(
-        self, config: Any, policy: keras.DTypePolicy
+        self, config: DecoderConfig, policy: keras.DTypePolicy
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, keras.Layer]]:
         """Returns what a model takes beside text: inputs, what `seen` makes of them, and layers."""
         return {}, {}, {}
@@ -326,7 +344,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         token_ids: Tensor,
         positions: Tensor,
         caches: list[Any],
-        images: Tensor | None = None,
+        images: Mapping[str, Tensor] | None = None,
     ) -> Any:
         """Returns hidden states of new tokens behind those that the caches hold.
 
@@ -335,7 +353,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             positions: (T,) or (B, T) int, or None for 0, 1, ...
             caches: one per block, see `DecoderBlock`; blocks that share keys and values have the
                 same one.
-            images: of models that take images, those of the prompts: (B, M, height, width, C).
+            images: of models that take images, those of the prompts, by the names of the inputs.
 
         Returns:
             (B, T, D).
@@ -351,17 +369,14 @@ class DecoderBackbone(OptionalInputs, Backbone):
             )
         seen = {"token_ids": token_ids}
         if images is not None:
-            seen = self.seen({**seen, "images": images})
+            seen = self.seen({**seen, **images})
         with direct_calls():
             x, more = self._steps.embed(**seen)
             with keras_internals.autocast(self.dtype_policy):
-                parts = None
-                if self.per_layer_embedding is not None:
-                    parts = self.per_layer_embedding(token_ids, x)
+                parts = self._steps.parts(token_ids, x, seen.get("vision_mask"))
                 for number, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
-                    if parts is not None:
-                        more = {**more, "per_layer": parts[number]}
-                    x = block(x, positions=positions, cache=cache, **more)
+                    given = self._steps.beside(number, more, parts)
+                    x = block(x, positions=positions, cache=cache, **given)
                 return self.final_norm(x)
 
     @classmethod

@@ -14,6 +14,8 @@ GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
 # The name of the positions in transformers and in keras-hub's Gemma 4, and here.
 POSITIONS = ("position_ids", "positions")
+# Inputs that are not whole numbers.
+FLOATS = ("images", "pixel_values")
 
 
 class OrderBackend(Protocol):
@@ -119,7 +121,7 @@ def _names(model: keras.Model) -> tuple[str, ...]:
 def _tensor(x: Any, name: str) -> Any:
     if x is None:
         return None
-    if name == "images":
+    if name in FLOATS:
         return keras.ops.convert_to_tensor(x)
     x = keras.ops.convert_to_tensor(x, dtype="int32")
     # Keras takes a last axis of 1 where a model has none.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kmodels.core.errors import InputError
 from kmodels.memory.sizes import BlockSizes, Sizes
 from kmodels.models.common.config import BlockConfig, DecoderConfig
 from kmodels.models.common.encoder.config import EncoderConfig
@@ -62,4 +63,12 @@ def encoder(config: EncoderConfig, **more: Any) -> Sizes:
         gated=held.gated,
         causal=held.causal,
         **more,
+    )
+
+
+def without_images(config: Any) -> Sizes:
+    """Raises `InputError`: the images of a step are not counted."""
+    raise InputError(
+        "the memory of images is not planned; plan the text of the model by its own name, such as "
+        "gemma3_4b_text, and leave room for the tower"
     )

@@ -1,11 +1,8 @@
 """The description of the family that the loaders use."""
 
-from typing import Any
-
-from kmodels.core.errors import InputError
-from kmodels.memory.sizes import Sizes
 from kmodels.models.common.gguf.image_text import GGUFImageTextFormat
 from kmodels.models.common.image_text.keras_hub import with_images
+from kmodels.models.common.sizes import without_images
 from kmodels.models.gemma.weights import gguf
 from kmodels.models.gemma.weights.keras_hub_config import GEMMA3
 from kmodels.models.gemma_vision.causal_lm import Gemma3ImageTextLM
@@ -16,15 +13,6 @@ from kmodels.models.gemma_vision.weights import huggingface
 from kmodels.models.registry import Family
 from kmodels.models.vit.weights import gemma3_hub, gemma3_mmproj
 
-
-def sizes(config: Any) -> Sizes:
-    """Raises `InputError`: the images of a step are not counted."""
-    raise InputError(
-        "the memory of images is not planned; plan the text of the model by its own name, such as "
-        "gemma3_4b_text, and leave room for the tower"
-    )
-
-
 GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_mmproj.EXPORT, Gemma3ImageTextConfig)
 FAMILY = Family(
     name="gemma_vision",
@@ -32,7 +20,7 @@ FAMILY = Family(
     tasks=(Gemma3ImageTextLM,),
     presets=PRESETS,
     formats=(huggingface.FORMAT, GGUF),
-    sizes=sizes,
+    sizes=without_images,
     transformers_form=huggingface.transformers_form,
     keras_hub=(
         with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_hub.ENCODER),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels.models.common.image_text import transformers_files
 from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
@@ -77,9 +78,9 @@ class Gemma3ImageTextLMPreprocessor(ImageTextLMPreprocessor):
         "eoi_token": ("<end_of_image>",),
     }
 
-    def text_of_image(self, crops: int) -> str:
-        """Returns what stands in a text for an image with a number of crops."""
-        one = f"\n\n{self._sequence()}\n\n"
+    def text_of_image(self, pixels: np.ndarray) -> str:
+        """Returns what stands in a text for an image (1 + crops, height, width, 3)."""
+        one, crops = f"\n\n{self.sequence(self.num_vision_tokens_per_image)}\n\n", len(pixels) - 1
         return CROPPED.format(one, " ".join([one] * crops)) if crops else one
 
     def transformers_files(self) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,9 @@
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
+from kmodels.models.vit.gemma4.blocks import ClippedDense, Gemma4VisionBlock
+from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
+from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.kinds import (
     DeiTBackbone,
@@ -23,6 +26,7 @@ from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncode
 
 __all__ = [
     "CLIPVisionEncoder",
+    "ClippedDense",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DINOV3Backbone",
@@ -32,6 +36,9 @@ __all__ = [
     "DeiTImageClassifierPreprocessor",
     "DeiTImageConverter",
     "Gemma3VisionEncoder",
+    "Gemma4VisionBlock",
+    "Gemma4VisionEmbedder",
+    "Gemma4VisionEncoder",
     "SigLIPImageConverter",
     "SigLIPVisionEncoder",
     "ViTBackbone",

@@ -9,6 +9,7 @@ from typing import Any
 from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.dispatch import backend
 from kmodels.core.errors import InputError
+from kmodels.generation.inputs import PIXELS
 from kmodels.models import registry
 from kmodels.presets.save import TRANSFORMERS_FILES
 from kmodels.tools.convert import hub
@@ -130,7 +131,7 @@ def takes_images(backbone: object) -> bool:
 
     A graph has one input, and such a model several.
     """
-    return "images" in getattr(backbone, "takes", ())
+    return not set(PIXELS).isdisjoint(getattr(backbone, "takes", ()))
 
 
 def takes_pairs(backbone: Any) -> bool:

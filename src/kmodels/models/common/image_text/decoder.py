@@ -1,25 +1,30 @@
 """A decoder that reads images among the tokens of its texts."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
+from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.inputs import NAMES
 
-IMAGES = ("images", "vision_indices", "vision_mask")
+PLACES = ("vision_indices", "vision_mask")
+IMAGES = ("images", *PLACES)
 GIVEN = ("padding_mask", "images", "vision_mask")
 
 
 class ImageTextBackbone(DecoderBackbone):
     """A `DecoderBackbone` with a vision encoder, whose features stand among the embeddings.
 
-    A family's class gives the encoder by `make_vision_encoder`; its config has `image_shape`,
-    `image_token_id` and `num_vision_tokens_per_image`.
+    A family's class gives the encoder by `make_vision_encoder`; its config has `image_token_id`,
+    and for whole images `image_shape` and `num_vision_tokens_per_image`.
+
+    Attributes:
+        image_inputs: names of the arrays that the encoder takes.
 
     Call:
         What `DecoderBackbone` takes, and "images" (B, M, height, width, C), preprocessed floats,
@@ -34,6 +39,7 @@ class ImageTextBackbone(DecoderBackbone):
 
     takes = (*NAMES, *IMAGES)
     absent = GIVEN
+    image_inputs: ClassVar[tuple[str, ...]] = ("images",)
     vision_encoder: keras.layers.Layer
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
@@ -54,31 +60,34 @@ class ImageTextBackbone(DecoderBackbone):
         """Returns the layer of images (B, M, height, width, C) to features (B, M * N, D)."""
         raise NotImplementedError
 
+    @classmethod
+    def image_symbols(cls, config: Any, dtype: str) -> dict[str, Any]:
+        """Returns the symbols of the arrays that the encoder takes, without batch and optional."""
+        shape = (None, *config.image_shape)
+        return {"images": keras.Input(shape, name="images", dtype=dtype, optional=True)}
+
     def beside_text(
-        self, config: Any, policy: keras.DTypePolicy
+        self, config: DecoderConfig, policy: keras.DTypePolicy
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, keras.Layer]]:
         """See `DecoderBackbone.beside_text`."""
         encoder = self.make_vision_encoder(config, policy)
         dtype = "float64" if policy.compute_dtype == "float64" else "float32"
-        inputs = {
-            "images": keras.Input(
-                (None, *config.image_shape), name="images", dtype=dtype, optional=True
-            ),
-            "vision_mask": keras.Input((None,), name="vision_mask", dtype="int32", optional=True),
-        }
-        seen = {"features": encoder(inputs["images"]), "vision_mask": inputs["vision_mask"]}
-        return inputs, seen, {"vision_encoder": encoder}
+        pictures = self.image_symbols(config, dtype)
+        mask = keras.Input((None,), name="vision_mask", dtype="int32", optional=True)
+        seen = {"features": encoder(*pictures.values()), "vision_mask": mask}
+        return {**pictures, "vision_mask": mask}, seen, {"vision_encoder": encoder}
 
     def seen(self, inputs: dict[str, Any], training: bool | None = False) -> dict[str, Any]:
         """See `DecoderBackbone.seen`: images become features, and their places a mask."""
-        images, indices, mask = (inputs.get(name) for name in IMAGES)
-        given = {name: x for name, x in inputs.items() if name not in IMAGES}
-        if images is None or images.shape[1] == 0:
+        images = [inputs.get(name) for name in self.image_inputs]
+        indices, mask = (inputs.get(name) for name in PLACES)
+        given = {name: x for name, x in inputs.items() if name not in (*self.image_inputs, *PLACES)}
+        if any(x is None or x.shape[1] == 0 for x in images):
             return given
         token_ids = inputs["token_ids"]
         if mask is None:
             mask = self._mask(token_ids, indices)
-        features = self.vision_encoder(images, training=training)
+        features = self.vision_encoder(*images, training=training)
         return {**given, "features": features, "vision_mask": mask}
 
     def _mask(self, token_ids: Tensor, indices: Tensor | None) -> Any:

@@ -1,13 +1,14 @@
 """Hugging Face directories of a decoder with a vision tower and a projector."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.image_text import transformers_files
-from kmodels.weights import Rule, SourceCheckpoint, read_safetensors
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors
 
 # What may stand before the names of the three parts: in the published files, as transformers 5
 # writes them, and as its modules are called.
@@ -40,6 +41,9 @@ class ImageTextFormat:
         fields: (path, description) to the fields of the config.
         table: (config, prefixes of text, tower and projector) to the rules.
         converter: name of the family's image converter, for errors.
+
+    Attributes:
+        takes: what the model reads, for the warning of parts that are left out.
     """
 
     kind: str
@@ -47,6 +51,7 @@ class ImageTextFormat:
     fields: Callable[[Path, dict[str, Any]], dict[str, Any]]
     table: Callable[[Any, str, str, str], Sequence[Rule]]
     converter: str
+    takes: ClassVar[str] = "text and images"
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns whether a directory with this config.json is of this format."""
@@ -69,31 +74,45 @@ class ImageTextFormat:
         """
         backbone = self.fields(path, description)
         tensors = read_safetensors(path) if weights else {}
-        language = _prefix(tensors, TEXTS, "embed_tokens.")
-        tower = _prefix(tensors, TOWERS, "embeddings.")
-        projector = _prefix(tensors, PROJECTORS, "")
-        unused = tuple(tower + name for name in UNUSED)
+        kept, rules, left_out = self.parts(tensors, self.config_class(**backbone))
         return SourceCheckpoint(
             path=path,
             kind="Hugging Face",
             backbone=backbone,
             task={"generation_config": decoder.generation_config(path, warns=bool(tensors))},
             preprocessor=self._preprocessor(path),
-            tensors={
-                name: tensor
-                for name, tensor in tensors.items()
-                if name not in HEADS and not name.startswith(unused)
-            },
-            rules=self.table(self.config_class(**backbone), language, tower, projector),
+            tensors=kept,
+            rules=rules,
+            left_out=left_out,
+            takes=self.takes,
         )
+
+    def parts(
+        self, tensors: Mapping[str, LazyArray], config: DecoderConfig
+    ) -> tuple[dict[str, LazyArray], Sequence[Rule], list[str]]:
+        """Returns the tensors that count, their table, and the names of parts left out."""
+        language = prefix(tensors, TEXTS, "embed_tokens.")
+        tower = prefix(tensors, TOWERS, "embeddings.")
+        projector = prefix(tensors, PROJECTORS, "")
+        unused = tuple(tower + name for name in UNUSED)
+        kept = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name not in HEADS and not name.startswith(unused)
+        }
+        return kept, self.table(config, language, tower, projector), []
+
+    def settings(self, path: Path) -> dict[str, Any]:
+        """Returns the arguments of the preprocessor that the files of a directory say."""
+        return transformers_files.read(path, self.converter)
 
     def _preprocessor(self, path: Path) -> dict[str, Any] | None:
         """Returns the arguments of the preprocessor that lies in a directory, or None."""
         held = decoder.tokenizer_of(path)
-        return None if held is None else held | transformers_files.read(path, self.converter)
+        return None if held is None else held | self.settings(path)
 
 
-def _prefix(tensors: Iterable[str], prefixes: Sequence[str], start: str) -> str:
+def prefix(tensors: Iterable[str], prefixes: Sequence[str], start: str) -> str:
     """Returns the prefix with which a name of the file starts, or the first."""
     found = (x for x in prefixes if any(name.startswith(x + start) for name in tensors))
     return next(found, prefixes[0])

@@ -165,6 +165,13 @@ class PanAndScanConverter(ImageConverter):
         }
 
     @classmethod
+    def of_hub(cls, converter: keras.layers.Layer) -> Self:
+        """Returns the converter with the settings of one of keras-hub."""
+        held = converter.get_config()
+        given = {n: held[n] for n in HUB if n != "image_size" or held[n] is not None}
+        return cls(**given)
+
+    @classmethod
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
         """Returns the image converter of a checkpoint.
 
@@ -189,9 +196,3 @@ class PanAndScanConverter(ImageConverter):
         if found is None:
             return super().from_preset(path, **settings)
         return cls(**{**found, **settings})
-
-
-def hub_settings(converter: keras.layers.Layer) -> dict[str, Any]:
-    """Returns the settings of an image converter of keras-hub as arguments of one here."""
-    held = converter.get_config()
-    return {name: held[name] for name in HUB if name != "image_size" or held[name] is not None}

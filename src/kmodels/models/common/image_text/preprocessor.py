@@ -13,7 +13,8 @@ from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.models.common.image_text import transformers_files
 from kmodels.models.common.image_text.batches import picture_arrays
-from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter, hub_settings
+from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
+from kmodels.models.common.image_text.patch_converter import PatchConverter
 from kmodels.models.common.image_text.places import expand
 from kmodels.models.common.image_text.records import Sample, parts_of, samples
 from kmodels.models.common.image_text.symbolic import check_graph, without_images
@@ -21,6 +22,8 @@ from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.text import Example, Tokenizer, pack
 from kmodels.text.packing import assign
 from kmodels.text.templates import AUTO
+
+Converter = PanAndScanConverter | PatchConverter
 
 
 class ImageTextLMPreprocessor(CausalLMPreprocessor):
@@ -45,6 +48,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
 
     Attributes:
         converter_class: the family's image converter.
+        files: reads its arguments in a directory of transformers.
         tokens: for each of the tokens "boi_token", "image_token" and "eoi_token" of transformers'
             tokenizers, its usual texts.
 
@@ -70,14 +74,15 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
             images or crops.
     """
 
-    converter_class: ClassVar[type[PanAndScanConverter]]
+    converter_class: ClassVar[type[Converter]]
     takes_images = True
+    files = staticmethod(transformers_files.read)
     tokens: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     def __init__(
         self,
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
-        image_converter: PanAndScanConverter | Mapping[str, Any] | None = None,
+        image_converter: Converter | Mapping[str, Any] | None = None,
         sequence_length: int = 1024,
         add_start_token: bool = True,
         add_end_token: bool = True,
@@ -98,29 +103,34 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         self.image_tokens = transformers_files.image_tokens(self.tokenizer, self.tokens)
         self.image_token_id = self.tokenizer.token_to_id(self.image_tokens["image_token"])
 
-    def _converter(self, given: object) -> PanAndScanConverter:
+    @property
+    def marker(self) -> str:
+        """Text that stands where an image belongs."""
+        return self.image_tokens["boi_token"]
+
+    def _converter(self, given: object) -> Any:
         if given is None:
             return self.converter_class()  # type: ignore[call-arg]
         if isinstance(given, Mapping):
             if "class_name" in given:
                 return keras.saving.deserialize_keras_object(dict(given))
             return self.converter_class(**given)
-        if isinstance(given, keras.layers.Layer) and not isinstance(given, PanAndScanConverter):
-            return self.converter_class(**hub_settings(given))
-        if not isinstance(given, PanAndScanConverter):
+        if isinstance(given, keras.layers.Layer) and not isinstance(given, Converter):
+            return self.converter_class.of_hub(given)
+        if not isinstance(given, Converter):
             raise InputError(
                 f"image_converter is a {type(given).__name__}; give a "
                 f"{self.converter_class.__name__}"
             )
         return given
 
-    def text_of_image(self, crops: int) -> str:
-        """Returns what stands in a text for an image with a number of crops."""
+    def text_of_image(self, pixels: np.ndarray) -> str:
+        """Returns what stands in a text for what the converter's `pixels` gave of an image."""
         raise NotImplementedError
 
-    def _sequence(self) -> str:
-        """Returns the tokens of one image or crop."""
-        soft = self.image_tokens["image_token"] * self.num_vision_tokens_per_image
+    def sequence(self, count: int) -> str:
+        """Returns the tokens of one image or crop, which fills so many."""
+        soft = self.image_tokens["image_token"] * count
         return f"{self.image_tokens['boi_token']}{soft}{self.image_tokens['eoi_token']}"
 
     def __call__(self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any) -> Any:
@@ -174,13 +184,12 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
             chats: see `chat_token_ids`; a content may have images among its parts.
             **options: of `chat_token_ids`.
         """
-        marker = self.image_tokens["boi_token"]
-        found = [Sample(*parts_of(chat, [], marker)) for chat in chats]
+        found = [Sample(*parts_of(chat, [], self.marker)) for chat in chats]
         written = self._chats_written([one.record for one in found], **options)
         return self._prompt_examples(written, [self._pixels(one, i) for i, one in enumerate(found)])
 
     def _records(self, x: Data) -> tuple[list[Any], bool]:
-        found, is_batch = samples(x, self.reader, self.image_tokens["boi_token"])
+        found, is_batch = samples(x, self.reader, self.marker)
         for place, one in enumerate(found):
             if len(one.images) > self.max_images_per_prompt:
                 raise InputError(
@@ -190,15 +199,15 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         return found, is_batch
 
     def _pixels(self, sample: Sample, place: int) -> list[np.ndarray]:
-        """Returns what the model sees of each image: (1 + crops, height, width, 3)."""
+        """Returns what the model sees of each image, see the converter's `pixels`."""
         name = f"image {{}} of example {place}".format
         pictures = [open_picture(one, name(i)) for i, one in enumerate(sample.images)]
         return [self.image_converter.pixels(picture) for picture in pictures]
 
     def _expanded(self, written: Sequence[Any], pixels: Sequence[list[np.ndarray]]) -> list[Any]:
-        marker, soft = self.image_tokens["boi_token"], self.image_tokens["image_token"]
+        soft = self.image_tokens["image_token"]
         return [
-            expand(one, marker, soft, [self.text_of_image(len(x) - 1) for x in found], place)
+            expand(one, self.marker, soft, [self.text_of_image(x) for x in found], place)
             for place, (one, found) in enumerate(zip(written, pixels, strict=True))
         ]
 
@@ -230,18 +239,28 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
     def _completed(
         self, x: dict[str, np.ndarray], rows: Sequence[Sequence[Example]]
     ) -> dict[str, np.ndarray]:
+        return x | self.pictures(x["token_ids"], rows)
+
+    def pictures(
+        self, token_ids: np.ndarray, rows: Sequence[Sequence[Example]]
+    ) -> dict[str, np.ndarray]:
+        """Returns the arrays of images of rows, and which of their tokens (B, T) these fill."""
         size, per_image = self.image_converter.size, self.num_vision_tokens_per_image
-        return x | picture_arrays(x["token_ids"], rows, self.image_token_id, per_image, size)
+        return picture_arrays(token_ids, rows, self.image_token_id, per_image, size)
 
     def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
         texts, count = without_images(x)
         found = super()._inputs_spec(texts, sequence_length)
         rows = found["token_ids"].shape[:-1]
-        images = keras.KerasTensor((*rows, count, *self.image_converter.size, 3), "float32")
         size = count * self.num_vision_tokens_per_image
         indices = keras.KerasTensor((*rows, size), "int32")
         more = {"vision_indices": indices, "vision_mask": found["token_ids"]}
-        return {**found, "images": images, **more}
+        return {**found, **self.pictures_spec((*rows, count)), **more}
+
+    def pictures_spec(self, shape: Sequence[int | None]) -> dict[str, keras.KerasTensor]:
+        """Returns shapes and dtypes of the arrays of so many images (..., M)."""
+        whole = (*shape, *self.image_converter.size, 3)
+        return {"images": keras.KerasTensor(whole, "float32")}
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -267,8 +286,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
 
     @classmethod
     def _described(cls, preset: str | Path) -> dict[str, Any]:
-        path = presets.locate(preset)
-        return transformers_files.read(path, cls.converter_class.__name__)
+        return cls.files(presets.locate(preset), cls.converter_class.__name__)
 
 
 def _flat(pixels: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -38,15 +38,7 @@ def read(path: Path, converter: str) -> dict[str, Any]:
     Raises:
         InputError: for a setting that the converter lacks, or a damaged file.
     """
-    config = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
-    if "preprocessor" in config or (path / SETTINGS_FILE).is_file():
-        return {}
-    whole, images = (
-        read_json(path / name) if (path / name).is_file() else {} for name in (PROCESSOR, IMAGES)
-    )
-    # Since version 5 one file holds both, and counts before what an older version left.
-    nested = whole.get("image_processor")
-    images = nested if isinstance(nested, Mapping) else images
+    whole, images = said(path)
     found: dict[str, Any] = {}
     if images:
         found["image_converter"] = _converter(images, converter)
@@ -56,17 +48,45 @@ def read(path: Path, converter: str) -> dict[str, Any]:
     return found
 
 
-def _converter(images: Mapping[str, Any], name: str) -> dict[str, Any]:
+def said(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Returns what the files of a directory say of a processor, and of its images.
+
+    Args:
+        path: the directory; one that holds none of the files, or those of kmodels, says nothing.
+    """
+    config = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
+    if "preprocessor" in config or (path / SETTINGS_FILE).is_file():
+        return {}, {}
+    whole, images = (
+        read_json(path / name) if (path / name).is_file() else {} for name in (PROCESSOR, IMAGES)
+    )
+    # Since version 5 one file holds both, and counts before what an older version left.
+    nested = whole.get("image_processor")
+    return whole, nested if isinstance(nested, Mapping) else images
+
+
+def kernel_of(images: Mapping[str, Any], usual: str) -> tuple[str | None, list[str]]:
+    """Returns the kernel that images are resized with, and what no converter here supports.
+
+    Args:
+        images: what the files say of images.
+        usual: the kernel where they do not say it.
+    """
     absent = [key for key in ("do_resize", "do_rescale") if images.get(key) is False]
-    size = images.get("size") or {}
-    if set(size) != {"height", "width"}:
-        absent.append(f"a size of {', '.join(size) or 'nothing'} in place of height and width")
-    number = images.get("resample", RESAMPLE["bilinear"])
+    number = images.get("resample", RESAMPLE[usual])
     kernel = next((key for key, value in RESAMPLE.items() if value == number), None)
     if kernel is None:
         absent.append(f"resample {number}")
     if abs(images.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
         absent.append(f"rescale_factor {images['rescale_factor']}")
+    return kernel, absent
+
+
+def _converter(images: Mapping[str, Any], name: str) -> dict[str, Any]:
+    kernel, absent = kernel_of(images, "bilinear")
+    size = images.get("size") or {}
+    if set(size) != {"height", "width"}:
+        absent.append(f"a size of {', '.join(size) or 'nothing'} in place of height and width")
     if absent:
         raise InputError(f"{name} does not support {', '.join(absent)} of {IMAGES}")
     normalizes = images.get("do_normalize") is not False

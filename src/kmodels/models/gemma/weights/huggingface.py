@@ -183,5 +183,6 @@ FORMAT = EmbedderFormat(
     prefixes=PREFIXES,
     heads=(decoder.HEAD, f"language_model.{decoder.HEAD}"),
     other_parts=OTHER_PARTS,
-    whole={"gemma3": "Gemma3ImageTextLM"},
+    whole={"gemma3": "Gemma3ImageTextLM"}
+    | dict.fromkeys(("gemma4", "gemma4_unified"), "Gemma4ImageTextLM"),
 )
