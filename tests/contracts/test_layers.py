@@ -145,7 +145,8 @@ ABSTRACT = {
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/models/gemma/test_experts.py
     # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
     *("SimilarityHead", "TextTower", "VisionTower"),
-    *("PatchCoordinates", "PerLayerEmbedding"),  # no batch, or two inputs: tests/models
+    # No batch, two inputs or two outputs: tests/models.
+    *("MAEDecoder", "PatchCoordinates", "PatchMasking", "PerLayerEmbedding"),
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

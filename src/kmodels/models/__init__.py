@@ -61,6 +61,7 @@ from kmodels.models.vit import (
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
     ViTImageConverter,
+    ViTMAEForPreTraining,
 )
 
 for _backbone in (
@@ -126,4 +127,5 @@ __all__ = [
     "ViTImageClassifier",
     "ViTImageClassifierPreprocessor",
     "ViTImageConverter",
+    "ViTMAEForPreTraining",
 ]

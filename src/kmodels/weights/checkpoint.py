@@ -29,6 +29,7 @@ class SourceCheckpoint:
         left_out: parts of the model in the file that have no counterpart here.
         whole: name of the class that has them; empty where there is none.
         notice: what the user is told when a model is made from it; None for nothing.
+        notice_part: prefix of variables, where that is told only to those whose model lacks them.
     """
 
     path: Path
@@ -44,3 +45,4 @@ class SourceCheckpoint:
     left_out: Sequence[str] = ()
     whole: str = ""
     notice: str | None = None
+    notice_part: str | None = None

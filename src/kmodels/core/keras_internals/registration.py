@@ -41,7 +41,8 @@ VIT = (
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
-    *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates"),
+    *("DINOV3Backbone", "DINOV3ImageConverter", "MAEDecoder", "PatchCoordinates"),
+    *("PatchMasking", "ViTMAEForPreTraining"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),

@@ -15,6 +15,7 @@ from kmodels.models.vit.kinds import (
     DINOV3ImageConverter,
     SigLIPImageConverter,
 )
+from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncoder
@@ -37,4 +38,5 @@ __all__ = [
     "ViTImageClassifier",
     "ViTImageClassifierPreprocessor",
     "ViTImageConverter",
+    "ViTMAEForPreTraining",
 ]
