@@ -24,6 +24,18 @@ RECIPES = {
     "caption": "caption",
     "zero-shot": "zero_shot",
     "dpo": "dpo",
+    "mae": "mae",
+}
+# What `kmodels --help` says of each.
+SUMMARIES = {
+    "vit": "Train a Vision Transformer to classify images.",
+    "gemma": "Fine-tune a language model with LoRA on instructions or texts.",
+    "probe": "Compare ways to use a pretrained backbone with few labels.",
+    "distill": "Train a small classifier to imitate a large one.",
+    "caption": "Train a Gemma 3 with its vision encoder on images with texts.",
+    "zero-shot": "Train two towers on images with captions, to classify by names.",
+    "dpo": "Train a language model on pairs of answers, by direct preference optimization.",
+    "mae": "Pretrain a Vision Transformer on images without labels, by hiding most of each.",
 }
 
 

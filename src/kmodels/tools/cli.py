@@ -68,13 +68,8 @@ def _add_recipe(name: str, summary: str) -> None:
         return shipped.run(name, context.args)  # which checks the backend after its flags
 
 
-_add_recipe("vit", "Train a Vision Transformer to classify images.")
-_add_recipe("gemma", "Fine-tune a language model with LoRA on instructions or texts.")
-_add_recipe("probe", "Compare ways to use a pretrained backbone with few labels.")
-_add_recipe("distill", "Train a small classifier to imitate a large one.")
-_add_recipe("caption", "Train a Gemma 3 with its vision encoder on images with texts.")
-_add_recipe("zero-shot", "Train two towers on images with captions, to classify by names.")
-_add_recipe("dpo", "Train a language model on pairs of answers, by direct preference optimization.")
+for _name, _summary in shipped.SUMMARIES.items():
+    _add_recipe(_name, _summary)
 
 command("chat")(chatting.chat)
 

@@ -11,6 +11,7 @@ Train, resume or evaluate:
   kmodels distill --data folder:IMAGES    a small model taught by a large one
   kmodels caption --data FOLDER           Gemma 3 on images with texts
   kmodels zero-shot --data folder:IMAGES  two towers, to classify by names
+  kmodels mae --data folder:IMAGES        an encoder, from images without labels
   kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
 
 Talk to a model:
