@@ -23,6 +23,7 @@ from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
 from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextBlock
+from kmodels.models.vit.dino.head import DINOHead
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
 
@@ -124,6 +125,8 @@ CASES = [
     Case(Pooling, {"kind": "map", "config": VIT}, (2, 6, 8), (2, 8), (15, 0, 0), masks=False,
          name="Pooling map"),
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
+    Case(DINOHead, {"units": 5, "hidden_dim": 6, "bottleneck_dim": 4}, (2, 8), (2, 5), (7, 0, 0),
+         masks=False),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
     Case(GemmaBlock, {"config": GEMMA4, "index": 0}, TOKENS, TOKENS, (11, 1, 3), name="Gemma 4"),

@@ -73,7 +73,8 @@ def test_what_a_user_of_transformers_asks(tmp_path):
     assert float(keras.ops.convert_to_numpy(mae.pretraining_loss(images, noise))) > 0
     seen, made = map(keras.ops.convert_to_numpy, mae.reconstruct_images(images, noise))
     assert ((seen == 0).mean() > 0.45) and np.array_equal(made[seen != 0], images[seen != 0])
-    again = ViTMAEForPreTraining.from_preset(mae.export_to_transformers(tmp_path / "out"))
+    mae.export_to_transformers(tmp_path / "out")
+    again = ViTMAEForPreTraining.from_preset(tmp_path / "out", preprocessor=None)
     np.testing.assert_allclose(
         keras.ops.convert_to_numpy(again(images, noise=noise)),
         keras.ops.convert_to_numpy(logits),

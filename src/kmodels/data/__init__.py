@@ -17,6 +17,7 @@ _EXPORTS = {
     "StatefulLoader": "stateful",
     "TFRecords": "formats.tfrecord",
     "TarShards": "formats.webdataset",
+    "ViewLoader": "images.views",
     "as_dataset": "fit.adapters",
     "open_dataset": "images.opening",
     "order": "rng",

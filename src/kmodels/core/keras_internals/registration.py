@@ -42,7 +42,7 @@ VIT = (
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
     *("DINOV3Backbone", "DINOV3ImageConverter", "MAEDecoder", "PatchCoordinates"),
-    *("PatchMasking", "ViTMAEForPreTraining"),
+    *("DINOHead", "PatchMasking", "ViTMAEForPreTraining"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),
@@ -53,6 +53,7 @@ MODULES = {
     "kmodels.layers": LAYERS,
     "kmodels.models": (*CLIP, *GEMMA, *GEMMA_VISION, *QWEN3, *SIGLIP, *TWO_TOWERS, *VIT),
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
+    "kmodels.training.dino_loss": ("DINOLoss",),
     "kmodels.training.similarity_losses": ("CLIPLoss", "SigLIPLoss"),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),

@@ -2,6 +2,7 @@
 
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.dino.head import DINOHead
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.kinds import (
@@ -22,6 +23,7 @@ from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncode
 
 __all__ = [
     "CLIPVisionEncoder",
+    "DINOHead",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DINOV3Backbone",
