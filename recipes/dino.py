@@ -150,7 +150,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
             image_shape=shape,
             dtype=settings.precision,
         )
-        head = DINOHead(settings.units, settings.hidden_dim, 64, dtype=settings.precision)
+        head = DINOHead(
+            settings.units, settings.hidden_dim, 64, name="head", dtype=settings.precision
+        )
         return features, keras.Model(features.input, head(features.output))
 
     (_, student), (features, teacher) = made(), made()

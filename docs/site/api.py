@@ -22,7 +22,7 @@ MODULES = (
     *("kmodels.distribution", "kmodels.transforms", "kmodels.weights"),
     *("kmodels.interop", "kmodels.interop.keras_hub", "kmodels.interop.keras_cv"),
     *("kmodels.runs.recipe", "kmodels.runs.classification", "kmodels.runs.plots"),
-    *("kmodels.runs.probe", "kmodels.runs.results"),
+    *("kmodels.runs.pretrained", "kmodels.runs.probe", "kmodels.runs.results"),
     *("kmodels.tools.bench", "kmodels.tools.convert", "kmodels.tools.parity"),
     "kmodels.tools.plan",
 )

@@ -382,7 +382,8 @@ def _check(backbone: ViTBackbone, patches: int, mask_ratio: float) -> None:
             "the patches of the backbone turn by their places (rope_theta), of which those that "
             "are hidden would be left out; give a ViTBackbone with a position embedding"
         )
-    if len(shape := backbone.output.shape) != 3 or shape[1] != patches + config.num_prefix_tokens:
+    shape = tuple(backbone.output.shape)
+    if shape[1:] != (patches + config.num_prefix_tokens, config.hidden_dim):
         raise InputError(
             f"{type(backbone).__name__} gives no token for each patch; give a ViTBackbone"
         )
