@@ -25,7 +25,6 @@ RECIPES = {
     "zero-shot": "zero_shot",
     "dpo": "dpo",
     "mae": "mae",
-    "dino": "dino",
 }
 # What `kmodels --help` says of each.
 SUMMARIES = {
@@ -37,7 +36,6 @@ SUMMARIES = {
     "zero-shot": "Train two towers on images with captions, to classify by names.",
     "dpo": "Train a language model on pairs of answers, by direct preference optimization.",
     "mae": "Pretrain a Vision Transformer on images without labels, by hiding most of each.",
-    "dino": "Pretrain a Vision Transformer on images without labels, by a teacher that follows.",
 }
 
 
