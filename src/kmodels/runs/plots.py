@@ -214,17 +214,17 @@ def probe(
 
 
 @_drawn
-def rows(path: Path, pictures: dict[str, np.ndarray]) -> None:
+def rows(path: Path, images: dict[str, np.ndarray]) -> None:
     """Draws images in rows, each column about the same image.
 
     Args:
         path: the file to write.
-        pictures: by the name of the row (n, H, W, C), values from 0 to 1.
+        images: by the name of the row (n, H, W, C), values from 0 to 1.
     """
-    number = len(next(iter(pictures.values())))
-    figure, axes = _figure(len(pictures), number, (number, 1.1 * len(pictures)))
-    for line, (name, images) in zip(np.reshape(axes, (-1, number)), pictures.items(), strict=True):
-        for place, image in zip(line, images, strict=True):
+    number = len(next(iter(images.values())))
+    figure, axes = _figure(len(images), number, (number, 1.1 * len(images)))
+    for line, (name, row) in zip(np.reshape(axes, (-1, number)), images.items(), strict=True):
+        for place, image in zip(line, row, strict=True):
             place.imshow(
                 image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1
             )

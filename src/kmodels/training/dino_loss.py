@@ -12,7 +12,7 @@ from kmodels.core.types import Tensor
 class DINOLoss(keras.layers.Layer):
     """Cross-entropy of a teacher's and a student's distributions over views of the same image.
 
-    The teacher's are centred, by a moving average of what it gives, and sharpened by a low
+    The teacher's are centered, by a moving average of what it gives, and sharpened by a low
     temperature, so that neither one number nor none wins. It is a layer, since the center and the
     number of steps are state: put it among the models of a `kmodels.training.TrainStep`.
 
@@ -99,7 +99,7 @@ class DINOLoss(keras.layers.Layer):
         return rows
 
     def probabilities(self, teacher: Tensor) -> Any:
-        """Returns the teacher's distributions, centred and sharpened: (..., K), float32."""
+        """Returns the teacher's distributions, centered and sharpened: (..., K), float32."""
         logits = keras.ops.cast(teacher, "float32") - keras.ops.convert_to_tensor(self.center)
         return keras.ops.softmax(logits / self.temperature(), axis=-1)
 

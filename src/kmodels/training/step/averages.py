@@ -45,7 +45,7 @@ class Averages:
         trained: names of models that an objective trains.
 
     Raises:
-        InputError: for names that are no models, and a model that is trained too.
+        InputError: for names that are not of models, and a model that is trained too.
     """
 
     def __init__(self, models: Any, given: Mapping[str, WeightAverage] | None, trained: set[str]):
@@ -58,8 +58,8 @@ class Averages:
                     models.get(wanted), keras.layers.Layer
                 ):
                     raise InputError(
-                        f"averages name {wanted!r}, which is no model of the step; give models by "
-                        "name, and names of theirs"
+                        f"averages name {wanted!r}, which is not a model of the step; give models "
+                        "by name, and names of theirs"
                     )
             if name in trained:
                 raise InputError(
