@@ -356,7 +356,7 @@ class ViTMAEForPreTraining(Task):
                 read.
             training: draws the masks; else they are the same for all.
         """
-        parts = batch if isinstance(batch, tuple | list) else (batch,)
+        parts: Any = batch if isinstance(batch, tuple | list) else (batch,)
         weights = parts[2] if len(parts) > 2 else None
         return models.pretraining_loss(parts[0], training=training, sample_weight=weights)
 
