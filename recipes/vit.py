@@ -50,6 +50,10 @@ class Settings(recipe.Common):
     label_smoothing: float = flag(0.1, "share of each label spread over all classes")
     dropout: float | None = flag(None, "rate within the blocks; the preset's by default")
     drop_path: float | None = flag(None, "stochastic depth of the last block, likewise")
+    patch_drop: float | None = flag(None, "share of the patches that each image loses in training")
+    token_merging: int | None = flag(
+        None, "tokens that each block merges with those most like them"
+    )
     head_dropout: float | None = flag(None, "rate in front of the classifier, likewise")
     flip: bool = flag(False, "mirror images at random")
     pad: int = flag(0, "pad by so many pixels and crop at random")
@@ -105,6 +109,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         dropout_rate=settings.dropout,
         attention_dropout=settings.dropout,
         drop_path_rate=settings.drop_path,
+        patch_drop_rate=settings.patch_drop,
+        token_merging=settings.token_merging,
         dropout=settings.head_dropout,
     )
     setup = plan.Setup(

@@ -20,6 +20,7 @@ MODULES = (
     *("kmodels.training", "kmodels.callbacks", "kmodels.data", "kmodels.text"),
     *("kmodels.text.demo", "kmodels.text.training", "kmodels.generation", "kmodels.lora"),
     *("kmodels.distribution", "kmodels.transforms", "kmodels.weights"),
+    "kmodels.models.interpret",
     *("kmodels.interop", "kmodels.interop.keras_hub", "kmodels.interop.keras_cv"),
     *("kmodels.runs.recipe", "kmodels.runs.classification", "kmodels.runs.plots"),
     *("kmodels.runs.pretrained", "kmodels.runs.probe", "kmodels.runs.results"),

@@ -24,6 +24,7 @@ from kmodels.models.qwen3.model import Qwen3Block
 from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextBlock
 from kmodels.models.vit.dino.head import DINOHead
+from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
 
@@ -119,6 +120,9 @@ CASES = [
     Case(layers.SwiGLU, {"hidden_dim": 6, "dropout": 0.1}, TOKENS, TOKENS, (6, 0, 1)),
     Case(PatchEmbedding, {"patch_size": 4, "units": 8}, (2, 8, 8, 3), (2, 4, 8), (2, 0, 0),
          any_length=False, masks=False),
+    # The one patch stays: lengths of outputs are those of inputs here.
+    Case(PatchDropout, {"config": replace(VIT, patch_drop_rate=0.5)}, (2, 3, 8), (2, 3, 8),
+         (0, 0, 1), any_length=False, masks=False),
     Case(Tokens, {"config": VIT}, (2, 4, 8), (2, 6, 8), (3, 0, 0), any_length=False, masks=False),
     Case(Pooling, {"kind": "token", "config": VIT}, (2, 6, 8), (2, 8), (0, 0, 0), masks=False,
          name="Pooling token"),

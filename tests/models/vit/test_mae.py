@@ -216,6 +216,10 @@ def test_without_noise_all_images_hide_the_same_patches():
             "the patches of the backbone turn by their places",
         ),
         (
+            lambda: make(sizes={**SMALL, "patch_drop_rate": 0.5}),
+            "leave patch_drop_rate and token_merging at 0",
+        ),
+        (
             lambda: ViTMAEForPreTraining(ViTBackbone(**SMALL), decoder_hidden_size=0),
             "decoder_hidden_size is 0; give at least 1",
         ),

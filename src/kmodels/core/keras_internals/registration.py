@@ -41,8 +41,8 @@ VIT = (
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
-    *("DINOV3Backbone", "DINOV3ImageConverter", "MAEDecoder", "PatchCoordinates"),
-    *("DINOHead", "PatchMasking", "ViTMAEForPreTraining"),
+    *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates", "PatchDropout"),
+    *("DINOHead", "MAEDecoder", "PatchMasking", "ViTMAEForPreTraining"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),

@@ -28,6 +28,9 @@ class ViTConfig(EncoderConfig):
         dropout_rate: after the position embedding, the attention output and both dense layers.
         attention_dropout: on the attention weights.
         drop_path_rate: stochastic depth of the last block; grows linearly from 0 at the first.
+        patch_drop_rate: share of the patches that each image loses in training, others each time.
+        token_merging: in each block so many tokens are merged with those that are most like them;
+            0 for none. What the model gives has a token for each patch all the same.
         layer_norm_epsilon: 1e-6 in JAX and timm checkpoints, 1e-12 in Hugging Face ones.
         use_patch_bias: bias of the patch embedding.
         use_mha_bias: biases of the attention projections.
@@ -112,6 +115,8 @@ class ViTConfig(EncoderConfig):
     pooling_num_heads: int | None = None
     pooling_mlp_dim: int | None = None
     pool_include_prefix: bool = False
+    patch_drop_rate: float = 0.0
+    token_merging: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patch_size", _side(self.patch_size))
@@ -136,7 +141,8 @@ class ViTConfig(EncoderConfig):
             check_heads(self.pooling_num_heads, self.hidden_dim)
         if self.pooling_mlp_dim is not None:
             check_whole("pooling_mlp_dim", self.pooling_mlp_dim)
-        check_rates(self, "dropout_rate", "attention_dropout", "drop_path_rate")
+        check_rates(self, "dropout_rate", "attention_dropout", "drop_path_rate", "patch_drop_rate")
+        check_whole("token_merging", self.token_merging, 0)
         if self.num_register_tokens < 0:
             raise InputError(f"num_register_tokens is {self.num_register_tokens}; give 0 or more")
         if self.use_distillation_token and not self.use_class_token:

@@ -218,12 +218,15 @@ class Pooling(Layer):
             return (keras.ops.max(patches, axis=1) + keras.ops.mean(patches, axis=1)) / 2
         if self.kind == "token_gap":
             return keras.ops.concatenate([tokens[:, 0], keras.ops.mean(patches, axis=1)], axis=-1)
-        probe = keras.ops.tile(
-            keras.ops.cast(self.probe, tokens.dtype), (keras.ops.shape(tokens)[0], 1, 1)
-        )
-        seen = tokens if self.config.pool_include_prefix else patches
-        x = self.attention(probe, seen)  # (B, 1, D)
+        x = self.attention(*self.query_and_seen(tokens))  # (B, 1, D)
         return (x + keras.ops.cast(self.mlp(self.mlp_norm(x)), x.dtype))[:, 0]
+
+    def query_and_seen(self, tokens: Tensor) -> tuple[Any, Any]:
+        """Returns the query (B, 1, D) of the "map" head, and the tokens (B, S, D) that it reads."""
+        probe = keras.ops.cast(self.probe, tokens.dtype)
+        first = 0 if self.config.pool_include_prefix else self.config.num_prefix_tokens
+        seen = tokens[:, first:]
+        return keras.ops.tile(probe, (keras.ops.shape(tokens)[0], 1, 1)), seen
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """(B, D), or (B, 2 D) with "token_gap"."""

@@ -9,14 +9,15 @@ What differs from the plain transformer encoder:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import keras
 
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError
-from kmodels.core.types import DTypeLike, Tree
+from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.encoder.block import EncoderBlock
@@ -24,6 +25,9 @@ from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.coordinates import PatchCoordinates
 from kmodels.models.vit.exports import npz, timm
+from kmodels.models.vit.fewer_tokens import token_merging
+from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
+from kmodels.models.vit.fewer_tokens.token_merging import Merged
 from kmodels.models.vit.layers import PatchEmbedding, Tokens
 from kmodels.models.vit.sharding import LAYOUT
 from kmodels.models.vit.weights import peft
@@ -32,9 +36,40 @@ from kmodels.task import Backbone
 
 @keras.saving.register_keras_serializable(package="kmodels", name="ViTBlock")
 class Block(EncoderBlock):
-    """`EncoderBlock` of a `ViTConfig`."""
+    """`EncoderBlock` of a `ViTConfig`, which can merge tokens.
+
+    Call:
+        as of `EncoderBlock`; with `merge`, a number of tokens, a dictionary of the tokens "x" and
+        what is known of them, as in `token_merging.Merged`, which the next block takes by name.
+    """
 
     config_class = ViTConfig
+    config: ViTConfig
+
+    def call(
+        self,
+        x: Tensor,
+        training: bool = False,
+        keep: int | None = None,
+        padding_mask: Tensor | None = None,
+        coordinates: Tensor | None = None,
+        merge: int | None = None,
+        size: Tensor | None = None,
+        origin: Tensor | None = None,
+    ) -> Any:
+        """(B, T, D) -> (B, T, D), or with `keep` (B, keep, D); with `merge` see the class."""
+        if merge is None:
+            return super().call(x, training, keep, padding_mask, coordinates)
+        y = self.attention_norm(x)
+        y, keys = token_merging.attend(self.attention, y, size, keep, coordinates, training)
+        x = x if keep is None else x[:, :keep]
+        found = Merged(
+            x + self._branch(y, self.attention_scale, training), size, origin, coordinates
+        )
+        if merge:
+            found = token_merging.merge(found, keys, merge, self.config.num_prefix_tokens)
+        y = self.mlp(self.mlp_norm(found.x), training=training)
+        return found._replace(x=found.x + self._branch(y, self.mlp_scale, training)).told()
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -114,6 +149,10 @@ class ViTBackbone(Backbone):
             return LayerNorm(config.layer_norm_epsilon, name=name, dtype=policy)
 
         steps = [patch_embedding, tokens, dropout]
+        drops = None
+        if config.patch_drop_rate:
+            drops = PatchDropout(config, name="patch_dropout", dtype=policy)
+            steps.append(drops)
         steps += [norm("pre_norm")] if config.pre_norm else []
         steps += blocks
         steps += [norm("final_norm")] if config.final_norm else []
@@ -128,8 +167,10 @@ class ViTBackbone(Backbone):
         out = {}
         turned = {} if places is None else {"coordinates": places(images)}
         for step in steps:
-            x = step(x, **(turned if step in blocks else {}))
-            if step is not dropout:
+            x = step(x, **(turned if step in blocks or step is drops else {}))
+            if step is drops and turned:
+                x, turned["coordinates"] = x
+            if step not in (dropout, drops):
                 out[step.name] = x
         inputs = {self.input_name: images} if self.named_inputs else images
         super().__init__(config=config, intermediates=out, inputs=inputs, outputs=x, name=name)
@@ -150,17 +191,48 @@ class ViTBackbone(Backbone):
         """
         if mask is not None:
             return super().call(self._given(inputs), training=training, mask=mask)
+        traced.note()
         (x,) = keras_internals.standardized(self, self._given(inputs))
         told = {} if training is None else {"training": training}
-        block = told
+        block = {**told}
         if self.coordinates is not None:
-            block = {**told, "coordinates": self.coordinates(x, **told)}
-        # Compiled blocks share a graph where they are given the same arguments.
-        last = block if keep is None else {**block, "keep": keep}
-        for step in self.steps:
-            given = block if step in self.blocks else told
-            x = step(x, **(last if step is self.blocks[-1] else given))
+            block["coordinates"] = self.coordinates(x, **told)
+        first, last = self.steps.index(self.blocks[0]), self.steps.index(self.blocks[-1])
+        for step in self.steps[:first]:
+            if isinstance(step, PatchDropout):
+                x = step(x, **block)
+                if "coordinates" in block:
+                    x, block["coordinates"] = x
+            else:
+                x = step(x, **told)
+        x = (self._merging if self.config.token_merging else self._through)(x, block, keep)
+        for step in self.steps[last + 1 :]:
+            x = step(x, **told)
         return x
+
+    def _through(self, x: Tensor, given: dict[str, Any], keep: int | None) -> Any:
+        """Returns what the blocks make of tokens."""
+        for block in self.blocks[:-1]:
+            x = block(x, **given)
+        # Compiled blocks share a graph where they are given the same arguments.
+        return self.blocks[-1](x, **given, **({} if keep is None else {"keep": keep}))
+
+    def _merging(self, x: Tensor, given: dict[str, Any], keep: int | None) -> Any:
+        """Returns what the blocks make of tokens that they merge, with a token for each patch."""
+        prefix, wanted = self.config.num_prefix_tokens, self.config.token_merging
+        alone = keep is not None and keep <= prefix
+        told = {name: value for name, value in given.items() if name != "coordinates"}
+        found = Merged(
+            x, None, None if alone else token_merging.origins(x, prefix), given.get("coordinates")
+        ).told()
+        for block in self.blocks:
+            x = found.pop("x")
+            if alone and block is self.blocks[-1]:
+                return block(x, merge=0, keep=keep, **found, **told)["x"]
+            number = token_merging.number_of(wanted, x, prefix)
+            found = block(x, merge=number, **found, **told)
+        x = token_merging.spread(found["x"], found["origin"], prefix)
+        return x if keep is None else x[:, :keep]
 
     def compute_output_spec(
         self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
@@ -179,6 +251,11 @@ class ViTBackbone(Backbone):
     def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
         """Returns layers behind the final norm; a ViT has none."""
         return []
+
+    @property
+    def variant(self) -> tuple[ViTConfig]:
+        """What compiled steps follow, see `kmodels.core.traced`: `token_merging` may be set."""
+        return (self.config,)
 
     def _given(self, inputs: Any) -> Any:
         """Returns images alone or by name, in the structure of the graph's input."""
@@ -261,5 +338,12 @@ def _field(name: str) -> property:
     return property(lambda self: getattr(self.config, name), doc="The field of the config.")
 
 
+def _merge(model: ViTBackbone, number: int) -> None:
+    model.config = replace(model.config, token_merging=number)
+    traced.changed()
+    model.predict_function = None
+
+
 for _name in ViTConfig.__dataclass_fields__:
     setattr(ViTBackbone, _name, _field(_name))
+ViTBackbone.token_merging = ViTBackbone.token_merging.setter(_merge)

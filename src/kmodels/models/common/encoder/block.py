@@ -36,7 +36,8 @@ class EncoderBlock(Layer):
     Call:
         x (B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D). Places
         where `padding_mask` (B, T) is 0 are seen by none; None for all. With a rotary embedding
-        `coordinates` (T, 2) say where tokens stand; they are not rounded to the compute dtype.
+        `coordinates` (T, 2) or (B, T, 2), which are not rounded to the compute dtype, say where
+        tokens stand.
     """
 
     config_class: ClassVar[type[EncoderConfig]]
@@ -108,14 +109,28 @@ class EncoderBlock(Layer):
         coordinates: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
-        y = self.attention_norm(x)
+        return self.after_norm(x, self.attention_norm(x), training, keep, padding_mask, coordinates)
+
+    def after_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        training: bool = False,
+        keep: int | None = None,
+        padding_mask: Tensor | None = None,
+        coordinates: Tensor | None = None,
+    ) -> Any:
+        """Returns what `call` makes of tokens (B, T, D) and of what its first norm made of them."""
         if keep is None:
             more = {} if coordinates is None else {"positions": coordinates}
             y = self.attention(y, query_mask=padding_mask, training=training, **more)
         else:
             more = {}
             if coordinates is not None:
-                more = {"positions": coordinates[:keep], "context_positions": coordinates}
+                more = {
+                    "positions": coordinates[..., :keep, :],
+                    "context_positions": coordinates,
+                }
             y = self.attention(y[:, :keep], y, context_mask=padding_mask, training=training, **more)
             x = x[:, :keep]
         x = x + self._branch(y, self.attention_scale, training)

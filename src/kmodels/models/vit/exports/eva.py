@@ -35,6 +35,7 @@ def describe(
     without = not (config.use_query_bias or config.use_key_bias or config.use_value_bias)
     mapped = pooling == "map"
     absent = {
+        f"token_merging={config.token_merging}": bool(config.token_merging),
         f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon != eva.EPSILON,
         "a mask token": config.use_mask_token,
         "a distillation token": config.use_distillation_token,

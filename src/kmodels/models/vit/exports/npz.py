@@ -16,7 +16,10 @@ from kmodels.weights import export
 OLDER = ("", "Transformer/posembed_input/pos_embedding", False)
 NEWER = ("params/", "pos_embedding", True)
 # These have no effect on what a model gives: rates of training, and how positions would be resized.
-FREE = ("dropout_rate", "attention_dropout", "drop_path_rate", "position_interpolation")
+FREE = (
+    *("dropout_rate", "attention_dropout", "drop_path_rate", "patch_drop_rate"),
+    "position_interpolation",
+)
 
 
 def export_to_npz(model: keras.Model, path: str | Path) -> Path:

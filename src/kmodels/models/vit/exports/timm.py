@@ -88,6 +88,7 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
         "pos_drop_rate": config.dropout_rate,
         "attn_drop_rate": config.attention_dropout,
         "drop_path_rate": config.drop_path_rate,
+        **({"patch_drop_rate": config.patch_drop_rate} if config.patch_drop_rate else {}),
         **own["model_args"],
     }
     return {
@@ -117,6 +118,7 @@ def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str,
         f"layer_norm_epsilon={config.layer_norm_epsilon}": (
             config.layer_norm_epsilon != EPSILONS[name]
         ),
+        f"token_merging={config.token_merging}": bool(config.token_merging),
         "a mask token": config.use_mask_token,
         "use_position_embedding=False": not config.use_position_embedding,
         UNBIASED: config.use_mha_bias and bool(config.unbiased),

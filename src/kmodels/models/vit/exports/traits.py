@@ -58,6 +58,7 @@ def unusual(config: ViTConfig, settings: Settings) -> list[str]:
             or config.pooling_mlp_dim not in (None, config.mlp_dim)
         ),
         "positions of native aspect ratio": native and not config.use_class_token,
+        f"token_merging={config.token_merging}": bool(config.token_merging),
         "layer_scale": config.layer_scale is not None,
         "qk_norm": config.qk_norm,
         "pre_norm": config.pre_norm,

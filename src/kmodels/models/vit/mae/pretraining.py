@@ -382,6 +382,11 @@ def _check(backbone: ViTBackbone, patches: int, mask_ratio: float) -> None:
             "the patches of the backbone turn by their places (rope_theta), of which those that "
             "are hidden would be left out; give a ViTBackbone with a position embedding"
         )
+    if config.patch_drop_rate or config.token_merging:
+        raise InputError(
+            "the backbone leaves out patches or merges tokens, and MAE hides patches by itself; "
+            "leave patch_drop_rate and token_merging at 0"
+        )
     shape = tuple(backbone.output.shape)
     if shape[1:] != (patches + config.num_prefix_tokens, config.hidden_dim):
         raise InputError(

@@ -1,0 +1,213 @@
+"""Token merging: in each block the tokens that are most alike become one.
+
+Between attention and MLP the patches are dealt out to two sets in turn. Each of the first set finds
+the one of the second whose key is most like its own, and the pairs that are most alike merge to
+their mean, weighted by how many patches each stands for. Attention counts a token by that number.
+Prefix tokens are never merged. All shapes are known beforehand, so everything compiles.
+
+Source: Bolya et al. 2023, arXiv:2210.09461, sections 3.1 to 3.3 and appendix D.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from kmodels import ops
+from kmodels.core.types import Tensor
+from kmodels.layers import Attention
+from kmodels.layers.base import reshape, shape_of
+from kmodels.models.vit.fewer_tokens.rows import rows
+
+# Channels by which heads grow, as the fast kernels of accelerators want multiples of it.
+GROWTH = 8
+
+
+class Merged(NamedTuple):
+    """Tokens of which some were merged, and what is known of them.
+
+    Args:
+        x: the tokens (B, T, D).
+        size: (B, T) int32, how many patches each stands for; None for one each.
+        origin: (B, P) int32, which of the tokens behind the prefix holds each patch; None where
+            nobody asks.
+        coordinates: places (T, 2) or (B, T, 2), for a rotary embedding; None without one.
+    """
+
+    x: Tensor
+    size: Tensor | None = None
+    origin: Tensor | None = None
+    coordinates: Tensor | None = None
+
+    def told(self) -> dict[str, Any]:
+        """Returns what is known, by name, with the tokens first."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def number_of(merging: int, x: Tensor, prefix: int) -> int:
+    """Returns how many tokens a block merges: at most half of the patches that there are."""
+    return min(merging, (x.shape[1] - prefix) // 2)
+
+
+def origins(x: Tensor, prefix: int) -> Any:
+    """Returns which token holds each patch before any is merged: (B, P) int32."""
+    batch, patches = keras.ops.shape(x)[0], x.shape[1] - prefix
+    return keras.ops.broadcast_to(keras.ops.arange(patches, dtype="int32"), (batch, patches))
+
+
+def spread(x: Tensor, origin: Tensor, prefix: int) -> Any:
+    """Returns (B, prefix + P, D): each patch gets the token that it was merged to."""
+    patches = rows(x[:, prefix:], origin)
+    return keras.ops.concatenate([x[:, :prefix], patches], axis=1) if prefix else patches
+
+
+def attend(
+    attention: Attention,
+    y: Tensor,
+    size: Tensor | None,
+    keep: int | None = None,
+    coordinates: Tensor | None = None,
+    training: bool = False,
+) -> tuple[Any, Any]:
+    """Returns what an attention makes of tokens that count by their size, and its keys.
+
+    Args:
+        attention: the layer.
+        y: (B, T, D).
+        size: (B, T) int, how many patches each token stands for; None for one each.
+        keep: number of the first tokens that are asked for; None for all.
+        coordinates: as in `EncoderBlock`.
+        training: whether weights are dropped.
+
+    Returns:
+        (B, T or keep, D), and the keys (B, T, N, H).
+    """
+    queries, places = y, coordinates
+    if keep is not None:
+        queries = y[:, :keep]
+        places = None if coordinates is None else coordinates[..., :keep, :]
+    q, k, v = attention.heads(queries, y, places, coordinates)
+    active = training and attention.seed_generator is not None
+    drop: dict[str, Any] = {}
+    if active:
+        drop = {"dropout": attention.dropout, "seed": attention.seed_generator}
+    if size is None:
+        found = ops.attention(q, k, v, **drop)
+        return attention.output_dense(reshape(found, shape_of(queries))), k
+    width = q.shape[-1]
+    # The logarithm of the size is added to the scores by one more channel of queries and keys:
+    # a bias would have to be made for all pairs, and no fast kernel of `ops.attention` takes one.
+    weight = keras.ops.log(keras.ops.cast(size, "float32")) * width**0.5
+    weight = keras.ops.cast(keras.ops.expand_dims(weight, (2, 3)), k.dtype)
+    grown = (
+        keras.ops.concatenate([x, more, _zeros(x, GROWTH - more.shape[-1])], axis=-1)
+        for x, more in (
+            (q, keras.ops.ones_like(q[..., :1])),
+            (k, keras.ops.broadcast_to(weight, keras.ops.shape(k[..., :1]))),
+            (v, v[..., :0]),
+        )
+    )
+    found = ops.attention(*grown, scale=width**-0.5, **drop)
+    return attention.output_dense(reshape(found[..., :width], shape_of(queries))), k
+
+
+def _zeros(x: Tensor, channels: int) -> Any:
+    batch, length, heads, _ = shape_of(x)
+    return keras.ops.zeros((batch, length, heads, channels), x.dtype)
+
+
+def merge(given: Merged, keys: Tensor, number: int, prefix: int) -> Merged:
+    """Merges the pairs of patches whose keys are most alike.
+
+    Args:
+        given: tokens (B, T, D), and what is known of them.
+        keys: (B, T, N, H); their mean over the heads is compared.
+        number: how many tokens fewer there are to be, as `number_of` says.
+        prefix: tokens in front, which stay as they are.
+
+    Returns:
+        The tokens (B, T - number, D), and what is known of them; places merge by the same weights.
+    """
+    o, x, wide = keras.ops, given.x, "float32"
+    if keras.backend.standardize_dtype(x.dtype) == "float64":
+        wide = "float64"
+    batch, length, width = shape_of(x)
+    pairs = match(o.cast(keys, wide)[:, prefix:], number, prefix)
+
+    def dealt(values: Tensor) -> tuple[Any, Any]:
+        return values[:, pairs.first :: 2], values[:, 1 - pairs.first :: 2]
+
+    ones = o.ones((batch, length), "int32")
+    size = ones if given.size is None else given.size
+    weights = o.cast(o.expand_dims(size[:, prefix:], -1), wide)
+    parts = [o.cast(x, wide)]
+    if given.coordinates is not None:
+        parts.append(o.cast(o.broadcast_to(given.coordinates, (batch, length, 2)), wide))
+    values = o.concatenate(parts, axis=-1)
+    one, other = dealt(o.concatenate([values[:, prefix:] * weights, weights], axis=-1))
+    arrives = o.one_hot(pairs.target, other.shape[1], dtype=wide)
+    other = other + o.einsum("brj,brd->bjd", arrives, rows(one, pairs.leaving))
+    found = o.concatenate([rows(one, pairs.staying), other], axis=1)
+    counted = o.cast(o.round(found[..., -1]), "int32")
+    found = o.concatenate([values[:, :prefix], found[..., :-1] / found[..., -1:]], axis=1)
+
+    origin = given.origin
+    if origin is not None:
+        origin = o.take_along_axis(moved(pairs), origin, axis=1)
+    return Merged(
+        o.cast(found[..., :width], x.dtype),
+        o.concatenate([size[:, :prefix], counted], axis=1),
+        origin,
+        None if given.coordinates is None else o.stop_gradient(found[..., width:]),
+    )
+
+
+class Pairs(NamedTuple):
+    """Which patches of the first set merge with which of the second.
+
+    Args:
+        first: place of the first patch of the first set, 0 or 1.
+        leaving: (B, r) int32, those of the first set that merge.
+        staying: (B, A - r) int32, the others, in their order.
+        target: (B, r) int32, with which of the second set those that leave merge.
+        nearest: (B, A) int32, the one of the second set that is most like each of the first.
+        sizes: (A, number of the second set).
+    """
+
+    first: int
+    leaving: Tensor
+    staying: Tensor
+    target: Tensor
+    nearest: Tensor
+    sizes: tuple[int, int]
+
+
+def match(keys: Tensor, number: int, prefix: int) -> Pairs:
+    """Returns the pairs of patches that are most alike by their keys (B, P, N, H)."""
+    o = keras.ops
+    metric = o.stop_gradient(o.mean(keys, axis=2))
+    metric = metric / o.maximum(o.norm(metric, axis=-1, keepdims=True), 1e-12)
+    # In the paper tokens are dealt out, and the class token is the first of the first set.
+    first = prefix % 2
+    one, other = metric[:, first::2], metric[:, 1 - first :: 2]
+    scores = o.einsum("bih,bjh->bij", one, other)
+    nearest = o.cast(o.argmax(scores, axis=-1), "int32")
+    order = o.cast(o.argsort(-o.max(scores, axis=-1), axis=-1), "int32")
+    leaving, staying = order[:, :number], o.sort(order[:, number:], axis=-1)
+    target = o.take_along_axis(nearest, leaving, axis=1)
+    return Pairs(first, leaving, staying, target, nearest, (one.shape[1], other.shape[1]))
+
+
+def moved(pairs: Pairs) -> Any:
+    """Returns (B, P) int32: where each patch is after the merge, counted behind the prefix."""
+    o, (sources, targets) = keras.ops, pairs.sizes
+    leaves = o.sum(o.one_hot(pairs.leaving, sources, dtype="int32"), axis=1)
+    stays = o.cast(o.cumsum(1 - leaves, axis=1) - 1, "int32")
+    begin = pairs.staying.shape[1]
+    of_one = o.where(leaves > 0, pairs.nearest + begin, stays)
+    of_other = o.arange(targets, dtype="int32") + begin
+    of_other = o.broadcast_to(of_other, (o.shape(of_one)[0], targets))
+    dealt = np.empty(sources + targets, "int32")
+    dealt[pairs.first :: 2] = np.arange(sources)
+    dealt[1 - pairs.first :: 2] = np.arange(targets) + sources
+    return o.take(o.concatenate([of_one, of_other], axis=1), dealt, axis=1)
