@@ -157,6 +157,18 @@ CASES = {
         ),
         IMAGES,
     ),
+    models.ViTMAEForPreTraining: (
+        lambda dtype=None, **more: models.ViTMAEForPreTraining(
+            models.ViTBackbone(**VIT, dtype=dtype),
+            decoder_hidden_size=8,
+            decoder_num_hidden_layers=1,
+            decoder_num_attention_heads=2,
+            decoder_intermediate_size=12,
+            fixed_positions=False,
+            **more,
+        ),
+        IMAGES,
+    ),
     models.GemmaCausalLM: (
         lambda dtype=None, **more: models.GemmaCausalLM(
             models.GemmaBackbone(**GEMMA, dtype=dtype), **more

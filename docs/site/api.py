@@ -23,7 +23,8 @@ MODULES = (
     "kmodels.models.interpret",
     *("kmodels.interop", "kmodels.interop.keras_hub", "kmodels.interop.keras_cv"),
     *("kmodels.runs.recipe", "kmodels.runs.classification", "kmodels.runs.plots"),
-    *("kmodels.runs.probe", "kmodels.runs.results", "kmodels.runs.segmentation"),
+    *("kmodels.runs.pretrained", "kmodels.runs.probe", "kmodels.runs.results"),
+    "kmodels.runs.segmentation",
     *("kmodels.tools.bench", "kmodels.tools.convert", "kmodels.tools.parity"),
     "kmodels.tools.plan",
 )

@@ -109,6 +109,7 @@ MORE = {
             models.CLIPTextModelWithProjection,
             models.GemmaTextEmbedder,
             models.ImageTextSimilarity,
+            models.ViTMAEForPreTraining,
         )
     },
 }

@@ -23,6 +23,7 @@ from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
 from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextBlock
+from kmodels.models.vit.dino.head import DINOHead
 from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
@@ -128,6 +129,8 @@ CASES = [
     Case(Pooling, {"kind": "map", "config": VIT}, (2, 6, 8), (2, 8), (15, 0, 0), masks=False,
          name="Pooling map"),
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
+    Case(DINOHead, {"units": 5, "hidden_dim": 6, "bottleneck_dim": 4}, (2, 8), (2, 5), (7, 0, 0),
+         masks=False),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
     Case(GemmaBlock, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (12, 0, 3)),
     Case(GemmaBlock, {"config": GEMMA4, "index": 0}, TOKENS, TOKENS, (11, 1, 3), name="Gemma 4"),
@@ -149,7 +152,8 @@ ABSTRACT = {
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/models/gemma/test_experts.py
     # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
     *("SimilarityHead", "TextTower", "VisionTower"),
-    *("PatchCoordinates", "PerLayerEmbedding"),  # no batch, or two inputs: tests/models
+    # No batch, two inputs or two outputs: tests/models.
+    *("MAEDecoder", "PatchCoordinates", "PatchMasking", "PerLayerEmbedding"),
     # Two inputs, or bounds that stay as they are: tests/models/gemma4_vision.
     *("ClippedDense", "Gemma4VisionBlock", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
     "PatchFeatures",

@@ -19,6 +19,7 @@ _EXPORTS = {
     "StatefulLoader": "stateful",
     "TFRecords": "formats.tfrecord",
     "TarShards": "formats.webdataset",
+    "ViewLoader": "images.views",
     "as_dataset": "fit.adapters",
     "made_scenes": "images.masks.scenes",
     "open_dataset": "images.opening",

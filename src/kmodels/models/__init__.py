@@ -56,6 +56,7 @@ from kmodels.models.vit import (
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
     DeiTImageConverter,
+    DINOHead,
     DINOV2Backbone,
     DINOV2ImageConverter,
     DINOV3Backbone,
@@ -72,6 +73,7 @@ from kmodels.models.vit import (
     ViTImageConverter,
     ViTImageSegmenter,
     ViTImageSegmenterPreprocessor,
+    ViTMAEForPreTraining,
 )
 
 for _backbone in (
@@ -94,6 +96,7 @@ __all__ = [
     "CLIPTextModelWithProjection",
     "CLIPTokenizer",
     "CLIPVisionEncoder",
+    "DINOHead",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DINOV3Backbone",
@@ -147,4 +150,5 @@ __all__ = [
     "ViTImageConverter",
     "ViTImageSegmenter",
     "ViTImageSegmenterPreprocessor",
+    "ViTMAEForPreTraining",
 ]

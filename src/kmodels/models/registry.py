@@ -54,6 +54,7 @@ class Family:
         transformers_form: model to config.json, preprocessor_config.json, table and extra tensors.
         keras_hub: the pairs with keras-hub's classes; the first that a model belongs to is its own.
         parts: setting of the task to prefixes of the variables that it decides.
+        new_where_absent: settings whose part gets new weights from a file that does not have it.
         defaults: (config, given settings of the task) to all settings; these alone by default.
         fit_preprocessor: (arguments of the preprocessor, config) to arguments that suit the config;
             like all that follow, no change by default.
@@ -70,6 +71,7 @@ class Family:
     transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
     keras_hub: tuple[KerasHubMapping, ...] = ()
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    new_where_absent: frozenset[str] = frozenset()
     defaults: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, task: task
     fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda given, config: given
     fit: Callable[[Any, Any, Any], Any] = lambda tensors, held, wanted: tensors

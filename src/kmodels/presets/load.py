@@ -70,11 +70,12 @@ def load(
         # What another task of the family has is not of this one.
         task = {key: value for key, value in checkpoint.task.items() if key in takes}
         given = {key: value for key, value in task.items() if value is not None}
-        headed = "num_classes" not in family.parts or "num_classes" in {**given, **settings}
+        headed = "num_classes" not in takes or "num_classes" in {**given, **settings}
         if fills and not headed:
             raise InputError(f"{preset} has no head; give num_classes")
         defaults = family.defaults(config, {**given, **settings})
-        settings = {name: value for name, value in defaults.items() if name in {*takes, "name"}}
+        known = {*takes, *settings, "name"}
+        settings = {key: value for key, value in defaults.items() if key in known}
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
             if len(task) < len(checkpoint.task):
@@ -105,7 +106,7 @@ def load(
         fill()
     if empty and cls is not owner and settings.get("compile", True):
         model.compile_by_default()
-    if checkpoint.notice:
+    if checkpoint.notice and checkpoint.notice_part in (None, *skip):
         warnings.warn(f"{preset}: {checkpoint.notice}", stacklevel=3)
     if checkpoint.left_out and checkpoint.kind != "kmodels":
         more = checkpoint.whole and f", {checkpoint.whole} takes images too"
@@ -172,6 +173,7 @@ def _changed_parts(
         if (
             settings is None
             or name not in takes
+            or (here is None and name in family.new_where_absent)
             or (name in settings and (settings[name] or None) != here)
         ):
             skip.update(prefixes)

@@ -1,4 +1,4 @@
-"""curves.png, predictions.png, confusion.png and probe.png, where Matplotlib is installed.
+"""Figures of a run, where Matplotlib is installed: curves, predictions, probes, rows of images.
 
 It comes with `kmodels[plots]` and is imported when a figure is drawn. Without it a line says that
 figures are left out.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["captions", "confusion", "curves", "installed", "masks", "predictions", "probe"]
+__all__ = ["captions", "confusion", "curves", "installed", "masks", "predictions", "probe", "rows"]
 
 EXTRA = "pip install 'kmodels[plots]'"
 _INK = "#333333"
@@ -258,6 +258,26 @@ def probe(
         found = [str(names[i]) for i in np.unique(labels)]
         if len(handles) == len(found):
             right.legend(handles, found, frameon=False, fontsize=8, bbox_to_anchor=(1, 1))
+    _save(figure, path)
+
+
+@_drawn
+def rows(path: Path, images: dict[str, np.ndarray]) -> None:
+    """Draws images in rows, each column about the same image.
+
+    Args:
+        path: the file to write.
+        images: by the name of the row (n, H, W, C), values from 0 to 1.
+    """
+    number = len(next(iter(images.values())))
+    figure, axes = _figure(len(images), number, (number, 1.1 * len(images)))
+    for line, (name, row) in zip(np.reshape(axes, (-1, number)), images.items(), strict=True):
+        for place, image in zip(line, row, strict=True):
+            place.imshow(
+                image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1
+            )
+            place.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, fontsize=8)
     _save(figure, path)
 
 

@@ -25,6 +25,7 @@ RECIPES = {
     "zero-shot": "zero_shot",
     "dpo": "dpo",
     "segment": "segment",
+    "mae": "mae",
 }
 # What the command says of each.
 SUMMARIES = {
@@ -36,6 +37,7 @@ SUMMARIES = {
     "zero-shot": "Train two towers on images with captions, to classify by names.",
     "dpo": "Train a language model on pairs of answers, by direct preference optimization.",
     "segment": "Train a Vision Transformer to tell the class of each pixel.",
+    "mae": "Pretrain a Vision Transformer on images without labels, by hiding most of each.",
 }
 
 

@@ -12,6 +12,7 @@ Train, resume or evaluate:
   kmodels caption --data FOLDER           Gemma 3 on images with texts
   kmodels segment --data folder:DIR       the class of each pixel, by masks
   kmodels zero-shot --data folder:IMAGES  two towers, to classify by names
+  kmodels mae --data folder:IMAGES        an encoder, from images without labels
   kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
 
 Talk to a model:

@@ -30,6 +30,7 @@ class SourceCheckpoint:
         whole: name of the class that has them; empty where there is none.
         takes: what the model reads, for the warning of parts that are left out.
         notice: what the user is told when a model is made from it; None for nothing.
+        notice_part: prefix of variables, where that is told only to those whose model lacks them.
     """
 
     path: Path
@@ -46,3 +47,4 @@ class SourceCheckpoint:
     whole: str = ""
     takes: str = "text"
     notice: str | None = None
+    notice_part: str | None = None

@@ -46,6 +46,7 @@ VIT = (
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
     *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates", "PatchDropout"),
     *("ViTImageSegmenter", "ViTImageSegmenterPreprocessor"),
+    *("DINOHead", "MAEDecoder", "PatchMasking", "ViTMAEForPreTraining"),
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),
@@ -58,6 +59,7 @@ MODULES = {
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
     "kmodels.training.mean_iou": ("MeanIoU",),
     "kmodels.training.pixel_loss": ("PixelCrossentropy",),
+    "kmodels.training.dino_loss": ("DINOLoss",),
     "kmodels.training.similarity_losses": ("CLIPLoss", "SigLIPLoss"),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),

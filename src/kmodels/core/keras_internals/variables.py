@@ -43,6 +43,14 @@ def give_value(variable: keras.Variable, value: Tensor) -> None:
     variable._initializer = None
 
 
+def begin_with(variable: keras.Variable, initializer: Any) -> None:
+    """Gives a variable a first value of its own: now, or when it is drawn."""
+    if has_value(variable):
+        variable.assign(initializer(tuple(variable.shape), variable.dtype))
+    else:
+        variable._initializer = initializer
+
+
 def draw_values(variables: Iterable[Any]) -> None:
     """Lets each variable that has no value yet draw it.
 

@@ -97,7 +97,7 @@ class BatchMaker:
         low = start - start % 2 if mixes else start
         high = min(stop + stop % 2, len(self.source)) if mixes else stop
         samples = self.order(epoch)[low:high]
-        images, labels = self._pictures(epoch, samples)
+        images, labels = self.pictures(epoch, samples)
         if self.one_hot:
             labels = (labels[:, None] == np.arange(self.one_hot)).astype("float32")
         if self.augment is not None:
@@ -106,7 +106,7 @@ class BatchMaker:
             images, labels = self.augment.mix(images, labels, self.seed, epoch, pairs)
         return images[start - low : stop - low], labels[start - low : stop - low]
 
-    def _pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns images decoded, cropped, resized, augmented and normalised, and labels."""
         pictures, labels = self.source.batch(samples)
         augment, size = self.augment, self.image_size

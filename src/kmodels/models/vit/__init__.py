@@ -2,6 +2,7 @@
 
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.dino.head import DINOHead
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.gemma4.blocks import ClippedDense, Gemma4VisionBlock
 from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
@@ -18,6 +19,7 @@ from kmodels.models.vit.kinds import (
     DINOV3ImageConverter,
     SigLIPImageConverter,
 )
+from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
@@ -27,6 +29,7 @@ from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncode
 __all__ = [
     "CLIPVisionEncoder",
     "ClippedDense",
+    "DINOHead",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
     "DINOV3Backbone",
@@ -48,4 +51,5 @@ __all__ = [
     "ViTImageConverter",
     "ViTImageSegmenter",
     "ViTImageSegmenterPreprocessor",
+    "ViTMAEForPreTraining",
 ]

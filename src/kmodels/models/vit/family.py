@@ -10,6 +10,7 @@ from kmodels.models.vit.channels import adapt_rules, adapt_statistics
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports.huggingface import transformers_form
+from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.resize_positions import fitting
@@ -21,6 +22,11 @@ from kmodels.weights.tensors import LazyArray
 HEADS = ("logits/", "distillation_logits/")
 # Of a segmenter: a classifier does not read them, nor a segmenter those of a classifier.
 PIXEL_HEADS = ("batch_norm/", "pixel_logits/")
+DECODER = ("decoder/",)
+SIZES_OF_DECODER = (
+    *("decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads"),
+    "decoder_intermediate_size",
+)
 
 
 def _defaults(config: ViTConfig, task: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +58,7 @@ def sizes(config: ViTConfig) -> Sizes:
 FAMILY = Family(
     name="vit",
     backbone=ViTBackbone,
-    tasks=(ViTImageClassifier, ViTImageSegmenter),
+    tasks=(ViTImageClassifier, ViTImageSegmenter, ViTMAEForPreTraining),
     presets=PRESETS,
     formats=(huggingface, dinov2, dinov3, clip_siglip, eva, timm, augreg),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
@@ -63,7 +69,9 @@ FAMILY = Family(
         "pooled_norm": ("pooled_norm/",),
         "intermediate_dim": ("pre_logits/", *HEADS),
         "use_batch_norm": PIXEL_HEADS,
+        **dict.fromkeys(SIZES_OF_DECODER, DECODER),
     },
+    new_where_absent=frozenset(SIZES_OF_DECODER),
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,
     fit=_fit,

@@ -10,6 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
 from kmodels.core.types import Tree
 from kmodels.training.optim.other_variables import follow_variables
+from kmodels.training.step.averages import Averages, WeightAverage
 
 # The name of the only objective.
 ONLY = ""
@@ -50,7 +51,9 @@ class Objectives:
         models: a model, or models, layers and seed generators by name.
         names: names of the objectives, or None where there is only one.
         train: names of the models that the only objective trains, or those of each objective. The
-            only objective trains all by default, and one of several the model of its name.
+            only objective trains all by default, but for those that follow others, and one of
+            several the model of its name.
+        averages: models that follow others, by name.
 
     Attributes:
         models: as given, which loss functions get.
@@ -67,6 +70,7 @@ class Objectives:
         models: keras.Model | Mapping[str, keras.Model],
         names: Iterable[str] | None,
         train: Train = None,
+        averages: Mapping[str, WeightAverage] | None = None,
     ):
         self.models = dict(models) if isinstance(models, Mapping) else models
         named = self.models if isinstance(models, Mapping) else {"model": models}
@@ -81,10 +85,15 @@ class Objectives:
         layers = {k: held for k, held in named.items() if not isinstance(held, seeded)}
         self.layers = list(layers.values())
         self.built_for: list[Any] = []
+        if averages and names is None and train is None:
+            train = [name for name in layers if name not in averages]
+        shares = _shares(layers, names, train)
         self.objectives = [
             Objective(objective, [_named(layers, name, objective) for name in trained])
-            for objective, trained in _shares(layers, names, train).items()
+            for objective, trained in shares.items()
         ]
+        known = {name for trained in shares.values() for name in trained}
+        self.averages = Averages(self.models, averages, known)
 
     def __iter__(self) -> Any:
         return iter(self.objectives)
@@ -168,7 +177,12 @@ class Objectives:
                     "are frozen"
                 )
             follow_variables(objective.optimizer, objective.variables)
+        self.averages.build()
         self.built_for = self.variables
+
+    def move_averages(self) -> None:
+        """Moves the models that follow others, once those have made their step."""
+        self.averages.move(self.objectives[0].optimizer.iterations)
 
     def check(self) -> None:
         """Raises `InputError` where the models have other variables than when this was built."""

@@ -13,6 +13,7 @@ from kmodels.data.fit.request import FitRequest, Method
 from kmodels.layers import block_compile as compiling
 from kmodels.training.keras_methods import like, run_request
 from kmodels.training.step import batch as train_step_data
+from kmodels.training.step.averages import WeightAverage
 from kmodels.training.step.metrics import Results, Running
 from kmodels.training.step.multi_optimizer import Optimizers
 from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train, WatchedScope
@@ -80,6 +81,9 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         train: names of the models that are trained, or of those of each objective. By default all
             are; of several objectives each trains the model of its name.
         name: name of this model.
+        averages: models that are not trained but follow another one after each step, by name:
+            {"teacher": WeightAverage("student", 0.996)}. All weights move, and are saved with the
+            others.
 
     Raises:
         InputError: for things that are not models, and for names that fit none.
@@ -91,6 +95,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         loss: LossFunction | Mapping[str, LossFunction],
         train: Train = None,
         name: str | None = None,
+        averages: Mapping[str, WeightAverage] | None = None,
     ):
         several = isinstance(loss, Mapping)
         losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
@@ -99,7 +104,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
                 raise InputError(
                     f"a loss is {function!r}; give a function loss_fn(models, batch, training)"
                 )
-        objectives = Objectives(models, losses if several else None, train)
+        objectives = Objectives(models, losses if several else None, train, averages)
         super().__init__(name=name)
         self.held = models
         self._players, self._loss_functions = objectives, losses

@@ -53,6 +53,11 @@ def advance(
         values = {**values, **moved, **by_id(objective.variables, trained)}
         values |= by_id(optimizer.variables, slots)
         results[objective.name] = loss, logs
+    if moved := objectives.averages.moved:
+        counted = objectives.objectives[0].optimizer.variables
+        with _scope([*objectives.variables, *counted], values) as scope:
+            objectives.move_averages()
+        values |= {id(v): scope.get_current_value(v) for v in moved}
     return results, values
 
 

@@ -34,6 +34,7 @@ def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: T
             raise objectives.unmoved(objective)
         objective.optimizer.apply_gradients(zip(gradients, objective.variables, strict=True))
         results[objective.name] = loss, logs
+    objectives.move_averages()
     return results
 
 

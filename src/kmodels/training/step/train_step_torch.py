@@ -41,6 +41,8 @@ def advance(
             objective.optimizer.apply(list(gradients), variables)
         # The parts that are kept of them must not keep the activations.
         results[objective.name] = _detached((loss, logs))
+    with torch.no_grad():
+        objectives.move_averages()
     return results
 
 

@@ -21,7 +21,7 @@ from kmodels.models.vit.exports.traits import (
     lacking,
     unusual,
 )
-from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, huggingface
+from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, huggingface, mae
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
@@ -85,7 +85,9 @@ def transformers_form(
     config, settings = backbone.config, getattr(model, "settings", {})
     form = next((form for form in FORMS if form.suits(config, settings)), None)
     if form is None:
-        problems = ", ".join(VIT.unsupported_out(config, settings))
+        nearest = MAE if "mask_ratio" in settings else VIT
+        lacking = nearest.unsupported_out(config, settings) or ["images that are not square"]
+        problems = ", ".join(lacking)
         raise InputError(f"transformers' ViT has no counterpart for {problems}")
     height, width, channels = config.image_shape
     described: dict[str, Any] = {
@@ -313,8 +315,17 @@ SIGLIP2 = Form(
     _tower("Siglip2"),
     _tower_table(flat=True),
 )
+MAE = Form(
+    "MAE",
+    frozenset(),
+    frozenset({BIAS, UNBIASED, "position_over_prefix=False"}),
+    frozenset({(None, NONE)}),
+    mae.describe,
+    lambda config, settings: [*_plain_table("vit")(config, {"num_classes": 1}), *mae.rules()],
+    only=lambda config: config.grid[0] == config.grid[1],
+)
 TOWERS = ("CLIP", "SigLIP", "SigLIP 2")
-FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2)
+FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2, MAE)
 
 
 def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:
@@ -333,6 +344,8 @@ def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyAr
     found = {}
     for rule in table:
         target = rule.targets[0]
+        if target.startswith("decoder/"):
+            continue  # has all of its biases
         if target == "tokens/mask_token" and not config.use_mask_token:
             found[rule.source] = constant(0.0, (1, width) if form is DINOV2 else (1, 1, width))
         if target == "tokens/register_tokens" and form is DINOV3 and not config.num_register_tokens:

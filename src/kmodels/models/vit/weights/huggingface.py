@@ -1,4 +1,4 @@
-"""Hugging Face directories of ViT, DeiT, I-JEPA and MAE's encoder: with their heads, or bare."""
+"""Hugging Face directories of ViT, DeiT, I-JEPA and MAE: with their heads or decoder, or bare."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,11 @@ from kmodels.models.common.huggingface import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
-from kmodels.models.vit.weights import huggingface_config
+from kmodels.models.vit.weights import huggingface_config, mae
 from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetensors
 
-# What each calls its encoder inside a larger model, and what MAE's pretraining has beside it.
+# What each calls its encoder inside a larger model.
 PREFIXES = {"vit": "vit.", "deit": "deit.", "ijepa": "ijepa.", "vit_mae": "vit."}
-DECODER = "decoder."
 POSITIONS = "embeddings.position_embeddings"
 BLOCK = "encoder.layer.{i}"
 CLASSIFIER = {"classifier": "logits"}
@@ -38,24 +37,9 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
         Rule(POSITIONS, "tokens/position_embedding"),
         Rule(f"{projection}.weight", "patch_embedding/kernel", patch),
         Rule(f"{projection}.bias", "patch_embedding/bias"),
-        *encoder_rules.dense(
-            {
-                f"{BLOCK}.attention.attention.query": "block_{i}/attention/query",
-                f"{BLOCK}.attention.attention.key": "block_{i}/attention/key",
-                f"{BLOCK}.attention.attention.value": "block_{i}/attention/value",
-                f"{BLOCK}.attention.output.dense": "block_{i}/attention/output",
-                f"{BLOCK}.intermediate.dense": "block_{i}/mlp/up",
-                f"{BLOCK}.output.dense": "block_{i}/mlp/down",
-                "pooler.dense": "pre_logits",
-            }
-        ),
-        *encoder_rules.norms(
-            {
-                f"{BLOCK}.layernorm_before": "block_{i}/attention_norm",
-                f"{BLOCK}.layernorm_after": "block_{i}/mlp_norm",
-                "layernorm": "final_norm",
-            }
-        ),
+        *huggingface_config.block_rules(BLOCK, "block_{i}"),
+        *encoder_rules.dense({"pooler.dense": "pre_logits"}),
+        *encoder_rules.norms({"layernorm": "final_norm"}),
     ]
     heads = encoder_rules.dense(CLASSIFIERS if distilled else CLASSIFIER)
     return [*encoder_rules.prefixed(prefix, table), *heads]
@@ -102,14 +86,15 @@ def open_checkpoint(
     }
     config = ViTConfig(**backbone)
     tensors = read_safetensors(path) if weights else {}
-    decoder = [name for name in tensors if kind == "vit_mae" and name.startswith(DECODER)]
-    tensors = {name: x for name, x in tensors.items() if name not in decoder}
+    decoder, notice = mae.settings(description, tensors), mae.notice(tensors)
     prefix = prefix_of(tensors, PREFIXES[kind])
     block = f"{prefix}{BLOCK}.attention.attention."
     layers = [
         block.format(i=i) + x for i in range(config.num_layers) for x in ("query", "key", "value")
     ]
     tensors = huggingface_config.with_zero_biases(tensors, layers, config.hidden_dim)
+    for name, width in mae.unbiased_layers(tensors, decoder).items():
+        tensors = huggingface_config.with_zero_biases(tensors, [name], width)
     pooler = tensors.get(f"{prefix}pooler.dense.weight")
     if pooler is not None and description.get("pooler_act", "tanh") != "tanh":
         raise InputError(
@@ -129,14 +114,12 @@ def open_checkpoint(
             "pooling": "distilled" if distilled else pooling,
             "intermediate_dim": pooler.shape[0] if pooler is not None else None,
             "num_classes": head.shape[0] if head is not None else labels,
+            **decoder,
         },
         **preprocessing(path, huggingface_config.preprocessor(path, config)),
         tensors=tensors,
-        rules=rules(config, prefix, distilled),
+        rules=[*rules(config, prefix, distilled), *(mae.rules() if decoder else ())],
         fit=fitting(config, prefix + POSITIONS),
-        notice=(
-            f"{DECODER}*, {len(decoder)} tensors of MAE's pretraining alone, are left out"
-            if decoder
-            else None
-        ),
+        notice=notice,
+        notice_part="decoder/",
     )

@@ -7,7 +7,7 @@ from typing import Any
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
-from kmodels.weights import LazyArray, constant
+from kmodels.weights import LazyArray, Rule, constant
 from kmodels.weights.readers import read_json
 
 # Pillow's numbers, in which Hugging Face writes them.
@@ -91,6 +91,28 @@ def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | 
         return None
     given = description.get("id2label")
     return len(given) if given else int(description.get("num_labels", 2))
+
+
+def block_rules(source: str, target: str) -> list[Rule]:
+    """Returns the table of the blocks of ViT, DeiT, I-JEPA and MAE.
+
+    Args:
+        source: what a block is called in the file, with "{i}" for its number.
+        target: what it is called here.
+    """
+    layers = {
+        "attention.attention.query": "attention/query",
+        "attention.attention.key": "attention/key",
+        "attention.attention.value": "attention/value",
+        "attention.output.dense": "attention/output",
+        "intermediate.dense": "mlp/up",
+        "output.dense": "mlp/down",
+    }
+    norms = {"layernorm_before": "attention_norm", "layernorm_after": "mlp_norm"}
+    return [
+        *encoder_rules.dense({f"{source}.{x}": f"{target}/{ours}" for x, ours in layers.items()}),
+        *encoder_rules.norms({f"{source}.{x}": f"{target}/{ours}" for x, ours in norms.items()}),
+    ]
 
 
 def with_zero_biases(

@@ -1,0 +1,394 @@
+"""MAE's pretraining: a ViT that sees some patches of each image, and says what the others are."""
+
+from typing import Any
+
+import keras
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import DTypeLike, LossLike, Tensor, Tree
+from kmodels.layers.layout_family import of_family
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.mae.decoder import MAEDecoder
+from kmodels.models.vit.mae.masking import PatchMasking
+from kmodels.models.vit.mae.positions import Sines
+from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.task import Task
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ViTMAEForPreTraining(Task):
+    """A masked autoencoder: most patches of each image are hidden, and it says their pixels.
+
+    The encoder computes only what is seen, a quarter by default, and the decoder is narrow. Train
+    it on images without labels, then continue with its backbone:
+
+        mae = ViTMAEForPreTraining.from_preset("vit_small_patch16_224", norm_pix_loss=True)
+        step = kmodels.training.TrainStep(mae, mae.loss_fn)
+        step.compile(kmodels.training.AdamW(1.5e-4, beta_2=0.95))
+        step.fit(images, batch_size=64, epochs=100)
+        mae.save_to_preset("pretrained")
+        ViTImageClassifier.from_preset("pretrained", num_classes=10)
+
+    Args:
+        backbone: a `ViTBackbone`, the encoder.
+        preprocessor: turns raw images into what the backbone takes, or None.
+        decoder_hidden_size: width of the decoder.
+        decoder_num_hidden_layers: blocks of the decoder.
+        decoder_num_attention_heads: attention heads of the decoder.
+        decoder_intermediate_size: width of its MLPs.
+        mask_ratio: share of the patches that is hidden.
+        norm_pix_loss: the loss compares with pixels that are normalised within each patch.
+        fixed_positions: puts sines and cosines in place of the backbone's position embedding, and
+            does not train them, as in MAE; a file that is read keeps its own table. False leaves
+            the table as it is, and trains it.
+        seed: seed of the masks in training; None for the model's own under
+            `keras.utils.set_random_seed`.
+        head_dtype: policy of the decoder; by default that of the backbone.
+        name: name of the model.
+        **kwargs: of `keras.Model`.
+
+    Call:
+        images (B, height, width, C), preprocessed floats -> (B, P, patch * patch * C), pixels in
+        the order (row, column, channel). In each image the patches with the largest `noise`,
+        float (B, P), are hidden; without it the same ones in every image, in training too:
+        `pretraining_loss` draws it.
+
+    Raises:
+        InputError: for sizes that do not fit together, a backbone whose patches turn by their
+            places or that gives no tokens, or a share that hides all patches.
+
+    Source:
+        He et al. 2022 (arXiv:2111.06377). Parity: transformers' `ViTMAEForPreTraining`.
+    """
+
+    backbone_class = ViTBackbone
+    preprocessor_class = ViTImageClassifierPreprocessor
+
+    @of_family
+    def __init__(
+        self,
+        backbone: ViTBackbone,
+        preprocessor: ViTImageClassifierPreprocessor | None = None,
+        decoder_hidden_size: int = 512,
+        decoder_num_hidden_layers: int = 8,
+        decoder_num_attention_heads: int = 16,
+        decoder_intermediate_size: int = 2048,
+        mask_ratio: float = 0.75,
+        norm_pix_loss: bool = False,
+        fixed_positions: bool = True,
+        seed: int | None = None,
+        head_dtype: DTypeLike = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        config = backbone.config
+        patches = config.grid[0] * config.grid[1]
+        _check(backbone, patches, mask_ratio)
+        for key, value in {
+            "decoder_hidden_size": decoder_hidden_size,
+            "decoder_num_hidden_layers": decoder_num_hidden_layers,
+            "decoder_num_attention_heads": decoder_num_attention_heads,
+            "decoder_intermediate_size": decoder_intermediate_size,
+        }.items():
+            check_whole(key, value)
+        policy = keras.dtype_policies.get(head_dtype or backbone.dtype_policy)
+        decoder = MAEDecoder(
+            ViTConfig(
+                image_shape=config.image_shape,
+                patch_size=config.patch_size,
+                num_layers=decoder_num_hidden_layers,
+                num_heads=decoder_num_attention_heads,
+                hidden_dim=decoder_hidden_size,
+                mlp_dim=decoder_intermediate_size,
+                dropout_rate=config.dropout_rate,
+                attention_dropout=config.attention_dropout,
+                layer_norm_epsilon=config.layer_norm_epsilon,
+                approximate_gelu=config.approximate_gelu,
+                use_class_token=config.use_class_token,
+                use_distillation_token=config.use_distillation_token,
+                num_register_tokens=config.num_register_tokens,
+            ),
+            name="decoder",
+            dtype=policy,
+        )
+        seen = int(patches * (1 - mask_ratio))
+        masking = PatchMasking(
+            patches, seen, config.num_prefix_tokens, name="masking", dtype=backbone.dtype_policy
+        )
+        masking.keep_keywords()  # noise that was rounded would have ties
+
+        def reconstruct(images: Tensor, noise: Tensor | None = None, **told: Any) -> Any:
+            x, order = images, None
+            for step in backbone.steps:
+                if step is backbone.blocks[0]:
+                    # Positions are there; from here on the encoder computes what is seen.
+                    x, order = masking(x) if noise is None else masking(x, noise=noise)
+                x = step(x, **told)
+            # The loss needs float32 at least.
+            return keras.ops.cast(decoder(x, order=order, **told), dtype)
+
+        # === Graph ===
+        dtype = "float64" if policy.compute_dtype == "float64" else "float32"
+        images = backbone.inputs[0]
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=images,
+            outputs=reconstruct(images),
+            name=name,
+            **kwargs,
+        )
+
+        # === Config ===
+        self.masking, self.decoder = masking, decoder
+        self.reconstruct = reconstruct
+        self.num_patches, self.num_seen = patches, seen
+        self.mask_ratio = mask_ratio
+        self.norm_pix_loss = norm_pix_loss
+        self.seed_generator = decoder.add_seed(1.0, seed)
+        self.settings = {
+            "decoder_hidden_size": decoder_hidden_size,
+            "decoder_num_hidden_layers": decoder_num_hidden_layers,
+            "decoder_num_attention_heads": decoder_num_attention_heads,
+            "decoder_intermediate_size": decoder_intermediate_size,
+            "mask_ratio": mask_ratio,
+            "norm_pix_loss": norm_pix_loss,
+            "fixed_positions": fixed_positions,
+            "seed": seed,
+        }
+        self.head_dtype = policy
+        if (table := self.fixed) is not None:
+            keras_internals.begin_with(table, Sines(config.grid, config.num_special_positions))
+
+    @property
+    def fixed(self) -> Any:
+        """The position embedding of the backbone where it is not trained here; None for none."""
+        there = vars(self).get("settings", {}).get("fixed_positions")
+        if not there or not self.backbone.config.use_position_embedding:
+            return None
+        return self.backbone.get_layer("tokens").position_embedding
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The variables that are trained; in the backbone itself the positions are as others."""
+        return [v for v in super().trainable_variables if v is not self.fixed]
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """All other variables."""
+        return self._with_fixed(super().non_trainable_variables)
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """The weights that are trained."""
+        return [v for v in super().trainable_weights if v is not self.fixed]
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        """All other weights."""
+        return self._with_fixed(super().non_trainable_weights)
+
+    def _with_fixed(self, others: list[Any]) -> list[Any]:
+        table = self.fixed
+        there = table is None or any(v is table for v in others)
+        return others if there else [*others, table]
+
+    def call(
+        self,
+        inputs: Tree,
+        training: bool | None = None,
+        mask: Tree = None,
+        noise: Tensor | None = None,
+    ) -> Any:
+        """Images to the pixels of their patches, see the class."""
+        if mask is not None:
+            return super().call(inputs, training=training, mask=mask)
+        (images,) = keras_internals.standardized(self, inputs)
+        told = {} if training is None else {"training": training}
+        return self.reconstruct(images, noise, **told)
+
+    def compile(
+        self, optimizer: keras.Optimizer = "rmsprop", loss: LossLike = None, **kwargs: Any
+    ) -> None:
+        """As of `Task`, for a loss of your own between the pixels and labels.
+
+        Args:
+            optimizer: see there, like all others.
+            loss: see there.
+            **kwargs: see there.
+
+        Raises:
+            InputError: without a loss; that of the hidden patches needs no labels.
+        """
+        if loss is None:
+            raise InputError(
+                f"{self.name} learns from images alone, and compile got no loss; train it by "
+                "kmodels.training.TrainStep(model, model.loss_fn)"
+            )
+        super().compile(optimizer, loss, **kwargs)
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether it gives logits of classes: it never does."""
+        return False
+
+    # What is hidden
+
+    def draw_noise(self, batch: Tensor | int) -> Any:
+        """Returns what decides which patches of each image are hidden, drawn from its own seed.
+
+        Args:
+            batch: number of images.
+
+        Returns:
+            float32 (batch, P), to be given to the call.
+        """
+        shape = (batch, self.num_patches)
+        return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
+
+    def hidden(self, noise: Tensor | None = None) -> Any:
+        """Returns 1 for each hidden patch and 0 for those seen, float32 (B, P).
+
+        Args:
+            noise: (B, P), as of the call; without it the result is (1, P), for all images.
+        """
+        return self.masking.hidden(noise)
+
+    # Pixels
+
+    def patchify(self, images: Tensor) -> Any:
+        """(B, height, width, C) -> (B, P, patch * patch * C), patches row by row."""
+        ops, (height, width) = keras.ops, self.backbone.config.grid
+        side, channels = self.backbone.config.patch_size, images.shape[-1]
+        x = ops.reshape(images, (-1, height, side, width, side, channels))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+        return ops.reshape(x, (-1, height * width, side * side * channels))
+
+    def unpatchify(self, patches: Tensor) -> Any:
+        """(B, P, patch * patch * C) -> (B, height, width, C)."""
+        ops, (height, width) = keras.ops, self.backbone.config.grid
+        side, channels = self.backbone.config.patch_size, self.backbone.config.image_shape[2]
+        x = ops.reshape(patches, (-1, height, width, side, side, channels))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+        return ops.reshape(x, (-1, height * side, width * side, channels))
+
+    def targets(self, images: Tensor) -> Any:
+        """Returns what the output is compared with, float32 (B, P, patch * patch * C)."""
+        pixels = self.patchify(keras.ops.cast(images, "float32"))
+        if not self.norm_pix_loss:
+            return pixels
+        mean, deviation = _statistics(pixels)
+        return (pixels - mean) / deviation
+
+    def reconstruct_images(self, images: Tensor, noise: Tensor | None = None) -> tuple[Any, Any]:
+        """Shows what the model sees of images, and what it makes of that.
+
+        Args:
+            images: (B, height, width, C), preprocessed.
+            noise: (B, P), decides what is hidden, see the class.
+
+        Returns:
+            The images with zeros for hidden patches, and the images with the model's pixels there;
+            with `norm_pix_loss` these get mean and deviation of the patch that was hidden, which
+            the model does not say.
+        """
+        ops = keras.ops
+        images = ops.cast(images, "float32")
+        pixels = self.patchify(images)
+        found = self(images, noise=noise, training=False)
+        if self.norm_pix_loss:
+            mean, deviation = _statistics(pixels)
+            found = found * deviation + mean
+        hidden = ops.expand_dims(self.hidden(noise), -1)
+        seen = pixels * (1 - hidden)
+        return self.unpatchify(seen), self.unpatchify(seen + found * hidden)
+
+    # The loss
+
+    def pretraining_loss(
+        self,
+        images: Tensor,
+        noise: Tensor | None = None,
+        training: bool = False,
+        sample_weight: Tensor | None = None,
+    ) -> Any:
+        """Returns the mean squared error of the pixels of hidden patches.
+
+        Args:
+            images: (B, height, width, C), preprocessed.
+            noise: (B, P), decides what is hidden; None draws it in training, and hides the same
+                patches of every image outside of it, so that figures of epochs can be compared.
+            training: whether dropout is active.
+            sample_weight: (B,) weights of the images, or None.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            InputError: where `mask_ratio` hides nothing.
+        """
+        ops = keras.ops
+        if self.num_seen == self.num_patches:
+            raise InputError(
+                f"mask_ratio is {self.mask_ratio}, which hides none of {self.num_patches} patches; "
+                "there is no loss without hidden ones: give more, such as 0.75"
+            )
+        if noise is None and training:
+            noise = self.draw_noise(ops.shape(images)[0])
+        found = self(images, noise=noise, training=training)
+        errors = ops.mean(ops.square(found - self.targets(images)), axis=-1)
+        # Each image has as many hidden patches.
+        hidden = self.num_patches - self.num_seen
+        rows = ops.sum(errors * self.hidden(noise), axis=-1) / hidden
+        if sample_weight is not None:
+            rows = rows * ops.convert_to_tensor(sample_weight, dtype=rows.dtype)
+        return ops.mean(rows)
+
+    @staticmethod
+    def loss_fn(models: Any, batch: Tree, training: bool) -> Any:
+        """The loss in the form that `kmodels.training.TrainStep` takes.
+
+        Args:
+            models: a `ViTMAEForPreTraining`.
+            batch: images, or (images, labels) or (images, labels, weights), whose labels are not
+                read.
+            training: draws the masks; else they are the same for all.
+        """
+        parts: Any = batch if isinstance(batch, tuple | list) else (batch,)
+        weights = parts[2] if len(parts) > 2 else None
+        return models.pretraining_loss(parts[0], training=training, sample_weight=weights)
+
+
+def _statistics(pixels: Tensor) -> tuple[Any, Any]:
+    """Returns mean and deviation of each patch, by the unbiased variance that torch computes."""
+    ops = keras.ops
+    mean = ops.mean(pixels, axis=-1, keepdims=True)
+    number = max(pixels.shape[-1] - 1, 1)
+    variance = ops.sum(ops.square(pixels - mean), axis=-1, keepdims=True) / number
+    return mean, ops.sqrt(variance + 1e-6)
+
+
+def _check(backbone: ViTBackbone, patches: int, mask_ratio: float) -> None:
+    config = backbone.config
+    if not 0 <= mask_ratio < 1 or not int(patches * (1 - mask_ratio)):
+        raise InputError(
+            f"mask_ratio is {mask_ratio} of {patches} patches; give 0 or more, and leave at least "
+            "one to be seen"
+        )
+    if backbone.coordinates is not None:
+        raise InputError(
+            "the patches of the backbone turn by their places (rope_theta), of which those that "
+            "are hidden would be left out; give a ViTBackbone with a position embedding"
+        )
+    if config.patch_drop_rate or config.token_merging:
+        raise InputError(
+            "the backbone leaves out patches or merges tokens, and MAE hides patches by itself; "
+            "leave patch_drop_rate and token_merging at 0"
+        )
+    shape = tuple(backbone.output.shape)
+    if shape[1:] != (patches + config.num_prefix_tokens, config.hidden_dim):
+        raise InputError(
+            f"{type(backbone).__name__} gives no token for each patch; give a ViTBackbone"
+        )

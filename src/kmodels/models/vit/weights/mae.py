@@ -1,0 +1,93 @@
+"""MAE's decoder in Hugging Face directories, whose encoder is a ViT's."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.weights.huggingface_config import block_rules
+from kmodels.weights import LazyArray, Rule
+
+KIND = "vit_mae"
+PREFIX = "decoder."
+BLOCK = "decoder_encoder.layer.{i}"
+# The settings of the task, and what they are where config.json leaves them out.
+SETTINGS = {
+    "decoder_hidden_size": 512,
+    "decoder_num_hidden_layers": 8,
+    "decoder_num_attention_heads": 16,
+    "decoder_intermediate_size": 2048,
+    "mask_ratio": 0.75,
+    "norm_pix_loss": False,
+}
+
+
+def rules() -> list[Rule]:
+    """Returns the table of the decoder."""
+    table = [
+        Rule("mask_token", "decoder/mask_token"),
+        Rule("decoder_pos_embed", "decoder/position_embedding"),
+        *encoder_rules.dense(
+            {"decoder_embed": "decoder/embed", "decoder_pred": "decoder/prediction"}
+        ),
+        *block_rules(BLOCK, "decoder/block_{i}"),
+        *encoder_rules.norms({"decoder_norm": "decoder/norm"}),
+    ]
+    return encoder_rules.prefixed(PREFIX, table)
+
+
+def settings(description: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, Any]:
+    """Returns the settings of the task that a config.json describes; none without a decoder.
+
+    Args:
+        description: the object in config.json.
+        tensors: names of what is in the file; empty where nobody looked.
+    """
+    names = set(tensors)
+    if description["model_type"] != KIND or (names and not _of_decoder(names)):
+        return {}
+    return {name: description.get(name, usual) for name, usual in SETTINGS.items()}
+
+
+def unbiased_layers(names: Mapping[str, LazyArray], settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the projections that `qkv_bias=False` leaves without a bias, and their widths.
+
+    Args:
+        names: tensors of the file.
+        settings: of the task.
+    """
+    if not _of_decoder(names):
+        return {}
+    start = f"{PREFIX}{BLOCK}.attention.attention."
+    width = settings["decoder_hidden_size"]
+    numbers = range(settings["decoder_num_hidden_layers"])
+    return {start.format(i=i) + x: width for i in numbers for x in ("query", "key", "value")}
+
+
+def _of_decoder(names: Iterable[str]) -> bool:
+    return any(name.startswith(PREFIX) for name in names)
+
+
+def notice(names: Iterable[str]) -> str | None:
+    """Returns what whoever reads the encoder alone is told; None where there is no more."""
+    number = sum(name.startswith(PREFIX) for name in names)
+    if not number:
+        return None
+    return f"{PREFIX}*, {number} tensors of MAE's pretraining alone, are left out"
+
+
+def describe(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of config.json that other models of transformers have not.
+
+    Args:
+        config: config of the encoder.
+        settings: of the task.
+    """
+    return {
+        "architectures": ["ViTMAEForPreTraining"],
+        "model_type": KIND,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "qkv_bias": True,
+        **{name: settings[name] for name in SETTINGS},
+    }

@@ -1,0 +1,239 @@
+"""MAE's pretraining: transformers' numbers, its files, what is hidden, what is trained."""
+
+import functools
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.models import DINOV3Backbone, ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
+from kmodels.models.vit.mae.positions import Sines, sines
+from kmodels.training import TrainStep
+from kmodels.weights import read_safetensors
+from tolerances import tolerance
+
+CASES = ("pixels", "normalised")
+SMALL = {
+    "image_shape": (16, 16, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16,
+    "mlp_dim": 24,
+}  # fmt: skip
+DECODER = {
+    "decoder_hidden_size": 8, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 12,
+}  # fmt: skip
+
+
+def make(seed=3, sizes=SMALL, **more):
+    keras.utils.set_random_seed(0)
+    return ViTMAEForPreTraining(ViTBackbone(**sizes), **DECODER, seed=seed, **more)
+
+
+@functools.cache
+def expected_of(references, case):
+    with np.load(references / "vit_mae" / case / "expected.npz") as held:
+        return dict(held)
+
+
+@functools.cache
+def model_of(references, case):
+    return ViTMAEForPreTraining.from_preset(references / "vit_mae" / case / "model")
+
+
+def test_every_reference_has_a_test(references):
+    found = [folder.name for folder in (references / "vit_mae").iterdir() if folder.is_dir()]
+    assert sorted(found) == sorted(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pixels_masks_and_loss_are_those_of_transformers(references, case):
+    expected, model = expected_of(references, case), model_of(references, case)
+    images, noise = expected["images"], expected["noise"]
+    found = to_numpy(model(images, noise=noise))
+    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=tolerance("hidden"))
+    assert np.array_equal(to_numpy(model.hidden(noise)), expected["mask"])
+    loss = float(to_numpy(model.pretraining_loss(images, noise)))
+    assert abs(loss - expected["loss"]) < tolerance("logits_across")
+    # Other patches are hidden by other noise, and other targets give another loss.
+    other = to_numpy(model(images, noise=noise[::-1].copy()))
+    assert np.abs(other - found).max() > 0.1
+    model.norm_pix_loss = not model.norm_pix_loss
+    assert abs(float(to_numpy(model.pretraining_loss(images, noise))) - loss) > 1e-3
+    model.norm_pix_loss = not model.norm_pix_loss
+
+
+def _bits(folder):
+    return {name: (x.shape, x.read().tobytes()) for name, x in read_safetensors(folder).items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_go_both_ways_bit_for_bit(references, case, tmp_path):
+    model, source = model_of(references, case), references / "vit_mae" / case / "model"
+    model.export_to_transformers(tmp_path / "out")
+    expected, found = _bits(source), _bits(tmp_path / "out")
+    # Biases that a checkpoint has not are written as zeros, as of every ViT.
+    zeros = {name: x for name, x in found.items() if name not in expected}
+    assert len(zeros) == (12 if case == "normalised" else 0)
+    assert all(name.endswith(".bias") and not any(held) for name, (_, held) in zeros.items())
+    assert {name: x for name, x in found.items() if name not in zeros} == expected
+    described = [json.loads((f / "config.json").read_text()) for f in (source, tmp_path / "out")]
+    for name in ("architectures", "model_type", "mask_ratio", "norm_pix_loss", *DECODER):
+        assert described[0][name] == described[1][name], name
+    # Our own files, and the encoder out of them: nobody has to say where it begins.
+    model.save_to_preset(tmp_path / "own")
+    again = ViTMAEForPreTraining.from_preset(tmp_path / "own")
+    assert again.settings == model.settings
+    for one, other in zip(again.weights, model.weights, strict=True):
+        assert np.array_equal(to_numpy(one.value), to_numpy(other.value)), one.path
+    classifier = ViTImageClassifier.from_preset(tmp_path / "own", num_classes=3)
+    table = classifier.backbone.get_layer("tokens").position_embedding
+    assert any(v is table for v in classifier.trainable_variables)
+    with pytest.warns(UserWarning, match=r"decoder\.\*, \d+ tensors of MAE's pretraining"):
+        backbone = ViTBackbone.from_preset(source)
+    for one, other in zip(classifier.backbone.weights, backbone.weights, strict=True):
+        assert np.array_equal(to_numpy(one.value), to_numpy(other.value)), one.path
+
+
+def test_a_file_without_a_decoder_gets_a_new_one(tmp_path):
+    backbone = ViTBackbone(**SMALL)
+    backbone.save_to_preset(tmp_path / "encoder")
+    mae = ViTMAEForPreTraining.from_preset(tmp_path / "encoder", **DECODER, fixed_positions=False)
+    for one, other in zip(mae.backbone.weights, backbone.weights, strict=True):
+        assert np.array_equal(to_numpy(one.value), to_numpy(other.value)), one.path
+    mae.save_to_preset(tmp_path / "mae")
+    # Another decoder over the same encoder is new as well.
+    wide = ViTMAEForPreTraining.from_preset(tmp_path / "mae", decoder_hidden_size=12)
+    assert wide.decoder.config.hidden_dim == 12 and wide.settings["fixed_positions"] is False
+    with pytest.raises(InputError, match="has no head; give num_classes"):
+        ViTImageClassifier.from_preset(tmp_path / "mae")
+
+
+def test_positions_are_those_of_the_published_weights(references):
+    with np.load(references / "vit_mae" / "positions.npz") as held:
+        np.testing.assert_allclose(sines((3, 5), 24, 1), held["table"], rtol=0, atol=1e-6)
+    mae = make(sizes={**SMALL, "image_shape": (12, 20, 3), "num_register_tokens": 2})
+    table = to_numpy(mae.backbone.get_layer("tokens").position_embedding.value)[0]
+    np.testing.assert_array_equal(table, sines((3, 5), 16, 1))
+    table = to_numpy(mae.decoder.position_embedding.value)[0]
+    np.testing.assert_array_equal(table, sines((3, 5), 8, 3))
+    again = Sines.from_config(Sines((3, 5), 1).get_config())
+    np.testing.assert_array_equal(to_numpy(again((1, 16, 24)))[0], sines((3, 5), 24, 1))
+    # A variable without a value, as in a model that waits for its weights, begins with it too.
+    with keras_internals.without_values() as body:
+        variable = keras.Variable("zeros", shape=(1, 16, 24), dtype="float32")
+    keras_internals.begin_with(variable, again)
+    keras_internals.draw_values(body)
+    np.testing.assert_array_equal(to_numpy(variable.value)[0], sines((3, 5), 24, 1))
+    keras_internals.begin_with(variable, keras.initializers.Ones())
+    assert np.all(to_numpy(variable.value) == 1)
+
+
+def test_training_moves_all_but_the_fixed_positions_and_draws_its_masks():
+    images = np.random.default_rng(0).normal(size=(8, 16, 16, 3)).astype("float32")
+    mae = make(norm_pix_loss=True)
+    assert len(mae.trainable_variables) + len(mae.non_trainable_variables) == len(mae.variables)
+    assert len(mae.trainable_weights) + len(mae.non_trainable_weights) == len(mae.weights)
+    assert len(mae.trainable_weights) == len(mae.weights) - 2
+    step = TrainStep(mae, mae.loss_fn)
+    step.compile(keras.optimizers.SGD(0.1))
+    before = [to_numpy(w.value) for w in mae.weights]
+    first = step.evaluate(images, verbose=0)
+    # Outside of training the masks are the same for all: nothing is drawn.
+    assert step.evaluate(images, verbose=0) == first
+    losses = step.fit(images, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+    fixed = {id(mae.fixed), id(mae.decoder.position_embedding)}
+    for weight, old in zip(mae.weights, before, strict=True):
+        if not weight.path.endswith("key/bias"):  # softmax does not see it
+            assert (id(weight) in fixed) != (to_numpy(weight.value) != old).any(), weight.path
+    # The same seed draws the same masks, another one others.
+    noise = [to_numpy(make(seed).draw_noise(4)) for seed in (3, 3, 4)]
+    assert np.array_equal(*noise[:2]) and not np.array_equal(*noise[1:])
+    again = make(norm_pix_loss=True)
+    noise = to_numpy(again.draw_noise(8))
+    expected = float(to_numpy(again.pretraining_loss(images, noise)))
+    assert abs(losses[0] - expected) < tolerance("losses")
+    weights = np.array([2.0] * 4 + [0.0] * 4, "float32")
+    half = float(to_numpy(again.pretraining_loss(images[:4], noise[:4])))
+    found = again.pretraining_loss(images, noise, sample_weight=weights)
+    assert abs(float(to_numpy(found)) - half) < tolerance("losses")
+    # In the backbone itself the positions are weights as all others.
+    assert any(v is mae.fixed for v in mae.backbone.trainable_variables)
+    assert make(fixed_positions=False).fixed is None
+
+
+def test_the_loss_is_that_of_hidden_pixels_in_float64():
+    images = np.random.default_rng(1).normal(size=(3, 16, 16, 3)).astype("float32")
+    mae = make(mask_ratio=0.6, norm_pix_loss=True)
+    assert mae.num_seen == 6
+    noise = np.random.default_rng(2).random((3, 16)).astype("float32")
+    found = np.asarray(to_numpy(mae(images, noise=noise)), "float64")
+    wanted = []
+    for image, prediction, drawn in zip(images.astype("float64"), found, noise, strict=True):
+        for patch in np.argsort(drawn)[6:]:
+            y, x = divmod(int(patch), 4)
+            pixels = image[4 * y : 4 * y + 4, 4 * x : 4 * x + 4].ravel()
+            pixels = (pixels - pixels.mean()) / np.sqrt(pixels.var(ddof=1) + 1e-6)
+            wanted.append(((prediction[patch] - pixels) ** 2).mean())
+    loss = float(to_numpy(mae.pretraining_loss(images, noise)))
+    assert abs(loss - np.mean(wanted)) < tolerance("logits_across")
+    # Of pixels that are hidden the encoder knows nothing, of seen ones it does.
+    mae.norm_pix_loss = False
+    for place, changes in ((np.argsort(noise[0])[-1], False), (np.argsort(noise[0])[0], True)):
+        y, x = divmod(int(place), 4)
+        other = images.copy()
+        other[0, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4] += 1
+        moved = np.abs(to_numpy(mae(other, noise=noise)) - found).max()
+        assert (moved > 1e-3) == changes
+    assert np.array_equal(to_numpy(mae.unpatchify(mae.patchify(images))), images)
+
+
+def test_without_noise_all_images_hide_the_same_patches():
+    mae = make(sizes={**SMALL, "use_class_token": False})
+    images = np.random.default_rng(1).normal(size=(2, 16, 16, 3)).astype("float32")
+    hidden = to_numpy(mae.hidden())
+    assert hidden.shape == (1, 16) and hidden.sum() == 12
+    noise = np.repeat(mae.masking.usual_order.astype("float32"), 2, axis=0)
+    found, wanted = to_numpy(mae(images)), to_numpy(mae(images, noise=noise))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(mae.predict(images, verbose=0), found, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: make(mask_ratio=1.0), r"mask_ratio is 1\.0 of 16 patches; give 0 or more"),
+        (lambda: make(mask_ratio=0.95), "leave at least one to be seen"),
+        (lambda: make().compile("sgd"), r"TrainStep\(model, model\.loss_fn\)"),
+        (
+            lambda: make(mask_ratio=0.0).pretraining_loss(np.zeros((1, 16, 16, 3), "float32")),
+            r"mask_ratio is 0\.0, which hides none of 16 patches",
+        ),
+        (
+            lambda: ViTMAEForPreTraining(DINOV3Backbone(**SMALL), **DECODER),
+            "the patches of the backbone turn by their places",
+        ),
+        (
+            lambda: make(sizes={**SMALL, "patch_drop_rate": 0.5}),
+            "leave patch_drop_rate and token_merging at 0",
+        ),
+        (
+            lambda: ViTMAEForPreTraining(ViTBackbone(**SMALL), decoder_hidden_size=0),
+            "decoder_hidden_size is 0; give at least 1",
+        ),
+        (lambda: sines((2, 2), 6), "a width of 6 has no fixed positions; give a multiple of 4"),
+    ],
+)
+def test_wrong_settings_are_refused(build, message):
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+def test_what_transformers_cannot_express_is_named(tmp_path):
+    oblong = make(sizes={**SMALL, "image_shape": (16, 8, 3)})
+    registers = make(sizes={**SMALL, "num_register_tokens": 2})
+    for mae, message in ((oblong, "images that are not square"), (registers, "register tokens")):
+        with pytest.raises(InputError, match=message):
+            mae.export_to_transformers(tmp_path / "out")

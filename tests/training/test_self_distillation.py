@@ -1,0 +1,200 @@
+"""DINO: the loss by the paper's equations, teachers that follow, whole steps in float64."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels.core.errors import InputError
+from kmodels.data import Augment, ViewLoader
+from kmodels.data.images.sources import ArraySource
+from kmodels.models import DINOHead
+from kmodels.training import DINOLoss, TrainStep, WeightAverage
+
+rng = np.random.default_rng(0)
+STUDENT, TEACHER = rng.normal(size=(5, 4, 7)), rng.normal(size=(5, 2, 7))
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def expected_loss(student, teacher, center, temperature, cold=0.1):
+    """Equations 1 to 3: the pairs of different views, one after another."""
+    total, pairs = 0.0, 0
+    for g in range(teacher.shape[1]):
+        wanted = softmax((teacher[:, g] - center) / temperature)  # eq. 1 of the teacher
+        for v in range(student.shape[1]):
+            if v != g:
+                found = np.log(softmax(student[:, v] / cold))
+                total, pairs = total - (wanted * found).sum(-1), pairs + 1
+    return total / pairs
+
+
+def test_loss_center_and_temperature_are_those_of_the_paper():
+    loss = DINOLoss(7, warmup_steps=2, center_momentum=0.8)
+    center = np.zeros(7)
+    given = [x.astype("float32") for x in (STUDENT, TEACHER)]
+    for temperature in (0.04, 0.055, 0.07, 0.07):
+        wanted = expected_loss(STUDENT, TEACHER, center, temperature)
+        # Outside of training nothing moves.
+        for training in (False, True):
+            found = to_numpy(loss(*given, training=training))
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=0)
+        center = 0.8 * center + 0.2 * TEACHER.mean((0, 1))  # eq. 4
+        np.testing.assert_allclose(to_numpy(loss.center.value), center, rtol=0, atol=1e-6)
+    # Center and temperature count.
+    other = expected_loss(STUDENT, TEACHER, np.zeros(7), 0.07)
+    assert np.abs(other - wanted).max() > 1e-2
+    assert np.abs(expected_loss(STUDENT, TEACHER, center, 0.04) - wanted).max() > 1e-2
+    assert DINOLoss.from_config(loss.get_config()).get_config() == loss.get_config()
+
+
+def test_a_collapse_is_seen():
+    loss = DINOLoss(8)
+    same = np.zeros((6, 2, 8), "float32")
+    found = {name: float(to_numpy(x)) for name, x in loss.entropies(same).items()}
+    assert found["entropy"] > 0.999 and found["marginal_entropy"] > 0.999
+    same[..., 3] = 9.0
+    found = {name: float(to_numpy(x)) for name, x in loss.entropies(same).items()}
+    assert found["entropy"] < 1e-3 and found["marginal_entropy"] < 1e-3
+    spread = 9 * np.eye(8, dtype="float32")[:, None]
+    found = {name: float(to_numpy(x)) for name, x in loss.entropies(spread).items()}
+    assert found["entropy"] < 1e-3 and found["marginal_entropy"] > 0.999
+
+
+def test_the_head_is_a_product_with_directions_of_length_one():
+    head = DINOHead(5, hidden_dim=6, bottleneck_dim=4)
+    x = rng.normal(size=(3, 8)).astype("float32")
+    found = to_numpy(head(x))
+    assert found.shape == (3, 5) and np.abs(found).max() <= 1 + 1e-6
+    head.directions.assign(7 * head.directions)
+    np.testing.assert_allclose(to_numpy(head(x)), found, rtol=0, atol=1e-6)
+
+
+def made(seed):
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(7, name="only")])
+
+
+def loss_fn(models, batch, training):
+    views, rows = keras.ops.reshape(batch, (-1, 4)), keras.ops.shape(batch)[0]
+    shape = (rows, 4, 7)
+    student = keras.ops.reshape(models["student"](views, training=training), shape)
+    teacher = keras.ops.reshape(models["teacher"](views, training=False), shape)[:, :2]
+    loss = models["loss"](student, teacher, training=training)
+    return keras.ops.mean(loss), models["loss"].entropies(teacher)
+
+
+def steps_in_float64(weights, teacher, batches, rate, momentum):
+    """The same in NumPy: equations 1 to 4, gradient descent, and the teacher behind it."""
+    center, losses = np.zeros(7), []
+    for number, batch in enumerate(batches):
+        x = batch.astype("float64")
+        (w, b), (tw, tb) = weights, teacher
+        given = x[:, :2] @ tw + tb
+        logits = x @ w + b
+        temperature = 0.04 + 0.03 * min(number / 2, 1)
+        losses.append(expected_loss(logits, given, center, temperature).mean())
+        # The gradient of a cross-entropy by its logits.
+        wanted = softmax((given - center) / temperature)
+        found = softmax(logits / 0.1)
+        slope = np.zeros_like(logits)
+        for g in range(2):
+            for v in range(4):
+                if v != g:
+                    slope[:, v] += (found[:, v] - wanted[:, g]) / 0.1
+        slope /= 6 * len(x)
+        weights = [w - rate * np.einsum("bvd,bvk->dk", x, slope), b - rate * slope.sum((0, 1))]
+        share = momentum(number)
+        teacher = [share * t + (1 - share) * s for t, s in zip(teacher, weights, strict=True)]
+        center = 0.9 * center + 0.1 * given.mean((0, 1))
+    return losses, weights, teacher, center
+
+
+def test_steps_are_those_of_the_paper_and_the_teacher_follows():
+    student, teacher, other = made(1), made(2), made(2)
+    batches = rng.normal(size=(4, 3, 4, 4)).astype("float32")
+
+    def momentum(step):
+        return 0.9 + 0.02 * step
+
+    first = [[to_numpy(w.value).astype("float64") for w in m.weights] for m in (student, teacher)]
+    losses, weights, followed, center = steps_in_float64(*first, batches, 0.05, momentum)
+    loss = DINOLoss(7, warmup_steps=2)
+    models = {"student": student, "teacher": teacher, "loss": loss}
+    averages = {"teacher": WeightAverage("student", momentum)}
+    step = TrainStep(models, loss_fn, train=["student"], averages=averages)
+    step.compile(keras.optimizers.SGD(0.05))
+    logs = [step.fit(batch, batch_size=3, verbose=0).history for batch in batches]
+    found = [log["loss"][0] for log in logs]
+    np.testing.assert_allclose(found, losses, rtol=1e-4, atol=0)
+    assert {"loss", "entropy", "marginal_entropy"} == set(logs[0])
+    for model, wanted in ((student, weights), (teacher, followed)):
+        for weight, value in zip(model.weights, wanted, strict=True):
+            np.testing.assert_allclose(to_numpy(weight.value), value, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(to_numpy(loss.center.value), center, rtol=0, atol=1e-5)
+    # It moved, and towards the student.
+    assert np.abs(followed[0] - first[1][0]).max() > 1e-2
+    assert np.abs(to_numpy(other.weights[0].value) - followed[0]).max() > 1e-2
+
+
+FOLLOW = {"a": WeightAverage("b")}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: WeightAverage("a", 1.5), r"momentum is 1\.5; give 0 to 1, or a function"),
+        (lambda: TrainStep(made(1), len, averages=FOLLOW), "name 'a', which"),
+        (
+            lambda: TrainStep({"a": made(1), "b": made(2)}, len, ["a"], averages=FOLLOW),
+            "a follows b and is trained too; name in train the models",
+        ),
+        (
+            lambda: TrainStep(
+                {"a": made(1), "b": DINOHead(2, 3, 4)},
+                len,
+                ["b"],
+                averages=FOLLOW,
+            )._players.averages.build(),
+            "a cannot follow b, whose weights have other shapes",
+        ),
+        (lambda: DINOLoss(7, teacher_temperature=0), "teacher_temperature is 0; give a number"),
+        (lambda: DINOLoss(7, center_momentum=2), "center_momentum is 2; give 0 to 1"),
+        (
+            lambda: DINOLoss(7)(np.zeros((2, 1, 7)), np.zeros((2, 1, 7))),
+            "the student has 1 views and the teacher 1; give at least two",
+        ),
+        (
+            lambda: ViewLoader(ArraySource(np.zeros((4, 8, 8, 1), "uint8"), np.zeros(4)), 2, []),
+            "views are none, or mix images",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused(build, message):
+    with pytest.raises((InputError, ValueError), match=message):
+        build()
+
+
+def test_views_are_of_the_same_images_and_draw_their_own_numbers():
+    images = rng.integers(0, 255, (6, 8, 8, 1)).astype("uint8")
+    source = ArraySource(images, np.arange(6))
+    views = [Augment(), Augment(flip=True), Augment(random_resized_crop=(0.3, 0.6), flip=True)]
+    loader = ViewLoader(source, 4, [*views, views[2]], shuffle=True, seed=3)
+    found, labels = loader[0]
+    assert found.shape == (4, 4, 8, 8, 1) and len(loader) == 2
+    np.testing.assert_array_equal(np.rint(found[:, 0] * 255), images[labels])
+    flipped = [np.array_equal(a, b[:, ::-1]) for a, b in zip(found[:, 1], found[:, 0], strict=True)]
+    same = [np.array_equal(a, b) for a, b in zip(found[:, 1], found[:, 0], strict=True)]
+    assert [a or b for a, b in zip(flipped, same, strict=True)] == [True] * 4
+    assert np.abs(found[:, 2] - found[:, 3]).max() > 0.05
+    again = copy.copy(loader)
+    np.testing.assert_array_equal(again[0][0], found)
+    loader.set_epoch(1)
+    assert np.abs(loader[0][0] - found).max() > 0.05
+    part = again.part(1, 2)
+    np.testing.assert_array_equal(part[0][0], found[1:2])
