@@ -51,7 +51,24 @@ SEEN = {
     "images": np.random.default_rng(1).normal(size=(2, 1, 8, 8, 3)).astype("float32"),
     "vision_mask": np.array([[0, 1, 1, 1, 1, 0, 0]] * 2),
 }
+PATCHES = {
+    "pixel_values": np.random.default_rng(2).normal(size=(2, 7, 48)).astype("float32"),
+    "spatial_shapes": np.array([[[2, 2], [1, 2]], [[1, 7], [0, 0]]], "int32"),
+    "pixel_attention_mask": np.ones((2, 7), "int32"),
+}
+NAFLEX = {**VIT, "use_class_token": False}
 CASES = {
+    models.NaFlexViTBackbone: (lambda **more: models.NaFlexViTBackbone(**NAFLEX, **more), PATCHES),
+    models.SigLIPNaFlexVisionEncoder: (
+        lambda **more: models.SigLIPNaFlexVisionEncoder(**NAFLEX, **more),
+        PATCHES,
+    ),
+    models.NaFlexViTImageClassifier: (
+        lambda dtype=None, **more: models.NaFlexViTImageClassifier(
+            models.NaFlexViTBackbone(**NAFLEX, dtype=dtype), num_classes=3, pooling="map", **more
+        ),
+        PATCHES,
+    ),
     models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
     models.DeiTBackbone: (lambda **more: models.DeiTBackbone(**VIT, **more), IMAGES),
     models.DINOV2Backbone: (lambda **more: models.DINOV2Backbone(**VIT, **more), IMAGES),

@@ -144,7 +144,8 @@ ABSTRACT = {
     "EncoderBlock",
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/models/gemma/test_experts.py
     # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
-    *("SimilarityHead", "TextTower", "VisionTower"),
+    *("NaFlexVisionTower", "SimilarityHead", "TextTower", "VisionTower"),
+    *("NaFlexPooling", "NaFlexTokens"),  # of several inputs: tests/models/vit/test_naflex.py
     *("PatchCoordinates", "PerLayerEmbedding"),  # no batch, or two inputs: tests/models
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

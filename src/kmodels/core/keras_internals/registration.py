@@ -34,7 +34,7 @@ QWEN3 = (
 SIGLIP = ("SigLIPTextBlock", "SigLIPTextEncoder", "SigLIPTokenizer")
 TWO_TOWERS = (
     *("CLIPBackbone", "ImageTextPreprocessor", "ImageTextSimilarity", "SigLIPBackbone"),
-    *("SimilarityHead", "TextTower", "TwoTowersBackbone", "VisionTower"),
+    *("NaFlexVisionTower", "SimilarityHead", "TextTower", "TwoTowersBackbone", "VisionTower"),
 )
 VIT = (
     *("PatchEmbedding", "Pooling", "Tokens", "ViTBackbone", "ViTBlock", "ViTImageClassifier"),
@@ -42,6 +42,9 @@ VIT = (
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
     *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates"),
+    *("ImageSegments", "NaFlexPooling", "NaFlexTokens", "NaFlexViTBackbone"),
+    *("NaFlexViTImageClassifier", "NaFlexViTImageClassifierPreprocessor"),
+    "SigLIPNaFlexVisionEncoder",
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),

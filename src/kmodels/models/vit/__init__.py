@@ -16,6 +16,12 @@ from kmodels.models.vit.kinds import (
     SigLIPImageConverter,
 )
 from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.naflex import (
+    NaFlexViTBackbone,
+    NaFlexViTImageClassifier,
+    NaFlexViTImageClassifierPreprocessor,
+    SigLIPNaFlexVisionEncoder,
+)
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncoder
 
@@ -30,7 +36,11 @@ __all__ = [
     "DeiTImageClassifierPreprocessor",
     "DeiTImageConverter",
     "Gemma3VisionEncoder",
+    "NaFlexViTBackbone",
+    "NaFlexViTImageClassifier",
+    "NaFlexViTImageClassifierPreprocessor",
     "SigLIPImageConverter",
+    "SigLIPNaFlexVisionEncoder",
     "SigLIPVisionEncoder",
     "ViTBackbone",
     "ViTConfig",

@@ -17,6 +17,9 @@ from kmodels.models.vit.image_converter import (
     settings_of,
 )
 
+# Arguments of the preprocessor of NaFlex models, in files that models of one size read too.
+OF_PATCHES = ("patch_size", "max_num_patches", "enlarge")
+
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageClassifierPreprocessor(Preprocessor):
@@ -120,6 +123,11 @@ class ViTImageClassifierPreprocessor(Preprocessor):
                 f"{package} has no counterpart for a preprocessor with crop_to_aspect_ratio="
                 f"{self.crop_to_aspect_ratio} and antialias={self.antialias}"
             )
+
+    @classmethod
+    def fitted(cls, arguments: dict[str, Any], config: Any) -> dict[str, Any]:
+        """Returns a checkpoint's arguments, less those of patches; see `Preprocessor`."""
+        return {name: value for name, value in arguments.items() if name not in OF_PATCHES}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""

@@ -36,7 +36,8 @@ class EncoderBlock(Layer):
     Call:
         x (B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D). Places
         where `padding_mask` (B, T) is 0 are seen by none; None for all. With a rotary embedding
-        `coordinates` (T, 2) say where tokens stand; they are not rounded to the compute dtype.
+        `coordinates` (T, 2) say where tokens stand; they are not rounded to the compute dtype. With
+        `segment_ids` (B, T) tokens see those of their own segment alone.
     """
 
     config_class: ClassVar[type[EncoderConfig]]
@@ -106,11 +107,13 @@ class EncoderBlock(Layer):
         keep: int | None = None,
         padding_mask: Tensor | None = None,
         coordinates: Tensor | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
         y = self.attention_norm(x)
         if keep is None:
             more = {} if coordinates is None else {"positions": coordinates}
+            more |= {} if segment_ids is None else {"segment_ids": segment_ids}
             y = self.attention(y, query_mask=padding_mask, training=training, **more)
         else:
             more = {}

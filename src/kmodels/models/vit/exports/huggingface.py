@@ -359,6 +359,8 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     """
     if preprocessor is None:
         return {}
+    if hasattr(preprocessor, "max_num_patches"):
+        return patch_form(preprocessor)
     preprocessor.check_plain("transformers' ViTImageProcessor")
     numbers = {name: number for number, name in INTERPOLATION.items()}
     height, width = preprocessor.image_size
@@ -369,6 +371,35 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
         "do_normalize": True,
         "rescale_factor": 1 / 255,
         "size": {"height": height, "width": width},
+        "resample": numbers[preprocessor.interpolation],
+        "image_mean": list(preprocessor.mean),
+        "image_std": list(preprocessor.std),
+    }
+
+
+def patch_form(preprocessor: Any) -> dict[str, Any]:
+    """Returns preprocessor_config.json for what makes patches of images of any aspect ratio.
+
+    Args:
+        preprocessor: a `NaFlexViTImageClassifierPreprocessor`.
+
+    Raises:
+        InputError: for one that keeps small images as they are, which transformers enlarges.
+    """
+    if not preprocessor.enlarge:
+        raise InputError(
+            "transformers' Siglip2ImageProcessor enlarges small images; the preprocessor has "
+            "enlarge=False: give one with enlarge=True"
+        )
+    numbers = {name: number for number, name in INTERPOLATION.items()}
+    return {
+        "image_processor_type": "Siglip2ImageProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
+        "patch_size": preprocessor.patch_size,
+        "max_num_patches": preprocessor.max_num_patches,
         "resample": numbers[preprocessor.interpolation],
         "image_mean": list(preprocessor.mean),
         "image_std": list(preprocessor.std),
