@@ -25,6 +25,7 @@ from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextBlock
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
+from kmodels.models.vit.naflex.layers import NaFlexPatchEmbedding
 
 VIT = ViTConfig(
     image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=12,
@@ -119,6 +120,7 @@ CASES = [
     Case(PatchEmbedding, {"patch_size": 4, "units": 8}, (2, 8, 8, 3), (2, 4, 8), (2, 0, 0),
          any_length=False, masks=False),
     Case(Tokens, {"config": VIT}, (2, 4, 8), (2, 6, 8), (3, 0, 0), any_length=False, masks=False),
+    Case(NaFlexPatchEmbedding, {"units": 3}, TOKENS, (2, 5, 3), (2, 0, 0)),
     Case(Pooling, {"kind": "token", "config": VIT}, (2, 6, 8), (2, 8), (0, 0, 0), masks=False,
          name="Pooling token"),
     Case(Pooling, {"kind": "map", "config": VIT}, (2, 6, 8), (2, 8), (15, 0, 0), masks=False,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmodels.text import Example, pack, pad
-from kmodels.text.packing import assign
+from kmodels.data.packing import assign
 
 pytestmark = pytest.mark.once
 

@@ -13,6 +13,7 @@ _EXPORTS = {
     "DataBundle": "images.sources",
     "ImageLoader": "images.loader",
     "ImageSource": "images.sources",
+    "NaFlexLoader": "images.naflex.loader",
     "Resizing": "images.resizing",
     "StatefulLoader": "stateful",
     "TFRecords": "formats.tfrecord",

@@ -42,8 +42,8 @@ VIT = (
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
     *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
     *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates"),
-    *("ImageSegments", "NaFlexPooling", "NaFlexTokens", "NaFlexViTBackbone"),
-    *("NaFlexViTImageClassifier", "NaFlexViTImageClassifierPreprocessor"),
+    *("ImageSegments", "NaFlexPatchEmbedding", "NaFlexPooling", "NaFlexTokens"),
+    *("NaFlexViTBackbone", "NaFlexViTImageClassifier", "NaFlexViTImageClassifierPreprocessor"),
     "SigLIPNaFlexVisionEncoder",
 )
 MODULES = {

@@ -51,6 +51,7 @@ class ImageTextPreprocessor(TextPreprocessor):
         patch_size: side of a patch in pixels, for a model with `naflex`.
         max_num_patches: patches of a row; with it images keep their aspect ratio, as of
             `NaFlexViTImageClassifierPreprocessor`, and `image_size` is not read.
+        enlarge: as there.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
@@ -90,6 +91,7 @@ class ImageTextPreprocessor(TextPreprocessor):
         add_end_token: bool = True,
         patch_size: int | None = None,
         max_num_patches: int | None = None,
+        enlarge: bool = True,
         **kwargs: Any,
     ):
         if kind not in TOKENIZERS:
@@ -105,7 +107,7 @@ class ImageTextPreprocessor(TextPreprocessor):
         if max_num_patches is not None:
             side = 16 if patch_size is None else patch_size
             images = NaFlexViTImageClassifierPreprocessor(
-                side, max_num_patches, mean, std, interpolation
+                side, max_num_patches, mean, std, interpolation, enlarge
             )
         else:
             images = ViTImageClassifierPreprocessor(

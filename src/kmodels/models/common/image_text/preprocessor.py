@@ -19,7 +19,7 @@ from kmodels.models.common.image_text.records import Sample, parts_of, samples
 from kmodels.models.common.image_text.symbolic import check_graph, without_images
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.text import Example, Tokenizer, pack
-from kmodels.text.packing import assign
+from kmodels.data.packing import assign
 from kmodels.text.templates import AUTO
 
 

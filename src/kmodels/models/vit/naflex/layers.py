@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kmodels.core.types import Tensor
-from kmodels.layers import Layer
+from kmodels.layers import Dense, Layer
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.naflex.positions import resized_positions
@@ -14,6 +14,34 @@ from kmodels.models.vit.naflex.rows import places_of, seen_by_image
 from kmodels.ops._wide import wide
 
 POOLINGS = ("gap", "map")
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class NaFlexPatchEmbedding(Dense):
+    """Projects patches that are rows already: `Dense`, drawn first as `PatchEmbedding` is.
+
+    Args:
+        units: width D.
+        use_bias: adds a bias.
+        **kwargs: of `layers.Dense`.
+
+    Call:
+        patches (B, N, patch * patch * C) -> (B, N, D).
+
+    Weights:
+        kernel (patch * patch * C, D), rows in the order (row, column, channel); bias (D,).
+    """
+
+    def __init__(self, units: int, use_bias: bool = True, **kwargs: Any):
+        drawn = keras.initializers.VarianceScaling(
+            mode="fan_in", distribution="untruncated_normal"
+        )
+        super().__init__(units, use_bias=use_bias, **{"kernel_initializer": drawn, **kwargs})
+
+    def call(self, patches: Tensor) -> Any:
+        """(B, N, patch * patch * C) -> (B, N, D)."""
+        # A functional model gives its inputs the dtype that its graph says.
+        return super().call(keras.ops.cast(patches, self.compute_dtype))
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -13,13 +13,13 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
-from kmodels.layers import Dense, Dropout, LayerNorm
+from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.encoder.config import GELUS, check_gelu
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import Block
 from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES, PatchInputs, graph_inputs
-from kmodels.models.vit.naflex.layers import NaFlexPooling, NaFlexTokens
+from kmodels.models.vit.naflex.layers import NaFlexPatchEmbedding, NaFlexPooling, NaFlexTokens
 from kmodels.models.vit.naflex.rows import ImageSegments
 from kmodels.models.vit.sharding import LAYOUT
 from kmodels.models.vit.weights import peft
@@ -75,14 +75,8 @@ class NaFlexViTBackbone(PatchInputs, Backbone):
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
 
         # === Layers ===
-        patch_embedding = Dense(
-            config.hidden_dim,
-            use_bias=config.use_patch_bias,
-            kernel_initializer=keras.initializers.VarianceScaling(
-                mode="fan_in", distribution="untruncated_normal"
-            ),
-            name="patch_embedding",
-            dtype=policy,
+        patch_embedding = NaFlexPatchEmbedding(
+            config.hidden_dim, config.use_patch_bias, name="patch_embedding", dtype=policy
         )
         tokens = NaFlexTokens(config, name="tokens", dtype=policy)
         dropout = Dropout(config.dropout_rate, name="token_dropout", dtype=policy)
