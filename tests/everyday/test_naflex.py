@@ -9,6 +9,7 @@ import kmodels
 from kmodels.data import Augment, NaFlexLoader
 from kmodels.models import ImageTextSimilarity, NaFlexViTImageClassifier, ViTBackbone
 
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 SIDES = ((24, 60), (40, 40), (64, 20), (16, 16), (12, 70))
 
 
@@ -27,7 +28,9 @@ class Stripes:
             draw = np.random.default_rng(self.first + i)
             height, width = SIDES[draw.integers(len(SIDES))]
             along = np.arange((height, width)[i % 2])
-            line = ((along + draw.integers(8)) // 4 % 2 * 200 + draw.integers(0, 50)).astype("uint8")
+            line = ((along + draw.integers(8)) // 4 % 2 * 200 + draw.integers(0, 50)).astype(
+                "uint8"
+            )
             image = np.broadcast_to(line if i % 2 else line[:, None], (height, width))
             found.append(np.repeat(image[..., None], 3, axis=-1))
         return found, self.labels[indices]
@@ -83,6 +86,3 @@ def test_mixed_labels_train_too():
     model.compile(keras.optimizers.Adam(1e-2), keras.losses.CategoricalCrossentropy(True))
     losses = model.fit(loader, epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
-
-
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

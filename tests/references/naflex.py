@@ -3,8 +3,8 @@
 `model` is a directory as transformers writes it, with processor and tokenizer. `pictures.npz` has
 images by number; `expected.npz` what the processor (`values`, `mask`, `shapes`) and the model
 (`tokens`, `embeds`, `logits`) make of them at two sizes, under names that begin with the number of
-patches, for `token_ids`. `grids.npz` has the size of images and the grid that the processor's search
-finds. `classes` is a classifier, with its logits at the first size.
+patches, for `token_ids`. `grids.npz` has the size of images and the grid that the processor's
+search finds. `classes` is a classifier, with its logits at the first size.
 """
 
 from pathlib import Path

@@ -4,9 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 
-def assign(
-    sizes: Sequence[int], length: int, most: int | None = None
-) -> list[list[int]]:
+def assign(sizes: Sequence[int], length: int, most: int | None = None) -> list[list[int]]:
     """Returns which examples share a row: the longest first, each where it leaves the least room.
 
     Args:

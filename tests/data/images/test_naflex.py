@@ -44,7 +44,11 @@ def cut(x):
         at = 0
         for place, (rows, columns) in enumerate(grids.tolist()):
             if rows * columns:
-                yield (row, place), x["pixel_values"][row, at : at + rows * columns], (rows, columns)
+                yield (
+                    (row, place),
+                    x["pixel_values"][row, at : at + rows * columns],
+                    (rows, columns),
+                )
                 at += rows * columns
         assert not x["pixel_values"][row, at:].any()
 
@@ -77,7 +81,9 @@ def test_epochs_states_and_workers():
     assert len(again) == 2
     same(again[0], first[2])
     data.on_epoch_end()
-    assert data.epoch == 1 and not np.array_equal(data[0][0]["pixel_values"], first[0][0]["pixel_values"])
+    assert data.epoch == 1 and not np.array_equal(
+        data[0][0]["pixel_values"], first[0][0]["pixel_values"]
+    )
     part = loader(shuffle=True, augment=data.maker.augment).part(1, 2)
     np.testing.assert_array_equal(part[0][0]["pixel_values"], first[0][0]["pixel_values"][1:2])
     shuffled = sorted(g for x, *_ in first for _, _, g in cut(x))
@@ -105,7 +111,9 @@ def test_large_batches_get_fewer_patches_and_lengths_are_drawn():
     sizes = [sum(len(p) for _, p, _ in cut(tight[i][0])) for i in range(4)]
     assert max(sizes) <= 128 and min(sizes) > 64
     free = [len(p) for i in range(4) for _, p, _ in cut(loader(enlarge=True)[i][0])]
-    drawn = [len(p) for i in range(4) for _, p, _ in cut(loader(enlarge=True, min_num_patches=9)[i][0])]
+    drawn = [
+        len(p) for i in range(4) for _, p, _ in cut(loader(enlarge=True, min_num_patches=9)[i][0])
+    ]
     assert min(free) > 30 and min(drawn) < 20 < max(drawn) <= 48
 
 
@@ -117,11 +125,15 @@ def test_crops_keep_the_aspect_ratio_of_their_image():
     height, width = boxes[:, 3] - boxes[:, 1], boxes[:, 2] - boxes[:, 0]
     ratio = np.repeat([w / h for h, w in SIDES], 200)
     assert (width / height / ratio).min() > 0.74 and (width / height / ratio).max() < 1.34
-    assert (boxes >= 0).all() and (width * height / np.repeat([h * w for h, w in SIDES], 200)).min() > 0.19
+    assert (boxes >= 0).all() and (
+        width * height / np.repeat([h * w for h, w in SIDES], 200)
+    ).min() > 0.19
 
 
 def test_mixing_takes_the_common_middle():
-    images = [np.full((h, w, 1), float(i), "float32") for i, (h, w) in enumerate([(8, 4), (6, 6), (2, 8)])]
+    images = [
+        np.full((h, w, 1), float(i), "float32") for i, (h, w) in enumerate([(8, 4), (6, 6), (2, 8)])
+    ]
     labels, samples = np.eye(3, dtype="float32"), np.arange(3)
     assert pairs_of([x.shape[:2] for x in images]) == [(0, 1)]
     mixed, targets = mix(images, labels, Augment(mixup=1.0, num_classes=3), 1, 0, samples)

@@ -64,10 +64,10 @@ class ImageTextPreprocessor(TextPreprocessor):
         y: None for pairs.
         sample_weight: one number for each pair.
 
-        Of pairs it gives ({"images", "token_ids", "padding_mask"}, labels), with `max_num_patches`
-        "pixel_values", "pixel_attention_mask" and "spatial_shapes" in place of the images, with labels of zeros
-        (B,), which losses of pairs do not read; of texts "token_ids" and "padding_mask". There is
-        no mask for a SigLIP.
+        Of pairs it gives ({"images", "token_ids", "padding_mask"}, labels), with labels of zeros
+        (B,), which losses of pairs do not read; with `max_num_patches` "pixel_values",
+        "pixel_attention_mask" and "spatial_shapes" stand for "images". Of texts it gives
+        "token_ids" and "padding_mask". There is no mask for a SigLIP.
 
     Raises:
         InputError: for another kind, other columns, or labels of pairs.

@@ -86,18 +86,29 @@ class RowMaker:
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
     def _rows_needed(self) -> int:
-        """Returns as many rows as hold a batch of usual images."""
+        """Returns as many rows as hold most batches of usual images."""
         chosen = np.unique(np.linspace(0, len(self.source) - 1, LOOKED_AT).astype(int))
+        budgets = self._budgets(0, chosen)
         counts = []
         for at in range(0, len(chosen), 32):
-            for picture in self.source.batch(chosen[at : at + 32])[0]:
-                rows, columns = self._grid(picture.shape[:2], self.max_num_patches)
+            pictures = self.source.batch(chosen[at : at + 32])[0]
+            for picture, budget in zip(pictures, budgets[at : at + 32], strict=True):
+                rows, columns = self._grid(picture.shape[:2], int(budget))
                 counts.append(rows * columns)
-        # Of several batches of them the one that needs most rows: what is left of a row may be too
-        # small for any other image, so a sum of patches says too little.
+        # Packed as batches are: what is left of a row may be too small for any other image, so a
+        # sum of patches says too little. The largest batches get fewer patches instead.
         drawn = uniforms(self.seed, "naflex-rows", 0, np.arange(TRIED), self.batch_size)
         picked = (drawn * len(counts)).astype(int)
-        return max(len(assign([counts[i] for i in row], self.row_length)) for row in picked)
+        needed = [len(assign([counts[i] for i in row], self.row_length)) for row in picked]
+        return sorted(needed)[TRIED * 3 // 4]
+
+    def _budgets(self, epoch: int, samples: np.ndarray) -> np.ndarray:
+        """Returns the patches that each image may have, before it is known whether all fit."""
+        if self.min_num_patches == self.max_num_patches:
+            return np.full(len(samples), self.max_num_patches)
+        drawn = uniforms(self.seed, "naflex-length", epoch, samples, 1)[:, 0]
+        span = self.max_num_patches - self.min_num_patches + 1
+        return self.min_num_patches + (drawn * span).astype(int)
 
     def _grid(self, shape: tuple[int, ...], budget: int) -> Grid:
         return grid_of(shape[0], shape[1], self.patch_size, budget, self.enlarge)
@@ -155,11 +166,7 @@ class RowMaker:
         Where a batch of large images does not fit, all of them get fewer patches.
         """
         sides = np.maximum(np.rint(boxes[:, 2:] - boxes[:, :2]), 1).astype(int)
-        most = np.full(len(samples), self.max_num_patches)
-        if self.min_num_patches < self.max_num_patches:
-            drawn = uniforms(self.seed, "naflex-length", epoch, samples, 1)[:, 0]
-            span = self.max_num_patches - self.min_num_patches + 1
-            most = self.min_num_patches + (drawn * span).astype(int)
+        most = self._budgets(epoch, samples)
         while True:
             grids = [
                 self._grid((height, width), int(budget))

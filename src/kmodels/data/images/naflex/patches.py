@@ -36,9 +36,7 @@ def grid_of(
 
     def scaled(scale: float) -> tuple[int, int]:
         # As transformers, whose patches are rounded up: the last ones are not cut, but squeezed.
-        rows, columns = (
-            max(math.ceil(side * scale / patch_size), 1) for side in (height, width)
-        )
+        rows, columns = (max(math.ceil(side * scale / patch_size), 1) for side in (height, width))
         return rows, columns
 
     if not enlarge and math.prod(scaled(1.0)) <= max_num_patches:
@@ -72,12 +70,12 @@ def patches_of(image: np.ndarray, patch_size: int) -> np.ndarray:
 
 
 def padded(
-    pictures: Sequence[np.ndarray], grids: Sequence[tuple[int, int]], length: int
+    images: Sequence[np.ndarray], grids: Sequence[tuple[int, int]], length: int
 ) -> dict[str, np.ndarray]:
     """Returns one row for each image, filled with zeros.
 
     Args:
-        pictures: patches of each image, (P, patch * patch * C).
+        images: patches of each image, (P, patch * patch * C).
         grids: rows and columns of each.
         length: patches of a row.
 
@@ -88,11 +86,11 @@ def padded(
     Raises:
         InputError: without images.
     """
-    if not pictures:
+    if not images:
         raise InputError("there are no images; give at least one")
-    values = np.zeros((len(pictures), length, pictures[0].shape[-1]), "float32")
-    mask = np.zeros((len(pictures), length), "int32")
-    for row, patches in enumerate(pictures):
+    values = np.zeros((len(images), length, images[0].shape[-1]), "float32")
+    mask = np.zeros((len(images), length), "int32")
+    for row, patches in enumerate(images):
         values[row, : len(patches)] = patches
         mask[row, : len(patches)] = 1
     return {

@@ -223,7 +223,8 @@ class ZeroShot(keras.Model):
             names = backbone.image_inputs if what == "image" else ("token_ids",)
             given = {name: backbone.input[name] for name in names}
             inputs: Any = {
-                name: keras.Input(x.shape[1:], name=name, dtype=x.dtype) for name, x in given.items()
+                name: keras.Input(x.shape[1:], name=name, dtype=x.dtype)
+                for name, x in given.items()
             }
             inputs = inputs if len(names) > 1 else inputs[names[0]]
             made = (

@@ -14,8 +14,8 @@ from kmodels.models.common.image_text.huggingface import below
 from kmodels.models.siglip.weights.huggingface import FORMAT as SIGLIP
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
-from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.exports import huggingface as vision_export
+from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip
 from kmodels.models.vit.weights.huggingface_config import crops_middle, takes_patches
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors, reshape

@@ -76,6 +76,11 @@ def rows(model: Any, inputs: Any) -> tuple[dict[str, Any], bool]:
             f"{type(model).__name__} got {', '.join(unknown)}; it takes {', '.join(NAMES)}"
         )
     values, shapes = inputs[VALUES], inputs[SHAPES]
+    if getattr(shapes.shape, "rank", 2) is None:  # TensorFlow has traced the step for both
+        raise InputError(
+            f"one compiled step got {SHAPES} with and without an axis for the images of a row; "
+            "give (B, S, 2) to all of its calls, with S = 1 for one image in each row"
+        )
     if len(shapes.shape) not in (2, 3) or shapes.shape[-1] != 2:
         raise InputError(
             f"{SHAPES} has shape {tuple(shapes.shape)}; give (B, 2), rows and columns of the "
@@ -86,7 +91,8 @@ def rows(model: Any, inputs: Any) -> tuple[dict[str, Any], bool]:
     if alone:
         shapes = keras.ops.expand_dims(shapes, 1)
     mask = inputs.get(MASK)
-    return {VALUES: _tensor(values), SHAPES: shapes, MASK: None if mask is None else _whole(mask)}, alone
+    mask = None if mask is None else _whole(mask)
+    return {VALUES: _tensor(values), SHAPES: shapes, MASK: mask}, alone
 
 
 def _tensor(x: Tensor | np.ndarray) -> Any:

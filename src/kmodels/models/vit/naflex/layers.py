@@ -33,9 +33,7 @@ class NaFlexPatchEmbedding(Dense):
     """
 
     def __init__(self, units: int, use_bias: bool = True, **kwargs: Any):
-        drawn = keras.initializers.VarianceScaling(
-            mode="fan_in", distribution="untruncated_normal"
-        )
+        drawn = keras.initializers.VarianceScaling(mode="fan_in", distribution="untruncated_normal")
         super().__init__(units, use_bias=use_bias, **{"kernel_initializer": drawn, **kwargs})
 
     def call(self, patches: Tensor) -> Any:

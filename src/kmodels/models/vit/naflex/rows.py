@@ -34,7 +34,8 @@ def places_of(spatial_shapes: Tensor, length: int | Tensor) -> tuple[Any, Any]:
     image = ops.minimum(done, spatial_shapes.shape[1] - 1)
     shapes = ops.cast(spatial_shapes, "int32")
     rows, columns, start = (
-        ops.take_along_axis(x, image, axis=1) for x in (shapes[..., 0], shapes[..., 1], ends - counts)
+        ops.take_along_axis(x, image, axis=1)
+        for x in (shapes[..., 0], shapes[..., 1], ends - counts)
     )
     rows, columns = ops.maximum(rows, 1), ops.maximum(columns, 1)
     index = ops.expand_dims(ops.arange(length, dtype="int32"), 0) - start
