@@ -2,15 +2,15 @@
 
     python benchmarks/naflex.py [--data folder:PATH] [--backends torch,jax,tensorflow] [--write]
 
-A small ViT classifier trains through `fit` on the same images in three ways: `square`, each resized
-to one square of `--patches` patches; `padded`, each in its own shape in a row of so many; `packed`,
-several of them in each row. Images have sides from 64 to 512 pixels, drawn evenly on a logarithmic
-scale with aspect ratios from 1/2 to 2, or are those of `--data`; small ones are not enlarged.
-`drawn` is the same with sizes drawn in training, from a quarter of the patches on. FLOPs are
-counted from the shapes of the arrays, two for a multiplication and an addition, attention over
-whole rows as it is computed, and per image; `flops_saved` is the share that packing saves, and
-`time_ratio` is the step time over that of `packed`. The ways go in turns within one process per backend, on one
-thread; times are medians of process CPU time per step.
+A small ViT classifier trains through `fit` on the same images in three ways: `square`, each
+resized to one square of `--patches` patches; `padded`, each in its own shape in a row of so many;
+`packed`, several of them in each row. Images have sides from 64 to 512 pixels, drawn evenly on a
+logarithmic scale with aspect ratios from 1/2 to 2, or are those of `--data`; small ones are not
+enlarged. `drawn` is the same with sizes drawn in training, from a quarter of the patches on.
+FLOPs are counted from the shapes of the arrays, two for a multiplication and an addition,
+attention over whole rows as it is computed, and per image; `flops_saved` is the share that
+packing saves, and `time_ratio` is the step time over that of `packed`. The ways go in turns
+within one process per backend, on one thread; times are medians of process CPU time per step.
 """
 
 import argparse

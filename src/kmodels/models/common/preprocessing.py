@@ -73,7 +73,7 @@ class Preprocessor(keras.layers.Layer):
         raise NotImplementedError
 
     @classmethod
-    def fitted(cls, arguments: dict[str, Any], config: Any) -> dict[str, Any]:
+    def fitted(cls, arguments: dict[str, Any], config: object) -> dict[str, Any]:
         """Returns a checkpoint's arguments as this class takes them.
 
         Args:

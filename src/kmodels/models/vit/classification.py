@@ -124,6 +124,5 @@ class ImageClassifier(keras_internals.ClonedAs, Task):
         policy = self.head_dtype
         settings = {**self.settings, "num_classes": num_classes}
         settings["pooling"] = pooling or self.pooling
-        return type(self)(
-            self.backbone, preprocessor=self.preprocessor, head_dtype=policy, **settings
-        )
+        make: Any = type(self)
+        return make(self.backbone, preprocessor=self.preprocessor, head_dtype=policy, **settings)

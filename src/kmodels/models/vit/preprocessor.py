@@ -11,6 +11,7 @@ from kmodels.core.types import Data
 from kmodels.data.images.resizing import Resizing
 from kmodels.models.common.image_text.image_converter import output_shape, pictures
 from kmodels.models.common.preprocessing import Preprocessor
+from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import (
     ViTImageConverter,
     converter_settings,
@@ -125,7 +126,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             )
 
     @classmethod
-    def fitted(cls, arguments: dict[str, Any], config: Any) -> dict[str, Any]:
+    def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
         """Returns a checkpoint's arguments, less those of patches; see `Preprocessor`."""
         return {name: value for name, value in arguments.items() if name not in OF_PATCHES}
 

@@ -141,7 +141,7 @@ class RowMaker:
         x, y, weights = batch
         return {name: value[within] for name, value in x.items()}, y[within], weights[within]
 
-    def _boxes(self, shapes: list[Any], epoch: int, samples: np.ndarray) -> np.ndarray:
+    def _boxes(self, shapes: list[tuple[int, ...]], epoch: int, samples: np.ndarray) -> np.ndarray:
         """Returns what is cropped: (B, 4), left, top, right, bottom.
 
         The aspect ratio of a crop is near that of its image: nothing is squeezed into a square.

@@ -201,7 +201,7 @@ class ZeroShot(keras.Model):
             bias = float(to_numpy(keras.ops.convert_to_tensor(head.logit_bias)))
         return np.asarray(images @ texts.T * scale + bias, "float32")
 
-    def _encoded(self, what: str, x: Any, batch_size: int, normalize: bool) -> np.ndarray:
+    def _encoded(self, what: str, x: Data, batch_size: int, normalize: bool) -> np.ndarray:
         check_whole("batch_size", batch_size)
         gather.check_callable(self, f"encode_{what}")
         found = np.zeros((0, self.backbone.config.width), "float32")

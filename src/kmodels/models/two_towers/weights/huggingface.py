@@ -15,6 +15,7 @@ from kmodels.models.siglip.weights.huggingface import FORMAT as SIGLIP
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
 from kmodels.models.vit.exports import huggingface as vision_export
+from kmodels.models.vit.exports.patches import patch_form
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip
 from kmodels.models.vit.weights.huggingface_config import crops_middle, takes_patches
@@ -153,7 +154,7 @@ def _pictures(
 ) -> dict[str, Any]:
     """Returns preprocessor_config.json."""
     if isinstance(images, NaFlexViTImageClassifierPreprocessor):
-        return vision_export.patch_form(images)
+        return patch_form(images)
     height, width = images.image_size
     crops = images.crop_to_aspect_ratio and height == width
     given = {**images.to_dict(), "crop_to_aspect_ratio": images.crop_to_aspect_ratio and not crops}

@@ -58,7 +58,7 @@ def graph_inputs(width: int, images: int | None, dtype: str) -> dict[str, keras.
     }
 
 
-def rows(model: Any, inputs: Any) -> tuple[dict[str, Any], bool]:
+def rows(model: object, inputs: Tree) -> tuple[dict[str, Any], bool]:
     """Returns the inputs of the graph, and whether each row had one image without an axis for it.
 
     Raises:

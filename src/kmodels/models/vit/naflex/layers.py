@@ -7,6 +7,7 @@ import keras
 
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer
+from kmodels.layers.base import Shape
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.naflex.positions import resized_positions
@@ -64,7 +65,7 @@ class NaFlexTokens(Layer):
         self.config = ViTConfig.of(config)
 
     def build(
-        self, patches_shape: tuple[int | None, ...], spatial_shapes_shape: Any = None
+        self, patches_shape: tuple[int | None, ...], spatial_shapes_shape: Shape | None = None
     ) -> None:
         """Makes the table."""
         shape = (1, self.config.num_positions, self.config.hidden_dim)
@@ -86,7 +87,7 @@ class NaFlexTokens(Layer):
         return patches + keras.ops.cast(found, patches.dtype)
 
     def compute_output_shape(
-        self, patches_shape: tuple[int | None, ...], spatial_shapes_shape: Any = None
+        self, patches_shape: tuple[int | None, ...], spatial_shapes_shape: Shape | None = None
     ) -> tuple[int | None, ...]:
         """(B, N, D)."""
         return patches_shape
@@ -112,8 +113,8 @@ class NaFlexPooling(Pooling):
     def build(
         self,
         tokens_shape: tuple[int | None, ...],
-        segment_ids_shape: Any = None,
-        spatial_shapes_shape: Any = None,
+        segment_ids_shape: Shape | None = None,
+        spatial_shapes_shape: Shape | None = None,
     ) -> None:
         """Makes the attention of the "map" head."""
         super().build(tokens_shape)
@@ -135,7 +136,7 @@ class NaFlexPooling(Pooling):
     def compute_output_shape(  # type: ignore[override]
         self,
         tokens_shape: tuple[int | None, ...],
-        segment_ids_shape: Any,
+        segment_ids_shape: Shape,
         spatial_shapes_shape: tuple[int | None, ...],
     ) -> tuple[int | None, ...]:
         """(B, S, D)."""

@@ -12,6 +12,7 @@ from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.naflex.patches import grid_of, normalized, padded, patches_of
 from kmodels.data.images.resizing import ResizingOfBytes
 from kmodels.models.common.preprocessing import Preprocessor
+from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES
 
 ARGUMENTS = ("patch_size", "max_num_patches", "mean", "std", "interpolation", "enlarge")
@@ -92,8 +93,9 @@ class NaFlexViTImageClassifierPreprocessor(Preprocessor):
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns patches, their mask and grids."""
         if not isinstance(x, dict):
-            alone = not isinstance(x, list | tuple) and len(x.shape) == 3
-            cut = [self.patches(image) for image in ([x] if alone else x)]
+            given: Any = x
+            alone = not isinstance(given, list | tuple) and len(given.shape) == 3
+            cut = [self.patches(image) for image in ([given] if alone else given)]
             x = padded([one for one, _ in cut], [grid for _, grid in cut], self.max_num_patches)
             x = {name: value[0] for name, value in x.items()} if alone else x
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
@@ -112,7 +114,7 @@ class NaFlexViTImageClassifierPreprocessor(Preprocessor):
         return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
 
     @classmethod
-    def fitted(cls, arguments: dict[str, Any], config: Any) -> dict[str, Any]:
+    def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
         """Returns a checkpoint's arguments, of a model of one size too; see `Preprocessor`."""
         given = {"max_num_patches": config.num_positions, **arguments}
         given["patch_size"] = config.patch_size
