@@ -2,15 +2,17 @@
 
     KERAS_BACKEND=tensorflow python benchmarks/floor.py gemma_lora [--write]
     KERAS_BACKEND=torch python benchmarks/floor.py vit_train [--write]
+    python benchmarks/gemma_lora.py WEIGHTS --shapes e2b --systems kmodels transformers floor
 
-Times parts of the steps of `gemma_lora.py` and `vit_train.py` alone, one thread, by the fastest
-call that the backend has. `gemma_lora`: of each block the kernels, forward and for the gradient of
-their input, and of the head the logits of the weighted positions and the gradient of the hidden
-states. `vit_train`, the small model at batch 8: of each block the kernels, forward and for both
-gradients, and the six products of attention; of the last block what the class token needs. On torch
-also, as `passes`, one pass forward and one back of GELU, softmax and layer norms, the additions to
-the residual stream, one cast of each kernel and of its gradient, and SGD's update. Nothing else is
-counted, so no step is faster on this processor. Seconds of CPU time, medians, times how often.
+The last takes turns with the systems whose step it is. Times parts of the steps of `gemma_lora.py`
+and `vit_train.py` alone, one thread, by the fastest call that the backend has. `gemma_lora`: of
+each block the kernels, forward and for the gradient of their input, and of the head the logits of
+the weighted positions and the gradient of the hidden states. `vit_train`, the small model at batch
+8: of each block the kernels, forward and for both gradients, and the six products of attention; of
+the last block what the class token needs. On torch also, as `passes`, one pass forward and one
+back of GELU, softmax and layer norms, the additions to the residual stream, one cast of each
+kernel and of its gradient, and SGD's update. Nothing else is counted, so no step is faster on this
+processor. Seconds of CPU time, medians, times how often.
 """
 
 import argparse
@@ -19,11 +21,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from gemma_lora import answer
 from keras import ops
 
 from kmodels.ops import dense
@@ -35,6 +39,9 @@ GEMMAS = {
     "270m": (640, 4, 1, 256, 2048, 18, 262144),
     "small": (512, 4, 1, 128, 2048, 6, 256000),
 }
+# The blocks of Gemma 4 E2B's widths that gemma_lora.py has: head width, MLP, whether the block has
+# keys and values of its own.
+E2B_BLOCKS = ((256, 6144, True), (512, 6144, True), (256, 12288, False), (512, 12288, False))
 # batch, tokens, width, heads, MLP, blocks, numbers of a patch, classes
 VIT = (8, 197, 384, 6, 1536, 12, 768, 1000)
 # A row has how a product is formed, the shapes of what goes in, and how often a step has it.
@@ -43,6 +50,8 @@ Product = tuple[str, tuple[int, ...], tuple[int, ...], float]
 
 def gemma_products(shapes: str, length: int) -> list[Product]:
     """Yields the products of a LoRA step at batch 2."""
+    if shapes == "e2b":
+        return e2b_products(length)
     width, heads, key_heads, head, mlp, blocks, vocabulary = GEMMAS[shapes]
     tokens, counted = 2 * length, length - 1 + length * 3 // 4 - 1
     kernels = [(width, heads * head), (heads * head, width), (width, mlp), (width, mlp)]
@@ -50,6 +59,27 @@ def gemma_products(shapes: str, length: int) -> list[Product]:
     tiles = vocabulary / TILE
     sizes = [(tokens, a, b, blocks) for a, b in kernels]
     sizes += [(tokens, b, a, blocks) for a, b in kernels]
+    sizes += [(counted, width, TILE, tiles), (counted, TILE, width, tiles)]
+    return [("dense", (rows, a), (a, b), times) for rows, a, b, times in sizes]
+
+
+def e2b_products(length: int) -> list[Product]:
+    """Returns the products of a LoRA step at batch 2 of Gemma 4 E2B's widths in 4 blocks.
+
+    No gradient goes below the first block's queries, keys and values, nor into what the embeddings
+    of each layer come from.
+    """
+    width, heads, per_layer, vocabulary = 1536, 8, 256, 262144
+    tokens, counted = 2 * length, length - 1 + length * 3 // 4 - 1
+    forward, backward = [(width, len(E2B_BLOCKS) * per_layer)], []
+    for number, (head, mlp, own) in enumerate(E2B_BLOCKS):
+        first = [(width, heads * head)] + [(width, head)] * 2 * own
+        rest = [(heads * head, width), (width, mlp), (width, mlp), (mlp, width)]
+        rest += [(width, per_layer), (per_layer, width)]
+        forward += first + rest
+        backward += [(b, a) for a, b in (rest if number == 0 else first + rest)]
+    tiles = vocabulary / TILE
+    sizes: list[tuple[int, int, int, float]] = [(tokens, a, b, 1) for a, b in forward + backward]
     sizes += [(counted, width, TILE, tiles), (counted, TILE, width, tiles)]
     return [("dense", (rows, a), (a, b), times) for rows, a, b, times in sizes]
 
@@ -185,6 +215,30 @@ def floor(found: list[Product], dtype: str, rounds: int) -> dict[str, Any]:
     return {"floor_s": round(total, 3), "gflop_per_s": round(work / total / 1e9)}
 
 
+def serve(shapes: str, dtype: str, length: int) -> None:
+    """A child's side of gemma_lora.py: for each line that comes in, all products of one step."""
+    rng = np.random.default_rng(0)
+    calls = []
+    for form, first, second, times in gemma_products(shapes, length):
+        x, y = (
+            ops.convert_to_tensor(rng.normal(size=shape).astype("float32"), dtype)
+            for shape in (first, second)
+        )
+        run = compiled(partial(product, form))
+        run(x, y)
+        calls.append((partial(run, x, y), times))
+
+    def step() -> tuple[float, float]:
+        total = 0.0
+        for call, times in calls:
+            begun = time.process_time()
+            call()
+            total += times * (time.process_time() - begun)
+        return total, float("nan")
+
+    answer(step)
+
+
 def measure(question: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
     if question == "gemma_lora":
         cases = (("270m", 256), ("270m", 512), ("small", 256))
@@ -204,10 +258,15 @@ def measure(question: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("question", choices=("gemma_lora", "vit_train"))
+    parser.add_argument("question", choices=("gemma_lora", "vit_train"), nargs="?")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.child:
+        _, shapes, dtype, length = json.loads(options.child)
+        serve(shapes, dtype, length)
+        return
     rows = []
     for dtype in ("bfloat16", "float32"):
         for row in measure(options.question, dtype, options.rounds):

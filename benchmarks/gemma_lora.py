@@ -11,7 +11,8 @@ which reads no others. A step is rank 4 on query and value, SGD, batch 2, rows o
 quarters of it, padded on the right, each system's own loss and weighted accuracy through its own
 `fit` (transformers: a plain loop, attention by SDPA, eager and with `--compiled` compiled too).
 `--loss-on responses` weighs the second half of each row alone. The source tree of another revision
-takes part as `kmodels_before` with KMODELS_BEFORE=TREE.
+takes part as `kmodels_before` with KMODELS_BEFORE=TREE. `--systems` with `floor` adds the products
+of floor.py, which no code can leave out, and `floor_over` has their time over each system's.
 
 Each system runs in a process of its own on one thread, where the other backends' frameworks cannot
 be imported, since Keras would load them; what compiles does so from scratch. The systems of a
@@ -290,14 +291,22 @@ class Child:
         }
 
 
-def compare(backend: str, arguments: list, rounds: int, compiled: bool, chosen: list[str]) -> dict:
+def compare(backend: str, arguments: list, options: argparse.Namespace) -> dict:
     """Steps of all systems of a backend in turn, or of those chosen; what came of each."""
+    chosen, rounds, shapes = options.systems, options.rounds, options.shapes
     systems = ["kmodels", *(["kmodels_before"] if BEFORE else []), "keras_hub"]
     if backend == "torch":
-        systems += ["transformers", *(["transformers_compiled"] if compiled else [])]
+        systems += ["transformers", *(["transformers_compiled"] if options.compiled else [])]
     systems = [system for system in systems if not chosen or system in chosen]
     children = {system: Child(backend, [system, *arguments]) for system in systems}
-    return take_turns(children, rounds)
+    if "floor" in chosen:
+        _, dtype, length, _ = arguments
+        child = ["floor", shapes, dtype, length]
+        children["floor"] = Child(backend, child, str(Path(__file__).with_name("floor.py")))
+    found = take_turns(children, rounds)
+    for name in ("peak_mb", "first_loss"):  # which say nothing of products alone
+        found.get("floor", {}).pop(name, None)
+    return found
 
 
 def take_turns(children: dict[str, Child], rounds: int) -> dict:
@@ -318,6 +327,11 @@ def ratios(found: dict, others: dict) -> dict:
     result = {}
     for system, theirs in {**others, **found}.items():
         if system == "kmodels":
+            continue
+        if system == "floor":
+            floor = theirs["step_s"]
+            steps = {name: row for name, row in found.items() if name != "floor"}
+            result["floor_over"] = {k: round(floor / v["step_s"], 3) for k, v in steps.items()}
             continue
         result[f"over_{system}"] = {"peak": round(ours["peak_mb"] / theirs["peak_mb"], 3)}
         if system in found:
@@ -345,6 +359,7 @@ def write(options: argparse.Namespace, rows: list[dict]) -> None:
     label = "_".join(
         [options.shapes, str(options.length), options.dtypes.replace(",", "-")]
         + (["revisions"] if options.systems == ["kmodels", "kmodels_before"] else [])
+        + (["floor"] if "floor" in options.systems else [])
         + (["responses"] if options.loss_on == "responses" else [])
         + ([options.backends.replace(",", "-")] if options.backends.count(",") < 2 else [])
     )
@@ -376,10 +391,10 @@ def main() -> None:
         others: dict = {}
         for backend in options.backends.split(","):
             arguments = [str(options.weights), dtype, options.length, options.loss_on]
-            found = compare(backend, arguments, options.rounds, options.compiled, options.systems)
-            losses = {system: row["first_loss"] for system, row in found.items()}
+            found = compare(backend, arguments, options)
+            losses = [row["first_loss"] for name, row in found.items() if name != "floor"]
             rows.append({"dtype": dtype, "backend": backend, "length": options.length})
-            rows[-1] |= {"loss_spread": round(max(losses.values()) - min(losses.values()), 5)}
+            rows[-1] |= {"loss_spread": round(max(losses) - min(losses), 5)}
             rows[-1] |= {**found, **ratios(found, others)}
             others |= {name: row for name, row in found.items() if name.startswith("transformers")}
             print(json.dumps(rows[-1]), flush=True)

@@ -10,7 +10,7 @@ from kmodels.core import malloc
 from kmodels.core.errors import InputError
 from kmodels.weights import deferred, gather
 from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
-from kmodels.weights.tensors import LazyArray
+from kmodels.weights.tensors import PART, LazyArray
 from kmodels.weights.transforms import identity, source_shape, split_points
 
 SHOWN = 8
@@ -146,6 +146,8 @@ def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
         if getattr(targets[0], "is_looked_up", False) and gather.host.fill_mapped(
             targets[0], source
         ):
+            return
+        if source.nbytes > PART and gather.host.fill_large(targets[0], source):
             return
     shapes = [tuple(variable.shape) for variable in targets]
     parts = [array := source.read()]

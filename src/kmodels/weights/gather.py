@@ -36,6 +36,10 @@ class HostBackend(Protocol):
         """Assigns the part that this process holds of a variable that says its `index`."""
         ...
 
+    def fill_large(self, variable: keras.Variable, source: LazyArray) -> bool:
+        """Reads a first value into the memory where it stays; returns whether it could."""
+        ...
+
     def fill_mapped(self, variable: keras.Variable, source: LazyArray) -> bool:
         """Leaves the values in the pages of their file, where it can; returns whether it did."""
         ...

@@ -1,5 +1,6 @@
 """Host arrays into JAX variables."""
 
+from functools import partial
 from typing import Literal, NoReturn
 
 import jax
@@ -24,6 +25,27 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
     else:  # which cuts it
         tensor = keras.ops.convert_to_tensor(array, array.dtype.name)
         keras_internals.give_value(variable, tensor)
+
+
+def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
+    """Reads a first value into the memory where it stays; returns whether it could.
+
+    An array of the host that JAX takes over, aligned to 64 bytes, would be no gain: a step that
+    donates the variable copies it first.
+    """
+    if keras_internals.has_value(variable) or keras.distribution.distribution() is not None:
+        return False
+    table = jax.numpy.zeros(variable.shape, keras.backend.standardize_dtype(variable.dtype))
+    for start, part in source.rows():
+        # Without waiting, all parts are in memory until XLA comes to them.
+        table = _with_rows(table, part, start).block_until_ready()
+    keras_internals.give_value(variable, table)
+    return True
+
+
+@partial(jax.jit, donate_argnums=0)
+def _with_rows(table: jax.Array, part: np.ndarray, start: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(table, part.astype(table.dtype), start, 0)
 
 
 def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:

@@ -27,6 +27,11 @@ def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:
     raise NotImplementedError(variable.path)
 
 
+def fill_large(variable: keras.Variable, source: LazyArray) -> Literal[False]:
+    """Never does: a variable of TensorFlow takes over memory of TensorFlow's alone."""
+    return False
+
+
 def fill_mapped(variable: keras.Variable, source: LazyArray) -> Literal[False]:
     """Never does: a variable of TensorFlow has memory of its own."""
     return False

@@ -23,10 +23,7 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
         if not keras_internals.has_value(variable):
             # It does not take the array's own memory: torch's is aligned for its widest
             # instructions.
-            kind = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
-            keras_internals.give_value(
-                variable, torch.empty(variable.shape, dtype=kind).copy_(tensor)
-            )
+            keras_internals.give_value(variable, _empty(variable).copy_(tensor))
             return
         variable.value.copy_(tensor)
 
@@ -34,6 +31,17 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
 def fill_part(variable: keras.Variable, array: np.ndarray) -> None:
     """Copies what this rank holds of a variable that lies in parts."""
     variable.take_part(_tensor(array))
+
+
+def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
+    """Reads a first value into the memory where it stays; returns whether it could."""
+    if keras_internals.has_value(variable) or hasattr(variable, "take"):
+        return False
+    tensor = _empty(variable)
+    for start, part in source.rows():
+        tensor[start : start + len(part)] = _tensor(part)
+    keras_internals.give_value(variable, tensor)
+    return True
 
 
 def fill_mapped(variable: keras.Variable, source: LazyArray) -> bool:
@@ -52,6 +60,11 @@ def fill_mapped(variable: keras.Variable, source: LazyArray) -> bool:
         return False
     keras_internals.give_value(variable, _tensor(source.memory_map()))
     return True
+
+
+def _empty(variable: keras.Variable) -> torch.Tensor:
+    kind = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
+    return torch.empty(variable.shape, dtype=kind)
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError
-from kmodels.weights.tensors import Index, LazyArray
+from kmodels.weights.tensors import PART, Index, LazyArray
 
 _DTYPES = {
     "F64": np.dtype("float64"),
@@ -32,7 +32,6 @@ _DTYPES = {
     "U8": np.dtype("uint8"),
     "BOOL": np.dtype("bool"),
 }
-PART = 2**25  # bytes of a large tensor that are mapped together
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 # A description of tensors beyond this is not a model's: it is there to use up memory and time.

@@ -1,6 +1,6 @@
 """A tensor that is known by shape and dtype, and read when it is needed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 Index = tuple[slice, ...]
+# Bytes that are read together where a large tensor need not be in memory twice.
+PART = 2**25
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,21 @@ class LazyArray:
         ):
             return self.read()[index]
         return self.read_part(index)
+
+    def rows(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the values along the first axis a part at a time: where it begins, and the part.
+
+        All parts have the same shape, so that the last may begin within the one before.
+        """
+        size = self.shape[0] if self.shape else 1
+        step = PART // max(self.nbytes // max(size, 1), 1)
+        if self.read_part is None or not 0 < step < size:
+            yield 0, self.read()
+            return
+        others = tuple(slice(0, length) for length in self.shape[1:])
+        for start in range(0, size, step):
+            begin = min(start, size - step)
+            yield begin, self.read_part((slice(begin, begin + step), *others))
 
     def map(self, shape: Sequence[int], change: Callable[[np.ndarray], np.ndarray]) -> Self:
         """Returns the same tensor after `change`, which gives arrays of `shape`."""
