@@ -123,7 +123,7 @@ class NaFlexPooling(Pooling):
         self, tokens: Tensor, segment_ids: Tensor, spatial_shapes: Tensor
     ) -> Any:
         """(B, N, D) -> (B, S, D)."""
-        ops, images = keras.ops, spatial_shapes.shape[1]
+        ops, images = keras.ops, keras.ops.shape(spatial_shapes)[1]
         seen = seen_by_image(segment_ids, images)
         if self.kind == "gap":
             share = ops.cast(seen, tokens.dtype)

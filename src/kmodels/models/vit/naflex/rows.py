@@ -31,7 +31,7 @@ def places_of(spatial_shapes: Tensor, length: int | Tensor) -> tuple[Any, Any]:
     """
     ops = keras.ops
     ends, counts, done = _bounds(spatial_shapes, length)
-    image = ops.minimum(done, spatial_shapes.shape[1] - 1)
+    image = ops.minimum(done, ops.shape(spatial_shapes)[1] - 1)
     shapes = ops.cast(spatial_shapes, "int32")
     rows, columns, start = (
         ops.take_along_axis(x, image, axis=1)
@@ -81,7 +81,7 @@ class ImageSegments(keras.Operation):
         return keras.KerasTensor(tuple(pixel_values.shape[:2]), "int32")
 
 
-def seen_by_image(segment_ids: Tensor, images: int) -> Any:
+def seen_by_image(segment_ids: Tensor, images: int | Tensor) -> Any:
     """Returns which patches belong to each image of a row: (B, N) -> (B, S, N) bool."""
     numbers = keras.ops.reshape(keras.ops.arange(1, images + 1, dtype="int32"), (1, -1, 1))
     return keras.ops.equal(keras.ops.expand_dims(segment_ids, 1), numbers)
