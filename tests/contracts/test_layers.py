@@ -27,6 +27,7 @@ from kmodels.models.vit.dino.head import DINOHead
 from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
+from kmodels.models.vit.naflex.layers import NaFlexPatchEmbedding
 
 VIT = ViTConfig(
     image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=12,
@@ -124,6 +125,7 @@ CASES = [
     Case(PatchDropout, {"config": replace(VIT, patch_drop_rate=0.5)}, (2, 3, 8), (2, 3, 8),
          (0, 0, 1), any_length=False, masks=False),
     Case(Tokens, {"config": VIT}, (2, 4, 8), (2, 6, 8), (3, 0, 0), any_length=False, masks=False),
+    Case(NaFlexPatchEmbedding, {"units": 3}, TOKENS, (2, 5, 3), (2, 0, 0)),
     Case(Pooling, {"kind": "token", "config": VIT}, (2, 6, 8), (2, 8), (0, 0, 0), masks=False,
          name="Pooling token"),
     Case(Pooling, {"kind": "map", "config": VIT}, (2, 6, 8), (2, 8), (15, 0, 0), masks=False,
@@ -151,12 +153,13 @@ ABSTRACT = {
     "EncoderBlock",
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/models/gemma/test_experts.py
     # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
-    *("SimilarityHead", "TextTower", "VisionTower"),
+    *("NaFlexVisionTower", "SimilarityHead", "TextTower", "VisionTower"),
     # No batch, two inputs or two outputs: tests/models.
     *("MAEDecoder", "PatchCoordinates", "PatchMasking", "PerLayerEmbedding"),
     # Two inputs, or bounds that stay as they are: tests/models/gemma4_vision.
     *("ClippedDense", "Gemma4VisionBlock", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
     "PatchFeatures",
+    *("NaFlexPooling", "NaFlexTokens"),  # of several inputs: tests/models/vit/test_naflex.py
 }
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kmodels.data.packing import assign
 from kmodels.text import Example, pack, pad
-from kmodels.text.packing import assign
 
 pytestmark = pytest.mark.once
 

@@ -15,6 +15,7 @@ _EXPORTS = {
     "ImageSource": "images.sources",
     "MaskArrays": "images.masks.sources",
     "MaskLoader": "images.masks.loader",
+    "NaFlexLoader": "images.naflex.loader",
     "Resizing": "images.resizing",
     "StatefulLoader": "stateful",
     "TFRecords": "formats.tfrecord",

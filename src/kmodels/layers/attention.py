@@ -39,7 +39,8 @@ class Attention(WithKernel):
         query (B, T, D), context (B, S, D) or None for self-attention -> (B, T, D). No query sees
         what `attention_mask` (B, T, S), (B, 1, S) or by head (B, N, T, S) forbids, nor what is
         padding by the mask that Keras hands on, (B, T) of the query and (B, S) of the context.
-        A `mask` of three or four axes counts as an attention mask. With `rope_wavelength`,
+        A `mask` of three or four axes counts as an attention mask. In self-attention, `segment_ids`
+        (B, T) keep each token to its own segment. With `rope_wavelength`,
         `positions` (T,) or (B, T) and `context_positions` (S,) or (B, S) say where tokens stand;
         0, 1, ... by default. With `rope_pairs` they are places (T, 2) or (B, T, 2), which have no
         default and are not rounded to the compute dtype.
@@ -175,6 +176,7 @@ class Attention(WithKernel):
         training: bool = False,
         positions: Tensor | None = None,
         context_positions: Tensor | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Any:
         """(B, T, D), (B, S, D) -> (B, T, D)."""
         q, k, v = self.heads(query, context, positions, context_positions)
@@ -191,6 +193,7 @@ class Attention(WithKernel):
             v,
             mask=_visible(attention_mask, whole, padding),
             causal=self.causal,
+            segment_ids=segment_ids,
             dropout=self.dropout if active else 0.0,
             seed=self.seed_generator if active else None,
         )

@@ -81,6 +81,7 @@ def load(
             if len(task) < len(checkpoint.task):
                 known = inspect.signature(cls.preprocessor_class.__init__).parameters
                 arguments = {key: value for key, value in arguments.items() if key in known}
+            arguments = cls.preprocessor_class.fitted(arguments, config)
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
         with keras_internals.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
@@ -132,7 +133,7 @@ def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
     checkpoint = open_checkpoint(preset, family, {}, False)
     checkpoint.verify_preprocessor()
     config = family.backbone.make_config(**checkpoint.backbone)
-    return family.fit_preprocessor(checkpoint.preprocessor or {}, config)
+    return cls.fitted(family.fit_preprocessor(checkpoint.preprocessor or {}, config), config)
 
 
 def _split(cls: type, owner: type, overrides: dict[str, Any]) -> tuple[dict, dict]:

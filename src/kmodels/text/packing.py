@@ -1,10 +1,10 @@
 """Examples as rows of one length: one example a row, or several."""
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
 
+from kmodels.data.packing import assign
 from kmodels.text.examples import Example
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
@@ -29,31 +29,6 @@ def pad(examples: Sequence[Example], length: int, pad_id: int) -> Batch:
         ids[row, :size], mask[row, :size], learn[row, :size] = example.ids, 1, example.learn
     x = {"token_ids": ids[:, :-1].copy(), "padding_mask": mask[:, :-1].copy()}
     return x, ids[:, 1:].copy(), learn[:, 1:].astype("float32")
-
-
-def assign(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Returns which examples share a row: the longest first, each where it leaves the least room.
-
-    Args:
-        sizes: tokens of each example.
-        length: tokens of a row.
-
-    Returns:
-        The examples in each row, with rows in the order of their first example.
-    """
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # what is left of each row that is not full, sorted
-    for example in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        place = bisect_left(room, (sizes[example], -1))
-        if place == len(room):
-            rows.append([])
-            left, row = length, len(rows) - 1
-        else:
-            left, row = room.pop(place)
-        rows[row].append(example)
-        if left > sizes[example]:
-            insort(room, (left - sizes[example], row))
-    return sorted((sorted(row) for row in rows), key=lambda row: row[0])
 
 
 def pack(examples: Sequence[Example], length: int, pad_id: int) -> Batch:

@@ -37,7 +37,7 @@ QWEN3 = (
 SIGLIP = ("SigLIPTextBlock", "SigLIPTextEncoder", "SigLIPTokenizer")
 TWO_TOWERS = (
     *("CLIPBackbone", "ImageTextPreprocessor", "ImageTextSimilarity", "SigLIPBackbone"),
-    *("SimilarityHead", "TextTower", "TwoTowersBackbone", "VisionTower"),
+    *("NaFlexVisionTower", "SimilarityHead", "TextTower", "TwoTowersBackbone", "VisionTower"),
 )
 VIT = (
     *("PatchEmbedding", "Pooling", "Tokens", "ViTBackbone", "ViTBlock", "ViTImageClassifier"),
@@ -47,6 +47,9 @@ VIT = (
     *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates", "PatchDropout"),
     *("ViTImageSegmenter", "ViTImageSegmenterPreprocessor"),
     *("DINOHead", "MAEDecoder", "PatchMasking", "ViTMAEForPreTraining"),
+    *("ImageSegments", "NaFlexPatchEmbedding", "NaFlexPooling", "NaFlexTokens"),
+    *("NaFlexViTBackbone", "NaFlexViTImageClassifier", "NaFlexViTImageClassifierPreprocessor"),
+    "SigLIPNaFlexVisionEncoder",
 )
 MODULES = {
     "kmodels.generation.sampler": ("Sampler",),

@@ -1,6 +1,6 @@
 """The inputs of a text model: token ids, and optionally a mask; of a decoder more."""
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -12,6 +12,8 @@ from kmodels.core.types import Tensor, Tree
 
 GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
+# Inputs that are not whole numbers.
+FLOATS = ("images", "pixel_values")
 # The name of the positions in transformers and in keras-hub's Gemma 4, and here.
 POSITIONS = ("position_ids", "positions")
 # Inputs that are not whole numbers.
@@ -43,8 +45,8 @@ class OptionalInputs:
     """
 
     optional_inputs = True
-    takes: ClassVar[tuple[str, ...]] = NAMES
-    absent: ClassVar[tuple[str, ...]] = ("padding_mask",)
+    takes: tuple[str, ...] = NAMES
+    absent: tuple[str, ...] = ("padding_mask",)
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for arrays of the host that do not fit together."""
@@ -108,7 +110,7 @@ def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
 def as_tensors(model: keras.Model, inputs: Tree) -> dict[str, Any]:
     """Returns the inputs by name as int32 tensors (B, T); what is not given is None.
 
-    Images stay floats.
+    Images and their patches stay floats.
     """
     inputs = complete(model, inputs)
     return {name: _tensor(inputs.get(name), name) for name in _names(model)}

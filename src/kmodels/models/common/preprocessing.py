@@ -72,6 +72,16 @@ class Preprocessor(keras.layers.Layer):
         """Returns the arguments that make an equal one, as plain values."""
         raise NotImplementedError
 
+    @classmethod
+    def fitted(cls, arguments: dict[str, Any], config: object) -> dict[str, Any]:
+        """Returns a checkpoint's arguments as this class takes them.
+
+        Args:
+            arguments: what the checkpoint says, for whichever class of the family.
+            config: config of the backbone.
+        """
+        return dict(arguments)
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments and the name."""
         return {"name": self.name, **self.to_dict()}

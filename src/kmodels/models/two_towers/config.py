@@ -10,6 +10,7 @@ from kmodels.models.common.config import FrozenConfig
 from kmodels.models.common.encoder.config import TextEncoderConfig
 from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.vit import ViTConfig
+from kmodels.models.vit.naflex.model import check_free
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class TwoTowersConfig(FrozenConfig):
         text_encoder: fields of the `CLIPTextConfig` or `SigLIPTextConfig` of the texts'.
         projection_dim: width to which both towers of a CLIP are projected; None for a SigLIP,
             whose towers give vectors of one width themselves.
+        naflex: whether the images' tower takes patches of images of any aspect ratio, as
+            `SigLIPNaFlexVisionEncoder` does; of a SigLIP alone.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -29,10 +32,13 @@ class TwoTowersConfig(FrozenConfig):
     vision_encoder: Mapping[str, Any]
     text_encoder: Mapping[str, Any]
     projection_dim: int | None = None
+    naflex: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vision_encoder", self.vision.to_dict())
         object.__setattr__(self, "text_encoder", self.text.to_dict())
+        if self.naflex:
+            check_free(self.vision)
         if self.projection_dim is not None:
             check_whole("projection_dim", self.projection_dim)
             if not self.vision.use_class_token:

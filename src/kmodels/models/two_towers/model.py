@@ -14,8 +14,9 @@ from kmodels.models.common.image_text.similarity_head import SimilarityHead
 from kmodels.models.common.inputs import OptionalInputs, as_tensors
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.two_towers.sharding import LAYOUT
-from kmodels.models.two_towers.towers import TextTower, VisionTower
+from kmodels.models.two_towers.towers import NaFlexVisionTower, TextTower, VisionTower
 from kmodels.models.two_towers.weights import peft
+from kmodels.models.vit.naflex.inputs import MASK, NAMES, graph_inputs
 from kmodels.task import Backbone
 
 # Scale and bias at the start: Radford et al. 2021, section 2.5; Zhai et al. 2023, section 3.2.
@@ -35,6 +36,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         projection_dim: width to which both are projected; None for towers of one width.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model.
+        naflex: whether the images come as patches, of any aspect ratio; see `TwoTowersConfig`.
 
     Attributes:
         vision_encoder: the backbone of the images.
@@ -43,7 +45,9 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     Call:
         {"images": (B, height, width, C) preprocessed floats, "token_ids": (N, T) int,
         "padding_mask": (N, T) int or bool, which may be left out} -> {"vision_logits": (B, N),
-        "text_logits": (N, B)}, float32: how well each image goes with each text.
+        "text_logits": (N, B)}, float32: how well each image goes with each text. With `naflex`,
+        "pixel_values", "spatial_shapes" (B, 2) and, where wanted, "pixel_attention_mask" stand for
+        "images", as of `NaFlexViTBackbone`.
 
     Raises:
         InputError: for sizes that do not fit together, or a call without images.
@@ -53,7 +57,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     family = "two_towers"
     layout = LAYOUT
     peft_names = staticmethod(peft.names)
-    takes = ("token_ids", "padding_mask", "images")
+    takes = ("token_ids", "padding_mask", "images", *NAMES)
 
     @of_family
     def __init__(
@@ -63,11 +67,13 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         projection_dim: int | None = None,
         dtype: DTypeLike = None,
         name: str | None = None,
+        naflex: bool = False,
     ):
         config = self.make_config(
             vision_encoder=_fields(vision_encoder),
             text_encoder=_fields(text_encoder),
             projection_dim=projection_dim,
+            naflex=naflex,
         )
         self.check(config)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
@@ -76,7 +82,12 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         pools = not config.projects
 
         # === Layers ===
-        vision = VisionTower(config.vision_encoder, pools, name="vision_encoder", dtype=policy)
+        named = {"name": "vision_encoder", "dtype": policy}
+        vision: VisionTower | NaFlexVisionTower = (
+            NaFlexVisionTower(config.vision_encoder, **named)
+            if config.naflex
+            else VisionTower(config.vision_encoder, pools, **named)
+        )
         text = TextTower(config.text_encoder, pools, name="text_encoder", dtype=policy)
         projections: dict[str, Dense] = {}
         if config.projects:
@@ -89,13 +100,18 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
         # === Graph ===
         floats = "float64" if policy.compute_dtype == "float64" else "float32"
+        if config.naflex:
+            width = config.vision.patch_size**2 * config.vision.image_shape[2]
+            images = graph_inputs(width, 0, floats)
+        else:
+            images = {"images": keras.Input(config.vision.image_shape, name="images", dtype=floats)}
         inputs = {
-            "images": keras.Input(config.vision.image_shape, name="images", dtype=floats),
+            **images,
             "token_ids": keras.Input((None,), name="token_ids", dtype="int32"),
             "padding_mask": keras.Input((None,), name="padding_mask", dtype="int32", optional=True),
         }
         out = {
-            "image_embeds": vision(inputs["images"]),
+            "image_embeds": vision(*images.values()),
             "text_embeds": text(inputs["token_ids"], padding_mask=inputs["padding_mask"]),
         }
         if projections:
@@ -109,6 +125,10 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
         # === Config ===
         self.projection_dim = projection_dim
+        self.naflex = config.naflex
+        self.image_inputs = tuple(images)
+        self.takes = ("token_ids", "padding_mask", *images)
+        self.absent = ("padding_mask", *((MASK,) if config.naflex else ()))
         self.dtype_policy = policy
         for tower, given in ((vision.tower, vision_encoder), (text.tower, text_encoder)):
             if isinstance(given, Backbone):
@@ -136,10 +156,11 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for a call without images."""
-        if "images" not in inputs:
+        wanted = [name for name in self.image_inputs if name != MASK]
+        if any(name not in inputs for name in wanted):
             raise InputError(
-                "the model got no images; give images beside token_ids, or call encode_text or "
-                "get_text_embeddings"
+                f"the model got no images; give {' and '.join(wanted)} beside token_ids, or call "
+                "encode_text or get_text_embeddings"
             )
 
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
@@ -166,9 +187,13 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         """The table of the texts."""
         return self.text_encoder.token_embedding
 
-    def get_vision_embeddings(self, images: Tensor) -> Any:
-        """Returns the vectors of preprocessed images: (B, height, width, C) -> (B, P)."""
-        x = self.get_layer("vision_encoder")(images)
+    def get_vision_embeddings(self, images: Tensor | Mapping[str, Tensor]) -> Any:
+        """Returns the vectors of preprocessed images: (B, height, width, C) -> (B, P).
+
+        With `naflex` they are the dictionary that the call takes.
+        """
+        given = [images.get(x) for x in NAMES] if isinstance(images, Mapping) else [images]
+        x = self.get_layer("vision_encoder")(*given)
         return self.get_layer("vision_projection")(x) if self.config.projects else x
 
     def get_text_embeddings(self, token_ids: Tensor, padding_mask: Tensor | None = None) -> Any:
@@ -187,6 +212,7 @@ class CLIPBackbone(TwoTowersBackbone):
         projection_dim: width to which both are projected.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model.
+        naflex: False; a CLIP takes images of one size.
 
     Raises:
         InputError: without a width, or for sizes that do not fit together.
@@ -202,8 +228,9 @@ class CLIPBackbone(TwoTowersBackbone):
         projection_dim: int,
         dtype: DTypeLike = None,
         name: str | None = None,
+        naflex: bool = False,
     ):
-        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name)
+        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name, naflex)
 
     @classmethod
     def check(cls, config: TwoTowersConfig) -> None:
@@ -222,6 +249,8 @@ class SigLIPBackbone(TwoTowersBackbone):
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model.
         projection_dim: None; a SigLIP has no projections.
+        naflex: whether the images come as patches, of any aspect ratio, as in the SigLIP 2 that
+            transformers calls `Siglip2Model`.
 
     Raises:
         InputError: for projections, or sizes that do not fit together.
@@ -238,8 +267,9 @@ class SigLIPBackbone(TwoTowersBackbone):
         dtype: DTypeLike = None,
         name: str | None = None,
         projection_dim: None = None,
+        naflex: bool = False,
     ):
-        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name)
+        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name, naflex)
 
     @classmethod
     def check(cls, config: TwoTowersConfig) -> None:

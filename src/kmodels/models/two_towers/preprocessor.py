@@ -15,7 +15,10 @@ from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.common.preprocessing import SETTINGS_FILE
 from kmodels.models.common.text_preprocessor import TextPreprocessor
 from kmodels.models.siglip.text import SigLIPTokenizer
-from kmodels.models.vit import ViTImageClassifierPreprocessor
+from kmodels.models.vit import (
+    NaFlexViTImageClassifierPreprocessor,
+    ViTImageClassifierPreprocessor,
+)
 from kmodels.text import Tokenizer
 from kmodels.weights.readers import read_json
 
@@ -45,6 +48,10 @@ class ImageTextPreprocessor(TextPreprocessor):
         sequence_length: tokens of a row.
         add_start_token: puts the start token in front.
         add_end_token: puts the end token behind, also where a text is cut to fit.
+        patch_size: side of a patch in pixels, for a model with `naflex`.
+        max_num_patches: patches of a row; with it images keep their aspect ratio, as of
+            `NaFlexViTImageClassifierPreprocessor`, and `image_size` is not read.
+        enlarge: as there.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
@@ -58,8 +65,9 @@ class ImageTextPreprocessor(TextPreprocessor):
         sample_weight: one number for each pair.
 
         Of pairs it gives ({"images", "token_ids", "padding_mask"}, labels), with labels of zeros
-        (B,), which losses of pairs do not read; of texts "token_ids" and "padding_mask". There is
-        no mask for a SigLIP.
+        (B,), which losses of pairs do not read; with `max_num_patches` "pixel_values",
+        "pixel_attention_mask" and "spatial_shapes" stand for "images". Of texts it gives
+        "token_ids" and "padding_mask". There is no mask for a SigLIP.
 
     Raises:
         InputError: for another kind, other columns, or labels of pairs.
@@ -81,6 +89,9 @@ class ImageTextPreprocessor(TextPreprocessor):
         sequence_length: int | None = None,
         add_start_token: bool | None = None,
         add_end_token: bool = True,
+        patch_size: int | None = None,
+        max_num_patches: int | None = None,
+        enlarge: bool = True,
         **kwargs: Any,
     ):
         if kind not in TOKENIZERS:
@@ -91,15 +102,18 @@ class ImageTextPreprocessor(TextPreprocessor):
         length = LENGTHS[kind] if sequence_length is None else sequence_length
         super().__init__(tokenizer, length, starts, add_end_token, **kwargs)
         self.kind = kind
-        images = ViTImageClassifierPreprocessor(
-            image_size,
-            MEANS[kind] if mean is None else mean,
-            STDS[kind] if std is None else std,
-            interpolation,
-            antialias,
-            crop_to_aspect_ratio,
-        )
-        images.resizing = ResizingOfBytes(interpolation, antialias, crop_to_aspect_ratio)
+        mean, std = MEANS[kind] if mean is None else mean, STDS[kind] if std is None else std
+        images: Any
+        if max_num_patches is not None:
+            side = 16 if patch_size is None else patch_size
+            images = NaFlexViTImageClassifierPreprocessor(
+                side, max_num_patches, mean, std, interpolation, enlarge
+            )
+        else:
+            images = ViTImageClassifierPreprocessor(
+                image_size, mean, std, interpolation, antialias, crop_to_aspect_ratio
+            )
+            images.resizing = ResizingOfBytes(interpolation, antialias, crop_to_aspect_ratio)
         # Around Keras' __setattr__, which would take it for a part with weights.
         object.__setattr__(self, "image_preprocessor", images)
 
@@ -121,15 +135,26 @@ class ImageTextPreprocessor(TextPreprocessor):
                 "pairs of image and text have no labels: each text belongs to the image beside it; "
                 "leave y out"
             )
-        pixels = self.image_preprocessor(images)
-        found = {"images": pixels, **super().call(texts, sequence_length=sequence_length)}
-        if len(found["token_ids"]) != len(pixels) and found["token_ids"].ndim == 2:
+        pixels = self._named(self.image_preprocessor(images))
+        found = {**pixels, **super().call(texts, sequence_length=sequence_length)}
+        name, (first, axes) = next(iter(pixels)), self._first(pixels)
+        if len(found["token_ids"]) != len(found[name]) and found["token_ids"].ndim == 2:
             raise InputError(
-                f"there are {len(pixels)} images and {len(found['token_ids'])} texts; give one "
-                "text for each image"
+                f"there are {len(found[name])} images and {len(found['token_ids'])} texts; give "
+                "one text for each image"
             )
-        labels = np.zeros(pixels.shape[: pixels.ndim - 3], "int32")
+        labels = np.zeros(first[: len(first) - axes], "int32")
         return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
+
+    @staticmethod
+    def _named(pixels: Any) -> dict[str, Any]:
+        return pixels if isinstance(pixels, dict) else {"images": pixels}
+
+    @staticmethod
+    def _first(pixels: dict[str, Any]) -> tuple[tuple[Any, ...], int]:
+        """Returns the shape of images or patches, and its axes behind the batch."""
+        name = next(iter(pixels))
+        return tuple(pixels[name].shape), 3 if name == "images" else 2
 
     def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
         found = super()._padded(rows, length)
@@ -148,9 +173,10 @@ class ImageTextPreprocessor(TextPreprocessor):
         if not isinstance(x, Mapping) or "token_ids" in x or not set(x) & set(IMAGES):
             return super().compute_output_spec(x, y, sample_weight, sequence_length)
         images, texts = _columns(x)
-        pixels = self.image_preprocessor.compute_output_spec(images)
-        found = {"images": pixels, **self._inputs_spec(texts, sequence_length)}
-        labels = keras.KerasTensor(tuple(pixels.shape[:-3]), "int32")
+        pixels = self._named(self.image_preprocessor.compute_output_spec(images))
+        found = {**pixels, **self._inputs_spec(texts, sequence_length)}
+        first, axes = self._first(pixels)
+        labels = keras.KerasTensor(first[: len(first) - axes], "int32")
         return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
 
     def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:

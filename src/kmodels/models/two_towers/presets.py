@@ -32,6 +32,15 @@ def _siglip() -> dict[str, dict[str, Any]]:
     return found
 
 
+def _naflex(size: str) -> dict[str, Any]:
+    native = {"position_interpolation": "bilinear_antialias"}
+    return {
+        "vision_encoder": _fields(IMAGES[f"siglip2_{size}_patch16_256"]) | native,
+        "text_encoder": _fields(SIGLIP_TEXTS[f"siglip2_text_{size}"]),
+        "naflex": True,
+    }
+
+
 MICRO: dict[str, Any] = {
     **{"image_shape": (28, 28, 1), "patch_size": 7, "num_layers": 4},
     **{"num_heads": 4, "hidden_dim": 128, "mlp_dim": 256},
@@ -54,6 +63,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     # Zhai et al. 2023 and Tschannen et al. 2025, see the presets of both towers.
     **_siglip(),
+    # With native aspect ratio (NaFlex); the table of positions is that of 256 patches.
+    **{f"siglip2_{size}_patch16_naflex": _naflex(size) for size in ("base", "so400m")},
     # Small enough to train on two cores, on Fashion-MNIST.
     **{
         f"{kind}_micro_patch7_28": {

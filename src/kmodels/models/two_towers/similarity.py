@@ -28,7 +28,8 @@ class ImageTextSimilarity(CompiledByDefault, OptionalInputs, ZeroShot, Task):
         **kwargs: of `keras.Model`.
 
     Call:
-        {"images", "token_ids", "padding_mask"} as of the backbone -> logits (B, N), float32, of
+        {"images", "token_ids", "padding_mask"} as of the backbone, which may take patches in place
+        of images -> logits (B, N), float32, of
         each image with each text.
 
     Example:
@@ -65,6 +66,7 @@ class ImageTextSimilarity(CompiledByDefault, OptionalInputs, ZeroShot, Task):
         # === Config ===
         self.head_dtype = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
         self.compiles_itself = compile
+        self.absent = backbone.absent
         self.settings: dict[str, Any] = {}
 
     def compile(

@@ -10,7 +10,12 @@ from kmodels.layers import Layer
 from kmodels.layers.base import Shape
 from kmodels.models.clip import CLIPTextEncoder
 from kmodels.models.siglip import SigLIPTextEncoder
-from kmodels.models.vit import CLIPVisionEncoder, SigLIPVisionEncoder
+from kmodels.models.vit import (
+    CLIPVisionEncoder,
+    SigLIPNaFlexVisionEncoder,
+    SigLIPVisionEncoder,
+)
+from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -48,6 +53,49 @@ class VisionTower(Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """(B, D)."""
         return (input_shape[0], self.fields["hidden_dim"])
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class NaFlexVisionTower(Layer):
+    """Patches of images of any aspect ratio to one vector each.
+
+    Args:
+        fields: fields of a `ViTConfig`.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        pixel_values (B, N, patch * patch * C), preprocessed floats, spatial_shapes (B, 2) int,
+        pixel_attention_mask (B, N) int or None -> (B, D).
+
+    Weights:
+        those of the tower.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.fields = dict(fields)
+
+    def build(self, pixel_values_shape: Shape, spatial_shapes_shape: Shape | None = None) -> None:
+        """Makes the tower, whose variables are named below this layer."""
+        kind = SigLIPNaFlexVisionEncoder
+        self.tower = kind(**self.fields, name="tower", dtype=self.dtype_policy)
+
+    def call(
+        self,
+        pixel_values: Tensor,
+        spatial_shapes: Tensor,
+        pixel_attention_mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Any:
+        """(B, N, patch * patch * C) -> (B, D)."""
+        inputs = {VALUES: pixel_values, SHAPES: spatial_shapes, MASK: pixel_attention_mask}
+        return self.tower(inputs, training=training)
+
+    def compute_output_shape(
+        self, pixel_values_shape: Shape, spatial_shapes_shape: Shape | None = None
+    ) -> Shape:
+        """(B, D)."""
+        return (pixel_values_shape[0], self.fields["hidden_dim"])
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -21,6 +21,12 @@ from kmodels.models.vit.kinds import (
 )
 from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.naflex import (
+    NaFlexViTBackbone,
+    NaFlexViTImageClassifier,
+    NaFlexViTImageClassifierPreprocessor,
+    SigLIPNaFlexVisionEncoder,
+)
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
@@ -42,7 +48,11 @@ __all__ = [
     "Gemma4VisionBlock",
     "Gemma4VisionEmbedder",
     "Gemma4VisionEncoder",
+    "NaFlexViTBackbone",
+    "NaFlexViTImageClassifier",
+    "NaFlexViTImageClassifierPreprocessor",
     "SigLIPImageConverter",
+    "SigLIPNaFlexVisionEncoder",
     "SigLIPVisionEncoder",
     "ViTBackbone",
     "ViTConfig",

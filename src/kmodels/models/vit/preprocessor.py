@@ -11,11 +11,15 @@ from kmodels.core.types import Data
 from kmodels.data.images.resizing import Resizing
 from kmodels.models.common.image_text.image_converter import output_shape, pictures
 from kmodels.models.common.preprocessing import Preprocessor
+from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import (
     ViTImageConverter,
     converter_settings,
     settings_of,
 )
+
+# Arguments of the preprocessor of NaFlex models, in files that models of one size read too.
+OF_PATCHES = ("patch_size", "max_num_patches", "enlarge")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -120,6 +124,11 @@ class ViTImageClassifierPreprocessor(Preprocessor):
                 f"{package} has no counterpart for a preprocessor with crop_to_aspect_ratio="
                 f"{self.crop_to_aspect_ratio} and antialias={self.antialias}"
             )
+
+    @classmethod
+    def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
+        """Returns a checkpoint's arguments, less those of patches; see `Preprocessor`."""
+        return {name: value for name, value in arguments.items() if name not in OF_PATCHES}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""

@@ -37,7 +37,7 @@ class EncoderBlock(Layer):
         x (B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D). Places
         where `padding_mask` (B, T) is 0 are seen by none; None for all. With a rotary embedding
         `coordinates` (T, 2) or (B, T, 2), which are not rounded to the compute dtype, say where
-        tokens stand.
+        tokens stand. With `segment_ids` (B, T) tokens see those of their own segment alone.
     """
 
     config_class: ClassVar[type[EncoderConfig]]
@@ -107,9 +107,18 @@ class EncoderBlock(Layer):
         keep: int | None = None,
         padding_mask: Tensor | None = None,
         coordinates: Tensor | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
-        return self.after_norm(x, self.attention_norm(x), training, keep, padding_mask, coordinates)
+        return self.after_norm(
+            x,
+            self.attention_norm(x),
+            training=training,
+            keep=keep,
+            padding_mask=padding_mask,
+            coordinates=coordinates,
+            segment_ids=segment_ids,
+        )
 
     def after_norm(
         self,
@@ -119,10 +128,12 @@ class EncoderBlock(Layer):
         keep: int | None = None,
         padding_mask: Tensor | None = None,
         coordinates: Tensor | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Any:
         """Returns what `call` makes of tokens (B, T, D) and of what its first norm made of them."""
         if keep is None:
             more = {} if coordinates is None else {"positions": coordinates}
+            more |= {} if segment_ids is None else {"segment_ids": segment_ids}
             y = self.attention(y, query_mask=padding_mask, training=training, **more)
         else:
             more = {}

@@ -11,6 +11,7 @@ from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
+from kmodels.data.packing import assign
 from kmodels.models.common.image_text import transformers_files
 from kmodels.models.common.image_text.batches import picture_arrays
 from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
@@ -20,7 +21,6 @@ from kmodels.models.common.image_text.records import Sample, parts_of, samples
 from kmodels.models.common.image_text.symbolic import check_graph, without_images
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.text import Example, Tokenizer, pack
-from kmodels.text.packing import assign
 from kmodels.text.templates import AUTO
 
 Converter = PanAndScanConverter | PatchConverter

@@ -41,14 +41,20 @@ class ZeroShot(keras.Model):
 
         Args:
             images: uint8 images (B, H, W, C), or a list of images of any size; without a
-                preprocessor, floats as the backbone takes them.
+                preprocessor, floats as the backbone takes them. Of a backbone with `naflex`, also
+                the dictionary that it takes.
             batch_size: largest number of images computed at a time.
             normalize: divides the vectors by their length.
 
         Returns:
             float32 (B, P).
         """
-        prepared = getattr(self.preprocessor, "image_preprocessor", np.asarray)(images)
+        raw = not isinstance(images, dict)
+        prepared: Any = images
+        if raw:
+            prepared = getattr(self.preprocessor, "image_preprocessor", np.asarray)(images)
+        if isinstance(prepared, dict):
+            return self._encoded("image", prepared, batch_size, normalize)
         if prepared.ndim != 4:
             raise InputError(
                 f"encode_image got shape {prepared.shape}; give (batch, height, width, channels), "
@@ -195,11 +201,11 @@ class ZeroShot(keras.Model):
             bias = float(to_numpy(keras.ops.convert_to_tensor(head.logit_bias)))
         return np.asarray(images @ texts.T * scale + bias, "float32")
 
-    def _encoded(self, what: str, x: np.ndarray, batch_size: int, normalize: bool) -> np.ndarray:
+    def _encoded(self, what: str, x: Data, batch_size: int, normalize: bool) -> np.ndarray:
         check_whole("batch_size", batch_size)
         gather.check_callable(self, f"encode_{what}")
         found = np.zeros((0, self.backbone.config.width), "float32")
-        if len(x):
+        if len(next(iter(x.values())) if isinstance(x, dict) else x):
             found = self._encoder(what).predict(x, batch_size=batch_size, verbose=0)
         found = np.asarray(found, "float32")
         return _unit(found) if normalize else found
@@ -214,8 +220,13 @@ class ZeroShot(keras.Model):
             # Around Keras' __setattr__, which would take the models for parts of this one.
             object.__setattr__(self, "_encoders", held)
         if what not in held[1]:
-            given = backbone.input["images" if what == "image" else "token_ids"]
-            inputs = keras.Input(given.shape[1:], dtype=given.dtype)
+            names = backbone.image_inputs if what == "image" else ("token_ids",)
+            given = {name: backbone.input[name] for name in names}
+            inputs: Any = {
+                name: keras.Input(x.shape[1:], name=name, dtype=x.dtype)
+                for name, x in given.items()
+            }
+            inputs = inputs if len(names) > 1 else inputs[names[0]]
             made = (
                 backbone.get_vision_embeddings if what == "image" else backbone.get_text_embeddings
             )

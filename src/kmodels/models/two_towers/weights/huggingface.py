@@ -13,10 +13,12 @@ from kmodels.models.common.encoder.rules import dense
 from kmodels.models.common.image_text.huggingface import below
 from kmodels.models.siglip.weights.huggingface import FORMAT as SIGLIP
 from kmodels.models.two_towers.config import TwoTowersConfig
-from kmodels.models.vit import SigLIPVisionEncoder, ViTBackbone, ViTImageClassifierPreprocessor
+from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
 from kmodels.models.vit.exports import huggingface as vision_export
+from kmodels.models.vit.exports.patches import patch_form
+from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip
-from kmodels.models.vit.weights.huggingface_config import crops_middle
+from kmodels.models.vit.weights.huggingface_config import crops_middle, takes_patches
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors, reshape
 
 KINDS = ("clip", "siglip", "siglip2")
@@ -77,6 +79,8 @@ def open_checkpoint(
         "vision_encoder": vision.backbone,
         "text_encoder": text_format(projects).fields(path, description),
         "projection_dim": width if projects else None,
+        # Some files of this kind were made for square images, with the processor of SigLIP.
+        "naflex": description["model_type"] == "siglip2" and takes_patches(path),
     }
     tensors = read_safetensors(path) if weights else {}
     if weights and not any(name.startswith(PREFIX) for name in tensors):
@@ -132,7 +136,7 @@ def _vision(model: keras.Model, config: TwoTowersConfig) -> tuple[dict[str, Any]
     """Returns what transformers says of the tower of the images, and of their preprocessing."""
     tower: ViTBackbone = getattr(model, "backbone", model).vision_encoder
     described, _, _, zeros = vision_export.transformers_form(tower)
-    wanted = "siglip" if isinstance(tower, SigLIPVisionEncoder) else "clip"
+    wanted = "clip" if config.projects else "siglip"
     if zeros or not described["model_type"].startswith(wanted):
         raise InputError(
             f"transformers' {wanted} has no counterpart for the vision tower, which is a "
@@ -145,8 +149,12 @@ def _vision(model: keras.Model, config: TwoTowersConfig) -> tuple[dict[str, Any]
     return described, {} if images is None else _pictures(images, config.projects)
 
 
-def _pictures(images: ViTImageClassifierPreprocessor, projects: bool) -> dict[str, Any]:
+def _pictures(
+    images: ViTImageClassifierPreprocessor | NaFlexViTImageClassifierPreprocessor, projects: bool
+) -> dict[str, Any]:
     """Returns preprocessor_config.json."""
+    if isinstance(images, NaFlexViTImageClassifierPreprocessor):
+        return patch_form(images)
     height, width = images.image_size
     crops = images.crop_to_aspect_ratio and height == width
     given = {**images.to_dict(), "crop_to_aspect_ratio": images.crop_to_aspect_ratio and not crops}

@@ -9,6 +9,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder.rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.exports.patches import patch_form
 from kmodels.models.vit.exports.traits import (
     BIAS,
     LOGITS,
@@ -372,6 +373,8 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     """
     if preprocessor is None:
         return {}
+    if hasattr(preprocessor, "max_num_patches"):
+        return patch_form(preprocessor)
     preprocessor.check_plain("transformers' ViTImageProcessor")
     numbers = {name: number for number, name in INTERPOLATION.items()}
     height, width = preprocessor.image_size

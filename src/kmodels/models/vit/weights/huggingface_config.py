@@ -68,6 +68,8 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     else:
         found = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
     found["interpolation"] = INTERPOLATION.get(held.get("resample", 2), "bilinear")
+    if "max_num_patches" in held:
+        found["max_num_patches"] = held["max_num_patches"]
     return {**found, "image_size": config.image_shape[:2]}
 
 
@@ -75,6 +77,12 @@ def crops_middle(path: Path) -> bool:
     """Returns whether a directory's image processor takes the middle of an image, as CLIP's."""
     held = _image_processor(path) or {}
     return bool(held.get("do_center_crop")) and "shortest_edge" in (held.get("size") or ())
+
+
+def takes_patches(path: Path) -> bool:
+    """Returns whether a directory's image processor keeps aspect ratios, as SigLIP 2's."""
+    held = _image_processor(path) or {}
+    return str(held.get("image_processor_type", "")).startswith("Siglip2ImageProcessor")
 
 
 def _image_processor(path: Path) -> dict[str, Any] | None:

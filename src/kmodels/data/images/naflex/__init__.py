@@ -1,0 +1,1 @@
+"""Images of any aspect ratio as rows of patches (NaFlex), in NumPy."""

@@ -1,0 +1,162 @@
+"""Classification of images of any aspect ratio, one or several in each row of patches."""
+
+from typing import Any
+
+import keras
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import ActivationLike, DTypeLike, LossLike, MetricsLike, OptimizerLike
+from kmodels.layers import Dense, Dropout, LayerNorm
+from kmodels.layers.layout_family import of_family
+from kmodels.models.vit.classification import ImageClassifier
+from kmodels.models.vit.classifier import ALSO
+from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES, PatchInputs
+from kmodels.models.vit.naflex.layers import POOLINGS, NaFlexPooling
+from kmodels.models.vit.naflex.model import NaFlexViTBackbone
+from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
+from kmodels.models.vit.naflex.rows import ImageSegments
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
+    """A `NaFlexViTBackbone` with a head for images of one class each.
+
+    It reads the files of every `ViTImageClassifier` that pools its patches.
+
+    Args:
+        backbone: a `NaFlexViTBackbone`.
+        num_classes: number of logits; 0 for no head.
+        preprocessor: turns raw images into what the backbone takes, or None.
+        pooling: "gap" or "avg" (mean over the patches of an image), or "map" (attention pooling).
+        intermediate_dim: width of a tanh layer in front of the logits, or None for none.
+        activation: on the logits, such as "softmax"; None leaves logits.
+        dropout: rate in front of the head.
+        pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
+        head_bias: whether the logits have a bias.
+        head_dtype: policy of the head; by default the dtype of the backbone's variables.
+        name: name of the model.
+        compile: compiles with the defaults of `compile`, where the model has a head that they fit.
+
+    Call:
+        as of `NaFlexViTBackbone` -> logits (B, S, num_classes), float32, or (B, num_classes) of one
+        image in each row.
+
+    Raises:
+        InputError: for another pooling, or another backbone.
+
+    Example:
+        model = kmodels.models.NaFlexViTImageClassifier.from_preset(path, num_classes=10)
+        model.predict(list_of_images)
+        loader = kmodels.data.NaFlexLoader(source, rows=8, row_length=512, patch_size=16)
+        model.fit(loader)
+    """
+
+    backbone_class = NaFlexViTBackbone
+    preprocessor_class = NaFlexViTImageClassifierPreprocessor
+    by_image = True
+
+    @of_family
+    def __init__(
+        self,
+        backbone: NaFlexViTBackbone,
+        num_classes: int,
+        preprocessor: NaFlexViTImageClassifierPreprocessor | None = None,
+        pooling: str = "gap",
+        intermediate_dim: int | None = None,
+        activation: ActivationLike = None,
+        dropout: float = 0.0,
+        pooled_norm: bool = False,
+        head_bias: bool = True,
+        head_dtype: DTypeLike = None,
+        name: str | None = None,
+        compile: bool = True,
+        **kwargs: Any,
+    ):
+        pooling = ALSO.get(pooling, pooling)
+        if pooling not in POOLINGS:
+            raise InputError(
+                f"pooling is {pooling!r}; rows of patches are pooled by {' or '.join(POOLINGS)}"
+            )
+        if not isinstance(backbone, NaFlexViTBackbone) or backbone.pools:
+            raise InputError(f"{type(backbone).__name__} is given; give a NaFlexViTBackbone")
+        check_whole("num_classes", num_classes, 0)
+        policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
+        pool_policy = backbone.dtype_policy if pooling == "map" else policy
+
+        # === Layers ===
+        pool = NaFlexPooling(pooling, backbone.config, name="pooling", dtype=pool_policy)
+        epsilon = backbone.config.layer_norm_epsilon
+        norm = LayerNorm(epsilon, name="pooled_norm", dtype=policy) if pooled_norm else None
+        pre_logits = None
+        if intermediate_dim is not None:
+            pre_logits = Dense(intermediate_dim, name="pre_logits", dtype=policy)
+        drop = Dropout(dropout, name="head_dropout", dtype=policy)
+        logits = None
+        if num_classes:
+            logits = Dense(
+                num_classes,
+                use_bias=head_bias,
+                kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+                name="logits",
+                dtype=policy,
+            )
+
+        # === Graph ===
+        inputs: Any = backbone.input
+        segments = ImageSegments(name="segments")(inputs[VALUES], inputs[SHAPES], inputs[MASK])
+        x = pool(backbone(inputs), segments, inputs[SHAPES])
+        x = x if norm is None else norm(x)
+        x = drop(x if pre_logits is None else keras.ops.tanh(pre_logits(x)))
+        x = x if logits is None else logits(x)
+        last = policy if num_classes or norm or pre_logits else pool_policy
+        x = keras.ops.cast(x, "float64" if last.compute_dtype == "float64" else "float32")
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=inputs,
+            outputs=keras.activations.get(activation)(x),
+            name=name,
+            **kwargs,
+        )
+
+        # === Config ===
+        self.num_classes = num_classes
+        self.pooling = pooling
+        self.settings = {
+            "num_classes": num_classes,
+            "pooling": pooling,
+            "intermediate_dim": intermediate_dim,
+            "activation": keras.activations.serialize(keras.activations.get(activation)),
+            "dropout": dropout,
+            "pooled_norm": pooled_norm,
+            "head_bias": head_bias,
+        }
+        self.head_dtype = policy
+        if compile:
+            self.compile_by_default()
+
+    def compile(
+        self,
+        optimizer: OptimizerLike = "auto",
+        loss: LossLike = "auto",
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = "auto",
+        weighted_metrics: MetricsLike = None,
+        **more: Any,
+    ) -> None:
+        """As `ViTImageClassifier.compile`; the defaults do not count places without an image.
+
+        Args:
+            optimizer: see there.
+            loss: see there.
+            loss_weights: see there.
+            metrics: see there; those that are given count every place of a row, and belong into
+                `weighted_metrics` where rows hold several images.
+            weighted_metrics: as in Keras; the accuracy where `loss` and `metrics` are "auto".
+            **more: see there.
+        """
+        if isinstance(metrics, str) and metrics == "auto":
+            automatic = isinstance(loss, str) and loss == "auto" and weighted_metrics is None
+            weighted_metrics = [self._default_metric()] if automatic else weighted_metrics
+            metrics = None
+        super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **more)

@@ -1,0 +1,205 @@
+"""The ViT on rows of patches, readable from patches to tokens.
+
+What differs from `ViTBackbone`, with whose files it shares every name:
+- images come as patches, of any aspect ratio, and several of them may share a row;
+- the table of positions is resized to the grid of each image;
+- patches see those of their own image alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import keras
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import DTypeLike
+from kmodels.layers import Dropout, LayerNorm
+from kmodels.layers.layout_family import of_family
+from kmodels.models.common.encoder.config import GELUS, check_gelu
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.model import Block
+from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES, PatchInputs, graph_inputs
+from kmodels.models.vit.naflex.layers import NaFlexPatchEmbedding, NaFlexPooling, NaFlexTokens
+from kmodels.models.vit.naflex.rows import ImageSegments
+from kmodels.models.vit.sharding import LAYOUT
+from kmodels.models.vit.weights import peft
+from kmodels.task import Backbone
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class NaFlexViTBackbone(PatchInputs, Backbone):
+    """A Vision Transformer without a head, for images of any aspect ratio.
+
+    It reads the files of every `ViTBackbone` without tokens in front of the patches and without a
+    rotary embedding.
+
+    Args:
+        image_shape: (height, width, channels) of the images that the table of positions is of.
+        dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
+        name: name of the model.
+        **sizes: the other fields of `ViTConfig`; there is no class token by default.
+
+    Call:
+        {"pixel_values": (B, N, patch * patch * C) preprocessed floats, patches row by row,
+        "spatial_shapes": (B, S, 2) int, rows and columns of the patches of each image in a row, 0
+        for none, or (B, 2) of one image in each row, "pixel_attention_mask": (B, N) int, 0 for
+        patches that nothing is to see, which may be left out} -> tokens (B, N, D). The images of a
+        row stand one behind the other; what is left of it is padding, whose tokens mean nothing.
+
+    Raises:
+        InputError: for a config with tokens in front of the patches, without a table of positions,
+            or with a rotary embedding.
+
+    Source:
+        Dehghani et al. 2023, arXiv:2307.06304; Tschannen et al. 2025, arXiv:2502.14786.
+    """
+
+    config_class = ViTConfig
+    family = "vit"
+    layout = LAYOUT
+    peft_names = staticmethod(peft.names)
+    token_embedding = None
+    pools: ClassVar[bool] = False
+
+    @of_family
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (256, 256, 3),
+        dtype: DTypeLike = None,
+        name: str | None = None,
+        **sizes: Any,
+    ):
+        given = {"use_class_token": False, **sizes}
+        config = self.make_config(image_shape=image_shape, **given)
+        check_free(config)
+        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+
+        # === Layers ===
+        patch_embedding = NaFlexPatchEmbedding(
+            config.hidden_dim, config.use_patch_bias, name="patch_embedding", dtype=policy
+        )
+        tokens = NaFlexTokens(config, name="tokens", dtype=policy)
+        dropout = Dropout(config.dropout_rate, name="token_dropout", dtype=policy)
+        last = max(config.num_layers - 1, 1)
+        blocks = [
+            Block(config, config.drop_path_rate * i / last, name=f"block_{i}", dtype=policy)
+            for i in range(config.num_layers)
+        ]
+
+        def norm(name: str) -> LayerNorm:
+            return LayerNorm(config.layer_norm_epsilon, name=name, dtype=policy)
+
+        # === Graph ===
+        floats = "float64" if policy.compute_dtype == "float64" else "float32"
+        width = config.patch_size**2 * config.image_shape[2]
+        inputs = graph_inputs(width, None, floats)
+        shapes = inputs[SHAPES]
+        segment_ids = ImageSegments(name="segments")(inputs[VALUES], shapes, inputs[MASK])
+        x = patch_embedding(inputs[VALUES])
+        out = {"patch_embedding": x}
+        x = out["tokens"] = tokens(x, shapes)
+        x = dropout(x)
+        if config.pre_norm:
+            x = out["pre_norm"] = norm("pre_norm")(x)
+        for block in blocks:
+            x = out[block.name] = block(x, segment_ids=segment_ids)
+        if config.final_norm:
+            x = out["final_norm"] = norm("final_norm")(x)
+        if self.pools:
+            pool = NaFlexPooling("map", config, name="pooling", dtype=policy)
+            x = out["pooling"] = pool(x, segment_ids, shapes)
+        super().__init__(config=config, intermediates=out, inputs=inputs, outputs=x, name=name)
+
+        # === Config ===
+        self.blocks = blocks
+        self.dtype_policy = policy
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Returns those without a class token and a rotary embedding."""
+        return not fields.get("use_class_token", True) and fields.get("rope_theta") is None
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SigLIPNaFlexVisionEncoder(NaFlexViTBackbone):
+    """SigLIP 2's vision tower for images of any aspect ratio, with its attention pooling.
+
+    Args:
+        patch_size: side of the square patches, in pixels.
+        hidden_dim: width of the tokens.
+        num_layers: blocks.
+        num_heads: attention heads.
+        intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
+        intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
+        layer_norm_epsilon: epsilon of the norms.
+        image_shape: (height, width, channels) of the images that the table of positions is of.
+        **fields: of `NaFlexViTBackbone` and `ViTConfig`.
+
+    Call:
+        as of `NaFlexViTBackbone` -> (B, S, hidden_dim), or (B, hidden_dim) of one image in each
+        row.
+
+    Raises:
+        InputError: for another activation.
+
+    Source:
+        Tschannen et al. 2025, arXiv:2502.14786; Transformers' `Siglip2VisionModel`.
+    """
+
+    own_parts = ("pooling/",)
+    by_image = True
+    pools = True
+
+    def __init__(
+        self,
+        patch_size: int | Sequence[int] = 16,
+        hidden_dim: int = 768,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        intermediate_dim: int = 3072,
+        intermediate_activation: str = "gelu_approximate",
+        layer_norm_epsilon: float = 1e-6,
+        image_shape: tuple[int, int, int] = (256, 256, 3),
+        **fields: Any,
+    ):
+        check_gelu(intermediate_activation)
+        given: dict[str, Any] = {
+            "patch_size": patch_size,
+            "hidden_dim": hidden_dim,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "mlp_dim": intermediate_dim,
+            "approximate_gelu": GELUS[intermediate_activation],
+            "layer_norm_epsilon": layer_norm_epsilon,
+            "position_interpolation": "bilinear_antialias",
+        }
+        super().__init__(image_shape, **{**given, **fields})
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Returns those of SigLIP and SigLIP 2."""
+        return name.startswith("siglip")
+
+
+def check_free(config: ViTConfig) -> None:
+    """Raises `InputError` for a ViT that needs images of one size."""
+    wrong = {
+        "tokens in front of the patches": config.num_prefix_tokens > 0,
+        "a rotary embedding": config.rope_theta is not None,
+        "no table of positions": not config.use_position_embedding,
+        "a patch_drop_rate": config.patch_drop_rate > 0,
+        "token_merging": config.token_merging > 0,
+    }
+    if found := [text for text, there in wrong.items() if there]:
+        raise InputError(
+            f"the config has {', '.join(found)}, which images of several grids in a row do not "
+            "support; take ViTBackbone, or a checkpoint that pools its patches"
+        )
+
+
+def _field(name: str) -> property:
+    return property(lambda self: getattr(self.config, name), doc="The field of the config.")
+
+
+for _name in ViTConfig.__dataclass_fields__:
+    setattr(NaFlexViTBackbone, _name, _field(_name))
