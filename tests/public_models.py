@@ -66,23 +66,26 @@ PATCHED = {
     "pixel_position_ids": np.stack([np.arange(16) % 8, np.arange(16) // 8], -1)[None, None]
     + np.zeros((2, 1, 1, 1), "int32"),
 }
-PATCHES = {
+NAFLEX_PATCHES = {
     "pixel_values": np.random.default_rng(2).normal(size=(2, 7, 48)).astype("float32"),
     "spatial_shapes": np.array([[[2, 2], [1, 2]], [[1, 7], [0, 0]]], "int32"),
     "pixel_attention_mask": np.ones((2, 7), "int32"),
 }
 NAFLEX = {**VIT, "use_class_token": False}
 CASES = {
-    models.NaFlexViTBackbone: (lambda **more: models.NaFlexViTBackbone(**NAFLEX, **more), PATCHES),
+    models.NaFlexViTBackbone: (
+        lambda **more: models.NaFlexViTBackbone(**NAFLEX, **more),
+        NAFLEX_PATCHES,
+    ),
     models.SigLIPNaFlexVisionEncoder: (
         lambda **more: models.SigLIPNaFlexVisionEncoder(**NAFLEX, **more),
-        PATCHES,
+        NAFLEX_PATCHES,
     ),
     models.NaFlexViTImageClassifier: (
         lambda dtype=None, **more: models.NaFlexViTImageClassifier(
             models.NaFlexViTBackbone(**NAFLEX, dtype=dtype), num_classes=3, pooling="map", **more
         ),
-        PATCHES,
+        NAFLEX_PATCHES,
     ),
     models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
     models.DeiTBackbone: (lambda **more: models.DeiTBackbone(**VIT, **more), IMAGES),

@@ -165,9 +165,8 @@ def _changed_parts(
     The head of another task of the family is none of this one's.
     """
     skip: set[str] = set()
-    if settings is not None and any(
-        name in family.parts and name not in takes for name in checkpoint.task
-    ):
+    headed = "num_classes" in takes and checkpoint.task.get("num_classes")
+    if headed and any(name in family.parts and name not in takes for name in checkpoint.task):
         settings = None  # the head is that of another task
     for name, prefixes in family.parts.items():
         here = checkpoint.task.get(name) or None

@@ -205,7 +205,8 @@ class ZeroShot(keras.Model):
         check_whole("batch_size", batch_size)
         gather.check_callable(self, f"encode_{what}")
         found = np.zeros((0, self.backbone.config.width), "float32")
-        if len(next(iter(x.values())) if isinstance(x, dict) else x):
+        rows: Any = next(iter(x.values())) if isinstance(x, dict) else x
+        if len(rows):
             found = self._encoder(what).predict(x, batch_size=batch_size, verbose=0)
         found = np.asarray(found, "float32")
         return _unit(found) if normalize else found

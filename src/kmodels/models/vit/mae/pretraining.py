@@ -6,9 +6,10 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import DTypeLike, LossLike, Tensor, Tree
+from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.mae.checks import check_backbone
 from kmodels.models.vit.mae.decoder import MAEDecoder
 from kmodels.models.vit.mae.masking import PatchMasking
 from kmodels.models.vit.mae.positions import Sines
@@ -85,7 +86,7 @@ class ViTMAEForPreTraining(Task):
     ):
         config = backbone.config
         patches = config.grid[0] * config.grid[1]
-        _check(backbone, patches, mask_ratio)
+        check_backbone(backbone, patches, mask_ratio)
         for key, value in {
             "decoder_hidden_size": decoder_hidden_size,
             "decoder_num_hidden_layers": decoder_num_hidden_layers,
@@ -210,14 +211,29 @@ class ViTMAEForPreTraining(Task):
         return self.reconstruct(images, noise, **told)
 
     def compile(
-        self, optimizer: keras.Optimizer = "rmsprop", loss: LossLike = None, **kwargs: Any
+        self,
+        optimizer: OptimizerLike = "rmsprop",
+        loss: LossLike = None,
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = None,
+        weighted_metrics: MetricsLike = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
     ) -> None:
         """As of `Task`, for a loss of your own between the pixels and labels.
 
         Args:
             optimizer: see there, like all others.
             loss: see there.
-            **kwargs: see there.
+            loss_weights: see there.
+            metrics: see there.
+            weighted_metrics: see there.
+            run_eagerly: see there.
+            steps_per_execution: see there.
+            jit_compile: see there.
+            auto_scale_loss: see there.
 
         Raises:
             InputError: without a loss; that of the hidden patches needs no labels.
@@ -227,7 +243,17 @@ class ViTMAEForPreTraining(Task):
                 f"{self.name} learns from images alone, and compile got no loss; train it by "
                 "kmodels.training.TrainStep(model, model.loss_fn)"
             )
-        super().compile(optimizer, loss, **kwargs)
+        super().compile(
+            optimizer,
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )
 
     @property
     def gives_logits(self) -> bool:
@@ -368,27 +394,3 @@ def _statistics(pixels: Tensor) -> tuple[Any, Any]:
     number = max(pixels.shape[-1] - 1, 1)
     variance = ops.sum(ops.square(pixels - mean), axis=-1, keepdims=True) / number
     return mean, ops.sqrt(variance + 1e-6)
-
-
-def _check(backbone: ViTBackbone, patches: int, mask_ratio: float) -> None:
-    config = backbone.config
-    if not 0 <= mask_ratio < 1 or not int(patches * (1 - mask_ratio)):
-        raise InputError(
-            f"mask_ratio is {mask_ratio} of {patches} patches; give 0 or more, and leave at least "
-            "one to be seen"
-        )
-    if backbone.coordinates is not None:
-        raise InputError(
-            "the patches of the backbone turn by their places (rope_theta), of which those that "
-            "are hidden would be left out; give a ViTBackbone with a position embedding"
-        )
-    if config.patch_drop_rate or config.token_merging:
-        raise InputError(
-            "the backbone leaves out patches or merges tokens, and MAE hides patches by itself; "
-            "leave patch_drop_rate and token_merging at 0"
-        )
-    shape = tuple(backbone.output.shape)
-    if shape[1:] != (patches + config.num_prefix_tokens, config.hidden_dim):
-        raise InputError(
-            f"{type(backbone).__name__} gives no token for each patch; give a ViTBackbone"
-        )

@@ -47,7 +47,7 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
     Example:
         model = kmodels.models.NaFlexViTImageClassifier.from_preset(path, num_classes=10)
         model.predict(list_of_images)
-        loader = kmodels.data.NaFlexLoader(source, rows=8, row_length=512, patch_size=16)
+        loader = kmodels.data.NaFlexLoader(source, 32, patch_size=16, row_length=256)
         model.fit(loader)
     """
 
@@ -142,7 +142,10 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
         loss_weights: MetricsLike = None,
         metrics: MetricsLike = "auto",
         weighted_metrics: MetricsLike = None,
-        **more: Any,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
     ) -> None:
         """As `ViTImageClassifier.compile`; the defaults do not count places without an image.
 
@@ -153,10 +156,23 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
             metrics: see there; those that are given count every place of a row, and belong into
                 `weighted_metrics` where rows hold several images.
             weighted_metrics: as in Keras; the accuracy where `loss` and `metrics` are "auto".
-            **more: see there.
+            run_eagerly: see there, like all that follow.
+            steps_per_execution: see there.
+            jit_compile: see there.
+            auto_scale_loss: see there.
         """
         if isinstance(metrics, str) and metrics == "auto":
             automatic = isinstance(loss, str) and loss == "auto" and weighted_metrics is None
             weighted_metrics = [self._default_metric()] if automatic else weighted_metrics
             metrics = None
-        super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, **more)
+        super().compile(
+            optimizer,
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )

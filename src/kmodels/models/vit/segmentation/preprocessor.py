@@ -76,13 +76,13 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         return super().call(x, None if y is None else self._masks(y), sample_weight)
 
     def _masks(self, y: Data) -> np.ndarray:
-        if not isinstance(y, list | tuple):
-            y = to_numpy(y)
-        if isinstance(y, np.ndarray) and y.ndim == 2:
-            return self._mask(y)
-        if len(y) == 0:
+        listed = isinstance(y, list | tuple)
+        given: Any = y if listed else to_numpy(y)
+        if not listed and given.ndim == 2:
+            return self._mask(given)
+        if len(given) == 0:
             return np.zeros((0, *self.image_size), "int32")
-        return np.stack([self._mask(to_numpy(one)) for one in y])
+        return np.stack([self._mask(to_numpy(one)) for one in given])
 
     def _mask(self, mask: np.ndarray) -> np.ndarray:
         if mask.ndim == 3 and mask.shape[-1] == 1:

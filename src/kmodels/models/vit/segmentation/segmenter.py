@@ -212,21 +212,17 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
         """
-        if isinstance(images, list | tuple):
-            sizes = [np.shape(image)[:2] for image in images]
-        else:
-            images = to_numpy(images)
-            if images.ndim == 3:
-                return self.segment(images[None], batch_size)[0]
-            sizes = [images.shape[1:3]] * len(images)
-        if len(images) == 0:
-            return (
-                images if isinstance(images, list | tuple) else np.zeros(images.shape[:3], "int32")
-            )
-        given = np.stack(images) if self.preprocessor is None else self.preprocessor(images)
-        grids = self._of_patches.predict(given, batch_size=batch_size, verbose=0)
+        listed = isinstance(images, list | tuple)
+        given: Any = images if listed else to_numpy(images)
+        if not listed and given.ndim == 3:
+            return self.segment(given[None], batch_size)[0]
+        sizes = [np.shape(image)[:2] for image in given]
+        if not sizes:
+            return given if listed else np.zeros(given.shape[:3], "int32")
+        pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
+        grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
         found = [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
-        return found if isinstance(images, list | tuple) else np.stack(found)
+        return found if listed else np.stack(found)
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
