@@ -186,6 +186,7 @@ def cases() -> list[OpCase]:
     ]
     found += [
         ("layer_norm", "with bias", [normal(2, 5, 12) + 3, normal(12), normal(12)], {}),
+        ("layer_norm", "four axes", [normal(2, 3, 4, 12) + 3, normal(12), normal(12)], {}),
         ("layer_norm", "no bias", [normal(3, 12), normal(12)], {"epsilon": 0.1}),
         ("rms_norm", "three axes", [normal(2, 5, 12) * 3, normal(12)], {"epsilon": 0.01}),
         ("rms_norm", "plain scale", [normal(2, 5, 12) * 3, normal(12)], {"offset": 0.0}),

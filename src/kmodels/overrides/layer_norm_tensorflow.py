@@ -44,4 +44,11 @@ def layer_norm_tensorflow(
     # Read here: a variable that is read inside would have to be declared.
     parameters = [scale] if bias is None else [scale, bias]
     parameters = [tf.convert_to_tensor(ops.convert_to_tensor(value)) for value in parameters]
-    return norm(ops.convert_to_tensor(x), *parameters)
+    x = ops.convert_to_tensor(x)
+    if x.shape.rank is None or x.shape.rank <= 3:
+        return norm(x, *parameters)
+    # With TensorFlow 2.21 the gradient of more dimensions was seen to end in memory errors of
+    # oneDNN's kernels, where several threads compute on a CPU.
+    found = tf.reshape(norm(tf.reshape(x, (-1, x.shape[-1])), *parameters), tf.shape(x))
+    found.set_shape(x.shape)
+    return found

@@ -243,7 +243,7 @@ def test_inputs_that_do_not_fit():
         Gemma4ImageTextBackbone(**{**model.backbone.get_config(), "vision_encoder": 3})
 
 
-@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.once), NAMES[1]])
+@pytest.mark.parametrize("name", NAMES)
 def test_fit_learns_and_every_part_gets_a_gradient(name):
     model, inputs = fresh(name), batch(name, rows=4)
     before = [to_numpy(weight).copy() for weight in model.trainable_weights]

@@ -83,9 +83,9 @@ class Gemma4VisionEmbedder(PatchFeatures):
         """(B, M, P, C), (B, M, P, 2) -> (B, M * P, output_dim)."""
         images, patches = shape_of(pixel_values)[1:3]
         pixels = reshape(pixel_values, (-1, images * patches, pixel_values.shape[-1]))
+        places = reshape(pixel_position_ids, (-1, images * patches, 2))
         x = self.patch_embedding_norm(self.patch_embedding(self.patch_norm(pixels)))
+        table = keras.ops.convert_to_tensor(self.position_embeddings)
+        x = self.position_norm(x + self.of_places(table, places, is_by_place=True))
         x = reshape(x, (-1, images, patches, self.hidden_dim))
-        table = keras.ops.moveaxis(keras.ops.convert_to_tensor(self.position_embeddings), 1, 0)
-        table = keras.ops.reshape(table, (-1, self.hidden_dim))
-        x = self.position_norm(x + self.of_places(table, pixel_position_ids))
         return self.end(x, keras.ops.all(pixel_position_ids >= 0, axis=-1))

@@ -138,8 +138,8 @@ class Gemma4VisionEncoder(PatchFeatures):
         places = reshape(pixel_position_ids, (-1, patches, 2))
         pixels = reshape(pixel_values, (-1, patches, self.patch_size**2 * CHANNELS))
         x = self.patch_embedding(keras.ops.cast(2 * (pixels - 0.5), self.compute_dtype))
-        table = keras.ops.reshape(self.position_embeddings, (-1, self.hidden_dim))
-        x = x + self.of_places(keras.ops.cast(table, self.compute_dtype), places)
+        table = keras.ops.cast(self.position_embeddings, self.compute_dtype)
+        x = x + self.of_places(table, places)
         for block in self.blocks:
             x = block(x, places, training=training)
         x, is_there = pooled(x, places, self.pool_size)

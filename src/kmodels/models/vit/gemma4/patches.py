@@ -73,18 +73,22 @@ class PatchFeatures(Layer):
         front, _ = self.order(mask)
         return self.move(x, front)
 
-    def of_places(self, table: Tensor, places: Tensor) -> Any:
+    def of_places(self, table: Tensor, places: Tensor, is_by_place: bool = False) -> Any:
         """Returns the sum of the learned vectors of columns and rows.
 
         Args:
-            table: (2 * size, D), columns first.
+            table: (2, size, D), columns first, or by place (size, 2, D).
             places: (..., 2) int, column and row, -1 for padding, whose vector is 0.
+            is_by_place: whether the table has places first.
 
         Returns:
             (..., D).
         """
         size = self.position_embedding_size
-        found = keras.ops.take(table, keras.ops.maximum(places, 0) + _firsts(places, size), axis=0)
+        step, firsts = (2, [0, 1]) if is_by_place else (1, [0, size])
+        ids = keras.ops.maximum(places, 0) * step
+        ids += keras.ops.convert_to_tensor(firsts, dtype=places.dtype)
+        found = keras.ops.take(keras.ops.reshape(table, (-1, table.shape[-1])), ids, axis=0)
         there = keras.ops.expand_dims(keras.ops.cast(places >= 0, found.dtype), -1)
         return keras.ops.sum(found * there, axis=-2)
 
@@ -106,7 +110,3 @@ class PatchFeatures(Layer):
     def patches_per_feature(self) -> int:
         """Patches that become one feature."""
         return 1
-
-
-def _firsts(places: Tensor, size: int) -> Any:
-    return keras.ops.convert_to_tensor([0, size], dtype=places.dtype)
