@@ -221,6 +221,11 @@ def test_what_cannot_be_is_said():
         models.ViTImageSegmenter(models.ViTBackbone(**SIZES), 1)
     with pytest.raises(InputError, match="vit_debug has no head for pixels; give num_classes"):
         models.ViTImageSegmenter.from_preset("vit_debug")
+    dropping = models.ViTBackbone(**SIZES, patch_drop_rate=0.5)
+    with pytest.raises(
+        InputError, match="patch_drop_rate=0.5, and pixels of patches that are left"
+    ):
+        models.ViTImageSegmenter(dropping, 3)
     pooled = models.SigLIPVisionEncoder(**{**SIZES, "num_register_tokens": 0})
     with pytest.raises(InputError, match="SigLIPVisionEncoder gives no tokens; give a ViTBackbone"):
         models.ViTImageSegmenter(pooled, 3)

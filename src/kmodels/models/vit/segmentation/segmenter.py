@@ -73,6 +73,11 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
             raise InputError(f"{type(backbone).__name__} gives no tokens; give a ViTBackbone")
         check_whole("num_classes", num_classes, 2)
         config = backbone.config
+        if config.patch_drop_rate:
+            raise InputError(
+                f"the backbone has patch_drop_rate={config.patch_drop_rate}, and pixels of patches "
+                "that are left out would have no class; give a backbone with 0"
+            )
         policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
 
         # === Layers ===
