@@ -83,4 +83,6 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
     """
     ops, (length, width) = keras.ops, x.shape[1:]
     start = ops.expand_dims(ops.arange(ops.shape(x)[0], dtype="int32") * length, 1)
-    return ops.take(ops.reshape(x, (-1, width)), ops.cast(index, "int32") + start, axis=0)
+    found = ops.take(ops.reshape(x, (-1, width)), ops.cast(index, "int32") + start, axis=0)
+    # Of no rows Keras makes an array of two dimensions on JAX.
+    return ops.reshape(found, (ops.shape(x)[0], index.shape[1], width))
