@@ -223,7 +223,7 @@ def test_what_cannot_be_is_said():
         models.ViTImageSegmenter.from_preset("vit_debug")
     dropping = models.ViTBackbone(**SIZES, patch_drop_rate=0.5)
     with pytest.raises(
-        InputError, match="patch_drop_rate=0.5, and pixels of patches that are left"
+        InputError, match=r"patch_drop_rate=0\.5, and pixels of patches that are left"
     ):
         models.ViTImageSegmenter(dropping, 3)
     pooled = models.SigLIPVisionEncoder(**{**SIZES, "num_register_tokens": 0})

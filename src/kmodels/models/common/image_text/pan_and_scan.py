@@ -1,7 +1,7 @@
 """Images of any shape as the square ones that a model takes, alone or with crops of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,8 +14,6 @@ from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.models.common.image_text import transformers_files
 from kmodels.models.common.image_text.image_converter import DIGITS, ImageConverter, each_channel
-from kmodels.models.common.preprocessing import SETTINGS_FILE
-from kmodels.weights.readers import read_json
 
 # What keras-hub's converter says of itself, as far as one here takes it.
 HUB = (
@@ -185,14 +183,7 @@ class PanAndScanConverter(ImageConverter):
             InputError: for a directory without these, or a setting that is not here.
         """
         path = presets.locate(preset)
-        model, own = (
-            read_json(path / name) if (path / name).is_file() else {}
-            for name in ("config.json", SETTINGS_FILE)
-        )
-        for held in (model.get("preprocessor"), own.get("config")):
-            if isinstance(held, Mapping) and "image_converter" in held:
-                return cls(**{**held["image_converter"], **settings})
-        found = transformers_files.read(path, cls.__name__).get("image_converter")
+        found = transformers_files.converter_settings(path, transformers_files.read, cls.__name__)
         if found is None:
             return super().from_preset(path, **settings)
         return cls(**{**found, **settings})

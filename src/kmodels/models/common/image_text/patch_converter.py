@@ -1,7 +1,6 @@
 """Images of any shape as patches with their places, as many as a model takes."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,10 +11,8 @@ from kmodels import presets
 from kmodels.core.errors import check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
-from kmodels.models.common.image_text import patch_files
+from kmodels.models.common.image_text import patch_files, transformers_files
 from kmodels.models.common.image_text.image_converter import ImageConverter
-from kmodels.models.common.preprocessing import SETTINGS_FILE
-from kmodels.weights.readers import read_json
 
 CHANNELS = 3
 # What keras-hub's converter says of itself; it leaves out the last two, whose defaults count then.
@@ -177,14 +174,7 @@ class PatchConverter(ImageConverter):
             InputError: for a directory without these, or a setting that is not here.
         """
         path = presets.locate(preset)
-        model, own = (
-            read_json(path / name) if (path / name).is_file() else {}
-            for name in ("config.json", SETTINGS_FILE)
-        )
-        for held in (model.get("preprocessor"), own.get("config")):
-            if isinstance(held, Mapping) and "image_converter" in held:
-                return cls(**{**held["image_converter"], **settings})
-        found = patch_files.read(path, cls.__name__).get("image_converter")
+        found = transformers_files.converter_settings(path, patch_files.read, cls.__name__)
         if found is None:
             return super().from_preset(path, **settings)
         return cls(**{**found, **settings})

@@ -1,6 +1,6 @@
 """preprocessor_config.json and processor_config.json of transformers, read and written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,26 @@ def read(path: Path, converter: str) -> dict[str, Any]:
     if count is not None:
         found["num_vision_tokens_per_image"] = count
     return found
+
+
+def converter_settings(
+    path: Path, read: Callable[[Path, str], Mapping[str, Any]], converter: str
+) -> dict[str, Any] | None:
+    """Returns the arguments of an image converter that a directory holds; None if it has none.
+
+    Args:
+        path: the directory, of kmodels or transformers.
+        read: makes arguments of transformers' files, as `read` here.
+        converter: name of the image converter, for errors.
+    """
+    model, own = (
+        read_json(path / name) if (path / name).is_file() else {}
+        for name in (CONFIG, SETTINGS_FILE)
+    )
+    for held in (model.get("preprocessor"), own.get("config")):
+        if isinstance(held, Mapping) and "image_converter" in held:
+            return dict(held["image_converter"])
+    return read(path, converter).get("image_converter")
 
 
 def said(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
