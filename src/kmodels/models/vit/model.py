@@ -182,6 +182,8 @@ class ViTBackbone(Backbone):
         self.steps = steps
         self.coordinates = places
         self.dtype_policy = policy
+        # What compiled steps follow, see `kmodels.core.traced`: `token_merging` may be set.
+        self.variant = (config,)
 
     def call(
         self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
@@ -252,11 +254,6 @@ class ViTBackbone(Backbone):
     def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
         """Returns layers behind the final norm; a ViT has none."""
         return []
-
-    @property
-    def variant(self) -> tuple[ViTConfig]:
-        """What compiled steps follow, see `kmodels.core.traced`: `token_merging` may be set."""
-        return (self.config,)
 
     def _given(self, inputs: Any) -> Any:
         """Returns images alone or by name, in the structure of the graph's input."""
@@ -341,6 +338,7 @@ def _field(name: str) -> property:
 
 def _merge(model: ViTBackbone, number: int) -> None:
     model.config = replace(model.config, token_merging=number)
+    model.variant = (model.config,)
     traced.changed()
     model.predict_function = None
 
