@@ -16,7 +16,10 @@ def recipe():
     return load("zero_shot")
 
 
-@pytest.mark.parametrize("preset", ["clip_micro_patch7_28", "siglip_micro_patch7_28"])
+@pytest.mark.parametrize(
+    "preset",
+    ["clip_micro_patch7_28", pytest.param("siglip_micro_patch7_28", marks=pytest.mark.once)],
+)
 def test_it_learns_digits_by_their_names(recipe, tmp_path, preset):
     out = tmp_path / "run"
     arguments = [*SMALL, "--preset", preset, "--epochs", "6"]
