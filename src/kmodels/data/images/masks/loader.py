@@ -21,7 +21,8 @@ class MaskBatchMaker(BatchMaker):
 
     flip: bool = False
 
-    def _pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns images decoded, cropped, resized, mirrored and normalised, and their masks."""
         pictures, masks = self.source.batch(samples)
         size = self.image_size or pictures[0].shape[:2]
         boxes: Sequence[tuple | None] = [None] * len(samples)
