@@ -53,12 +53,7 @@ def report(
     Returns:
         The content of result.json.
     """
-    metrics = dict(runner.metrics) if runner is not None else {}
-    console.working("evaluating")
-    if runner is None and validation is not None:
-        metrics |= evaluate(model, validation, "val_")
-    if test is not None:
-        metrics |= evaluate(model, test, "test_")
+    metrics = final_metrics(model, runner, validation, test)
     if test is not None or validation is not None:
         console.working("looking at single predictions")
         _look(folder, model, data, test, validation)
@@ -77,6 +72,29 @@ def report(
     console.working(None)
     console.say_metrics(metrics)
     return content
+
+
+def final_metrics(
+    model: keras.Model,
+    runner: Runner | None,
+    validation: WholeBatches | None,
+    test: WholeBatches | None,
+) -> dict[str, float]:
+    """Returns the metrics of a run's last epoch and of the test part.
+
+    Args:
+        model: compiled, in its final state.
+        runner: of the training; None where there was none, and the validation part is evaluated.
+        validation: batches of that part, or None.
+        test: likewise.
+    """
+    metrics = dict(runner.metrics) if runner is not None else {}
+    console.working("evaluating")
+    if runner is None and validation is not None:
+        metrics |= evaluate(model, validation, "val_")
+    if test is not None:
+        metrics |= evaluate(model, test, "test_")
+    return metrics
 
 
 def evaluate(model: keras.Model, batches: WholeBatches, prefix: str) -> dict[str, float]:

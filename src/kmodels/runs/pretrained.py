@@ -1,4 +1,4 @@
-"""What a backbone that was pretrained without labels knows: asked by neighbours and a probe."""
+"""Probe a backbone that was pretrained without labels, by neighbours and a linear classifier."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.data.images.sources import DataBundle, ImageSource
 from kmodels.runs import console, plots
-from kmodels.runs.classification import evaluate, facts
+from kmodels.runs.classification import facts, final_metrics
 from kmodels.runs.results import result
 from kmodels.runs.runner import Runner
 from kmodels.training.evaluation import WholeBatches
@@ -44,12 +44,7 @@ def report(
     Returns:
         The content of result.json.
     """
-    metrics = dict(runner.metrics) if runner is not None else {}
-    console.working("evaluating")
-    if runner is None and validation is not None:
-        metrics |= evaluate(model, validation, "val_")
-    if test is not None:
-        metrics |= evaluate(model, test, "test_")
+    metrics = final_metrics(model, runner, validation, test)
     model.preprocessor = preprocessor
     part = data.validation if data.test is None else data.test
     if part is not None:

@@ -1,4 +1,4 @@
-"""Where a ViT attends: the weights of each block, and what they come to over all blocks."""
+"""Compute the attention maps of each block of a ViT, and their rollout over all blocks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

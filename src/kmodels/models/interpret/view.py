@@ -1,4 +1,4 @@
-"""What all models of images have in common for those who look inside."""
+"""Give classifiers, backbones and two towers one form for interpretation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What classifiers of images share: their defaults of `compile`, and another head."""
+"""Share the defaults of `compile` and a new head among classifiers of images."""
 
 from typing import Any, Self
 

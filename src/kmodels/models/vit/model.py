@@ -21,6 +21,7 @@ from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.encoder.block import EncoderBlock
+from kmodels.models.common.encoder.config import config_field
 from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.coordinates import PatchCoordinates
@@ -332,10 +333,6 @@ class ViTBackbone(Backbone):
         ]
 
 
-def _field(name: str) -> property:
-    return property(lambda self: getattr(self.config, name), doc="The field of the config.")
-
-
 def _merge(model: ViTBackbone, number: int) -> None:
     model.config = replace(model.config, token_merging=number)
     model.variant = (model.config,)
@@ -344,5 +341,5 @@ def _merge(model: ViTBackbone, number: int) -> None:
 
 
 for _name in ViTConfig.__dataclass_fields__:
-    setattr(ViTBackbone, _name, _field(_name))
+    setattr(ViTBackbone, _name, config_field(_name))
 ViTBackbone.token_merging = ViTBackbone.token_merging.setter(_merge)

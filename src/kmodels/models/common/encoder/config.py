@@ -147,3 +147,8 @@ class TextEncoderConfig(EncoderConfig):
             approximate_gelu=GELUS[self.intermediate_activation],
             causal=self.causal,
         )
+
+
+def config_field(name: str) -> property:
+    """Returns a property of a model that gives a field of its config."""
+    return property(lambda self: getattr(self.config, name), doc="The field of the config.")

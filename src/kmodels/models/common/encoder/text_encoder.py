@@ -11,6 +11,7 @@ from kmodels.layers import Embedding, LayerNorm, PositionEmbedding
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common import sharding
 from kmodels.models.common.encoder.block import EncoderBlock
+from kmodels.models.common.encoder.config import config_field
 from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import Backbone
 
@@ -55,7 +56,7 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         for name in cls.config_class.__dataclass_fields__:
-            setattr(cls, name, _field(name))
+            setattr(cls, name, config_field(name))
 
     @of_family
     def __init__(
@@ -143,7 +144,3 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
     def pool(self, hidden: Tensor, token_ids: Tensor) -> Any:
         """Returns what stands for each text: (B, T, D), (B, T) -> (B, D)."""
         raise NotImplementedError
-
-
-def _field(name: str) -> property:
-    return property(lambda self: getattr(self.config, name), doc="The field of the config.")

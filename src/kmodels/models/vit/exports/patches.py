@@ -1,4 +1,4 @@
-"""How transformers describes what cuts images of any aspect ratio into patches."""
+"""Describe the patches of images of any aspect ratio as transformers does."""
 
 from typing import Any
 

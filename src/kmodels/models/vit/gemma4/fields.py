@@ -1,4 +1,4 @@
-"""What the config of a Gemma 4 says of its images."""
+"""Read the vision fields of the config of a Gemma 4."""
 
 from collections.abc import Mapping
 from typing import Any

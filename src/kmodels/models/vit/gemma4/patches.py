@@ -1,4 +1,4 @@
-"""What both vision halves of Gemma 4 share: places of patches, and the way into the text."""
+"""Share the positions and the projection of patches between both vision halves of Gemma 4."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What backbones can be pretrained by hiding patches."""
+"""Check whether a backbone can be pretrained by masking patches."""
 
 from kmodels.core.errors import InputError
 from kmodels.models.vit.model import ViTBackbone

@@ -15,7 +15,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.encoder.config import GELUS, check_gelu
+from kmodels.models.common.encoder.config import GELUS, check_gelu, config_field
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import Block
 from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES, PatchInputs, graph_inputs
@@ -197,9 +197,5 @@ def check_free(config: ViTConfig) -> None:
         )
 
 
-def _field(name: str) -> property:
-    return property(lambda self: getattr(self.config, name), doc="The field of the config.")
-
-
 for _name in ViTConfig.__dataclass_fields__:
-    setattr(NaFlexViTBackbone, _name, _field(_name))
+    setattr(NaFlexViTBackbone, _name, config_field(_name))
