@@ -194,6 +194,23 @@ def test_a_directory_of_its_own_keeps_the_preprocessor(model, tmp_path):
         np.testing.assert_array_equal(found, x)
 
 
+def test_merging_that_is_set_on_the_tower_is_followed_and_kept(tmp_path):
+    task = make("siglip")
+    images, texts = coloured([0, 2]), NAMES[:2]
+    plain = task.similarity(images, texts)
+    task.backbone.vision_encoder.token_merging = 4
+    merged = task.similarity(images, texts)
+    assert np.abs(to_numpy(merged) - to_numpy(plain)).max() > 1e-6
+    task.save_to_preset(tmp_path / "task")
+    task.save(tmp_path / "task.keras")
+    for again in (
+        ImageTextSimilarity.from_preset(tmp_path / "task"),
+        keras.saving.load_model(tmp_path / "task.keras"),
+    ):
+        assert again.backbone.vision_encoder.token_merging == 4
+        np.testing.assert_array_equal(to_numpy(again.similarity(images, texts)), to_numpy(merged))
+
+
 # === What they do not take ===
 
 

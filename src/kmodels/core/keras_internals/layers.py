@@ -30,6 +30,11 @@ def sublayers(layer: keras.Layer) -> list[Any]:
     return list(layer._flatten_layers())
 
 
+def has_mask(mask: Any) -> bool:
+    """Returns whether Keras passes a mask: of inputs by name it passes their names with None."""
+    return mask is not None and any(part is not None for part in keras.tree.flatten(mask))
+
+
 @contextmanager
 def changing(layer: keras.Layer) -> Iterator[None]:
     """Lets a built layer take new variables and seeds inside the block."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import keras
@@ -166,6 +167,18 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Vectors of images and texts as the towers give them, and the logits."""
         return super().intermediates(as_tensors(self, inputs))
+
+    @property
+    def config(self) -> TwoTowersConfig:
+        """The config with what was set on the images' tower since, such as `token_merging`."""
+        fields = self.vision_encoder.config.to_dict()
+        if fields != self._config.vision_encoder:
+            self._config = replace(self._config, vision_encoder=fields)
+        return self._config
+
+    @config.setter
+    def config(self, config: TwoTowersConfig) -> None:
+        self._config = config
 
     @property
     def vision_encoder(self) -> Any:

@@ -193,7 +193,7 @@ class ViTBackbone(Backbone):
 
         The last block is the one where that can be left out: what comes before it is read by all.
         """
-        if mask is not None:
+        if keras_internals.has_mask(mask):
             return super().call(self._given(inputs), training=training, mask=mask)
         traced.note()
         (x,) = keras_internals.standardized(self, self._given(inputs))

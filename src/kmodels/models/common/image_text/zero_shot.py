@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.traced import TracedState
 from kmodels.core.types import Data
 from kmodels.data.fit.batches import to_numpy
 from kmodels.weights import gather
@@ -212,12 +213,12 @@ class ZeroShot(keras.Model):
         return _unit(found) if normalize else found
 
     def _encoder(self, what: str) -> keras.Model:
-        """Returns a model of one tower alone, made again where the variables are others."""
+        """Returns a model of one tower alone, made again where the backbone has changed."""
         backbone = self.backbone
-        key = tuple(id(variable) for variable in backbone.variables)
-        held = vars(self).get("_encoders", ((), {}))
-        if held[0] != key:
-            held = (key, {})
+        state = TracedState(backbone)
+        held = vars(self).get("_encoders", (None, {}))
+        if held[0] != state:
+            held = (state, {})
             # Around Keras' __setattr__, which would take the models for parts of this one.
             object.__setattr__(self, "_encoders", held)
         if what not in held[1]:

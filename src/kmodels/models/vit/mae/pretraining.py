@@ -204,7 +204,7 @@ class ViTMAEForPreTraining(Task):
         noise: Tensor | None = None,
     ) -> Any:
         """Images to the pixels of their patches, see the class."""
-        if mask is not None:
+        if keras_internals.has_mask(mask):
             return super().call(inputs, training=training, mask=mask)
         (images,) = keras_internals.standardized(self, inputs)
         told = {} if training is None else {"training": training}
