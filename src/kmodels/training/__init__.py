@@ -19,6 +19,7 @@ _EXPORTS = {
     "MeanIoU": "training.mean_iou",
     "PixelCrossentropy": "training.pixel_loss",
     "Runner": "runs.runner",
+    "SetCriterion": "training.matching.criterion",
     "SigLIPLoss": "training.similarity_losses",
     "StepCallbacks": "training.step.step_loss",
     "TrainStep": "training.step.train_step",

@@ -58,10 +58,13 @@ class Block(EncoderBlock):
         size: Tensor | None = None,
         origin: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D), or with `keep` (B, keep, D); with `merge` see the class."""
         if merge is None:
-            return super().call(x, training, keep, padding_mask, coordinates, segment_ids)
+            return super().call(
+                x, training, keep, padding_mask, coordinates, segment_ids, attention_mask
+            )
         y = self.attention_norm(x)
         y, keys = token_merging.attend(self.attention, y, size, keep, coordinates, training)
         x = x if keep is None else x[:, :keep]

@@ -37,7 +37,8 @@ class EncoderBlock(Layer):
         x (B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D). Places
         where `padding_mask` (B, T) is 0 are seen by none; None for all. With a rotary embedding
         `coordinates` (T, 2) or (B, T, 2), which are not rounded to the compute dtype, say where
-        tokens stand. With `segment_ids` (B, T) tokens see those of their own segment alone.
+        tokens stand. With `segment_ids` (B, T) tokens see those of their own segment alone. Without
+        `keep`, no token sees what a boolean `attention_mask` (B, T, T) forbids it.
     """
 
     config_class: ClassVar[type[EncoderConfig]]
@@ -108,6 +109,7 @@ class EncoderBlock(Layer):
         padding_mask: Tensor | None = None,
         coordinates: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
         return self.after_norm(
@@ -118,6 +120,7 @@ class EncoderBlock(Layer):
             padding_mask=padding_mask,
             coordinates=coordinates,
             segment_ids=segment_ids,
+            attention_mask=attention_mask,
         )
 
     def after_norm(
@@ -129,11 +132,13 @@ class EncoderBlock(Layer):
         padding_mask: Tensor | None = None,
         coordinates: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Any:
         """Returns what `call` makes of tokens (B, T, D) and of what its first norm made of them."""
         if keep is None:
             more = {} if coordinates is None else {"positions": coordinates}
             more |= {} if segment_ids is None else {"segment_ids": segment_ids}
+            more |= {} if attention_mask is None else {"attention_mask": attention_mask}
             y = self.attention(y, query_mask=padding_mask, training=training, **more)
         else:
             more = {}

@@ -1,0 +1,261 @@
+"""The layers that only EoMT has: queries, what they may see, and maps of a higher resolution."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kmodels import ops
+from kmodels.core.errors import check_whole
+from kmodels.core.types import Tensor
+from kmodels.layers import Dense, Layer, LayerNorm
+
+# How fast the share of masked queries falls, in the original's schedule.
+POWER = 0.9
+
+
+def uniform() -> keras.initializers.Initializer:
+    """Returns torch's initializer of linear layers and convolutions."""
+    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Queries(Layer):
+    """Puts learned queries in front of the tokens.
+
+    Args:
+        num_queries: number of queries Q.
+
+    Call:
+        tokens (B, T, D) -> (B, Q + T, D).
+
+    Weights:
+        embedding (Q, D).
+    """
+
+    def __init__(self, num_queries: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        check_whole("num_queries", num_queries)
+        self.num_queries = num_queries
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the queries."""
+        self.embedding = self.add_parameter(
+            "embedding",
+            (self.num_queries, input_shape[-1] or 1),
+            keras.initializers.RandomNormal(stddev=1.0),
+        )
+
+    def call(self, tokens: Tensor) -> Any:
+        """(B, T, D) -> (B, Q + T, D)."""
+        own = keras.ops.cast(keras.ops.expand_dims(self.embedding, 0), tokens.dtype)
+        own = keras.ops.tile(own, (keras.ops.shape(tokens)[0], 1, 1))
+        return keras.ops.concatenate([own, tokens], axis=1)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """(B, Q + T, D)."""
+        batch, length, width = input_shape
+        return (batch, None if length is None else length + self.num_queries, width)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class MaskProbabilities(Layer):
+    """The share of the queries that see only their own mask, for each block that carries them.
+
+    Args:
+        num_blocks: number of those blocks, K.
+        annealing_steps: steps of the training, over which the shares fall from 1 to 0, one block
+            after the other: the first begins after 1 / (K + 2) of them, takes as many, and so on,
+            so that the last part of the training is without masks. None leaves the shares alone.
+
+    Call:
+        anything, which is not read -> float32 (K,); in training, each call is a step.
+
+    Weights:
+        attn_mask_probs (K,), which is not trained; step (), int32, with `annealing_steps`.
+
+    Source:
+        Kerssies et al. 2025, section 3.3 (arXiv:2503.19108).
+    """
+
+    def __init__(self, num_blocks: int, annealing_steps: int | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        check_whole("num_blocks", num_blocks)
+        if annealing_steps is not None:
+            check_whole("annealing_steps", annealing_steps)
+        self.num_blocks = num_blocks
+        self.annealing_steps = annealing_steps
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the shares, which are 1 at first."""
+        self.attn_mask_probs = self.add_parameter(
+            "attn_mask_probs", (self.num_blocks,), "ones", trainable=False, dtype="float32"
+        )
+        if self.annealing_steps is not None:
+            self.step = self.add_parameter("step", (), "zeros", trainable=False, dtype="int32")
+
+    def call(self, x: Tensor, training: bool = False) -> Any:
+        """Returns the shares (K,)."""
+        if training and self.annealing_steps is not None:
+            self.attn_mask_probs.assign(self.after(self.step))
+            self.step.assign(self.step + 1)
+        return keras.ops.convert_to_tensor(self.attn_mask_probs, dtype="float32")
+
+    def after(self, step: Tensor | int) -> Any:
+        """Returns the shares after some steps, float32 (K,).
+
+        Args:
+            step: number of steps.
+        """
+        part = (self.annealing_steps or 1) / (self.num_blocks + 2)
+        begin = keras.ops.arange(1, self.num_blocks + 1, dtype="float32")
+        done = keras.ops.cast(step, "float32") / part - begin
+        return (1.0 - keras.ops.clip(done, 0.0, 1.0)) ** POWER
+
+    def compute_output_spec(self, x: Tensor, training: bool = False) -> Any:
+        """Returns shape and dtype of the shares."""
+        return keras.KerasTensor((self.num_blocks,), "float32")
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class QueryMasking(Layer):
+    """What each token may see where queries see only the patches of the mask that they predict.
+
+    Queries see each other and the tokens in front of the patches; all other tokens see everything.
+    In training a query is left alone with 1 minus the block's share; otherwise a block with a share
+    of 0 masks none, and others all.
+
+    Args:
+        index: number of the block among those with queries.
+        prefix: tokens between queries and patches.
+        seed: of what is drawn; None for the layer's own stream.
+
+    Call:
+        logits (B, Q, h, w) of the masks on the grid of the patches, shares (K,) ->
+        bool (B, T, T), T = Q + prefix + h * w.
+    """
+
+    def __init__(self, index: int, prefix: int, seed: int | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.index = index
+        self.prefix = prefix
+        self.seed = seed
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the random stream."""
+        self.seed_generator = self.add_seed(1.0, self.seed)
+
+    def call(self, logits: Tensor, shares: Tensor, training: bool = False) -> Any:
+        """(B, Q, h, w), (K,) -> (B, T, T)."""
+        batch = keras.ops.shape(logits)[0]
+        queries, height, width = logits.shape[1:]
+        patches = height * width
+        share = shares[self.index]
+        seen = keras.ops.reshape(logits, (batch, queries, patches)) > 0
+        if training:
+            drawn = keras.random.uniform(
+                (batch, queries, 1), dtype="float32", seed=self.seed_generator
+            )
+            free = drawn >= keras.ops.cast(share, "float32")
+        else:
+            free = share <= 0
+        seen = keras.ops.logical_or(seen, free)
+        others = self.prefix + patches
+        top = keras.ops.ones((batch, queries, queries + self.prefix), dtype="bool")
+        rest = keras.ops.ones((batch, others, queries + others), dtype="bool")
+        return keras.ops.concatenate([keras.ops.concatenate([top, seen], axis=2), rest], axis=1)
+
+    def compute_output_spec(self, logits: Any, shares: Any, training: bool = False) -> Any:
+        """Returns shape and dtype of what `call` gives."""
+        batch, queries, height, width = logits.shape
+        length = queries + self.prefix + height * width
+        return keras.KerasTensor((batch, length, length), "bool")
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Upscale(Layer):
+    """Doubles the sides of a map: a transposed convolution, GELU, a depthwise one, and a norm.
+
+    Args:
+        approximate: as in `ops.gelu`.
+
+    Call:
+        (B, h, w, D) -> (B, 2 h, 2 w, D).
+
+    Weights:
+        kernel (D, 4 D), for the pixels of each 2x2 in the order (row, column), and bias (D,);
+        depthwise_kernel (3, 3, D, 1); norm.
+    """
+
+    def __init__(self, approximate: bool | str = False, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.approximate = approximate
+        self.norm = LayerNorm(1e-6, name="norm", dtype=self.dtype_policy)
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        """Makes kernels and norm."""
+        width = input_shape[-1] or 1
+        # Each pixel of the result has one pixel in front of it, and each channel nine.
+        self.kernel = self.add_parameter("kernel", (width, 4 * width), uniform())
+        self.bias = self.add_parameter("bias", (width,), "zeros")
+        self.depthwise_kernel = self.add_parameter(
+            "depthwise_kernel", (3, 3, width, 1), keras.initializers.RandomUniform(-1 / 3, 1 / 3)
+        )
+        self.norm.build((None, width))
+
+    def call(self, x: Tensor) -> Any:
+        """(B, h, w, D) -> (B, 2 h, 2 w, D)."""
+        height, width, channels = x.shape[1:]
+        dtype = x.dtype
+        y = keras.ops.matmul(x, keras.ops.cast(self.kernel, dtype))
+        y = keras.ops.reshape(y, (-1, height, width, 2, 2, channels))
+        y = keras.ops.transpose(y, (0, 1, 3, 2, 4, 5))
+        y = keras.ops.reshape(y, (-1, 2 * height, 2 * width, channels))
+        y = ops.gelu(y + keras.ops.cast(self.bias, dtype), approximate=self.approximate)
+        kernel = keras.ops.cast(self.depthwise_kernel, dtype)
+        y = keras.ops.depthwise_conv(y, kernel, padding="same", data_format="channels_last")
+        return self.norm(y)
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        """(B, 2 h, 2 w, D)."""
+        batch, height, width, channels = input_shape
+        return (batch, height and 2 * height, width and 2 * width, channels)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class MaskHead(Layer):
+    """Three dense layers with GELU between them.
+
+    Args:
+        approximate: as in `ops.gelu`.
+
+    Call:
+        (B, Q, D) -> (B, Q, D).
+
+    Weights:
+        dense_0, dense_1, dense_2: kernel (D, D) and bias (D,).
+    """
+
+    def __init__(self, approximate: bool | str = False, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.approximate = approximate
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        """Makes the dense layers."""
+        width = input_shape[-1] or 1
+        for i in range(3):
+            layer = Dense(
+                width, kernel_initializer=uniform(), name=f"dense_{i}", dtype=self.dtype_policy
+            )
+            setattr(self, f"dense_{i}", layer)
+            layer.build((None, width))
+
+    def call(self, x: Tensor) -> Any:
+        """(B, Q, D) -> (B, Q, D)."""
+        x = ops.gelu(self.dense_0(x), approximate=self.approximate)
+        x = ops.gelu(self.dense_1(x), approximate=self.approximate)
+        return self.dense_2(x)
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Any:
+        """Returns the input's shape."""
+        return input_shape

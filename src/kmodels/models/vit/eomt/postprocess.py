@@ -1,0 +1,158 @@
+"""Segments of images from the logits of queries, in NumPy, as transformers' processor makes them.
+
+Masks are first resized to the size of the model's images and then to each image, and what is
+computed in between is computed there.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from kmodels.models.vit.segmentation.masks import resized
+
+Size = Sequence[int]
+
+
+def semantic(masks: np.ndarray, classes: np.ndarray, model_size: Size, size: Size) -> np.ndarray:
+    """Returns the class of each pixel, the largest sum over queries of both shares.
+
+    Args:
+        masks: logits (Q, h, w).
+        classes: logits (Q, num_classes + 1).
+        model_size: (height, width) of the images of the model.
+        size: (height, width) of the image.
+
+    Returns:
+        int32 (height, width).
+    """
+    shares = _softmax(classes)[:, :-1]
+    held = _sigmoid(_sized(masks, model_size))  # (Q, H, W)
+    scores = np.tensordot(held, shares, (0, 0))  # (H, W, K)
+    if tuple(size) == tuple(model_size):
+        return scores.argmax(-1).astype("int32")
+    found = np.zeros(tuple(size), "int32")
+    best = np.full(tuple(size), -np.inf, "float32")
+    for number in range(shares.shape[1]):  # one class at a time: images may be large
+        own = resized(scores[..., number : number + 1], size)[..., 0]
+        better = own > best
+        found[better], best[better] = number, own[better]
+    return found
+
+
+def instances(
+    masks: np.ndarray,
+    classes: np.ndarray,
+    model_size: Size,
+    size: Size,
+    threshold: float = 0.8,
+    content: Size | None = None,
+) -> dict[str, Any]:
+    """Returns instances, each the mask of a query.
+
+    Args:
+        masks: see `semantic`, like all up to `size`.
+        classes: see there.
+        model_size: see there.
+        size: see there.
+        threshold: least score, the class's share times the mean share of the mask's pixels.
+        content: (height, width) of the part of the model's image that the image fills; None for
+            all.
+
+    Returns:
+        "segmentation", int32 (height, width), -1 where there is none; "segments_info", a list of
+        "id", "label_id" and "score". Of masks that overlap the later one has the pixels.
+    """
+    held = _on_image(masks, model_size, size, content)
+    shares = _softmax(classes)[:, :-1]
+    labels, scores = shares.argmax(-1), shares.max(-1)
+    inside = held > 0
+    amounts = inside.sum((1, 2))
+    means = (_sigmoid(held) * inside).sum((1, 2)) / (amounts + 1e-6)
+    found, info = np.full(tuple(size), -1, "int32"), []
+    for query, score in enumerate(scores * means):
+        if amounts[query] and score >= threshold:
+            found[inside[query]] = len(info)
+            info.append(_segment(len(info), labels[query], score))
+    return {"segmentation": found, "segments_info": info}
+
+
+def panoptic(
+    masks: np.ndarray,
+    classes: np.ndarray,
+    model_size: Size,
+    size: Size,
+    threshold: float = 0.8,
+    mask_threshold: float = 0.5,
+    overlap_mask_area_threshold: float = 0.8,
+    stuff_classes: Collection[int] | None = None,
+    content: Size | None = None,
+) -> dict[str, Any]:
+    """Returns segments that do not overlap.
+
+    Args:
+        masks: see `semantic`, like all up to `size`.
+        classes: see there.
+        model_size: see there.
+        size: see there.
+        threshold: a query counts if the share of its class is above it.
+        mask_threshold: least share of a mask's pixels.
+        overlap_mask_area_threshold: a segment stays if more than this share of its mask is left by
+            others.
+        stuff_classes: classes whose segments become one.
+        content: see `instances`.
+
+    Returns:
+        As of `instances`.
+    """
+    shares = _softmax(classes)
+    labels, scores = shares.argmax(-1), shares.max(-1)
+    kept = (labels != classes.shape[1] - 1) & (scores > threshold)
+    found, info = np.full(tuple(size), -1, "int32"), []
+    if not kept.any():
+        return {"segmentation": found, "segments_info": info}
+    labels, scores = labels[kept], scores[kept]
+    held = _sigmoid(_on_image(masks[kept], model_size, size, content))
+    owner = (scores[:, None, None] * held).argmax(0)
+    merged: dict[int, int] = {}
+    for query, label in enumerate(labels.tolist()):
+        own, inside = owner == query, held[query] >= mask_threshold
+        final = own & inside
+        if not final.any() or own.sum() / inside.sum() <= overlap_mask_area_threshold:
+            continue
+        if label in (stuff_classes or ()):
+            if label in merged:
+                found[final] = merged[label]
+                continue
+            merged[label] = len(info)
+        found[final] = len(info)
+        info.append(_segment(len(info), label, scores[query]))
+    return {"segmentation": found, "segments_info": info}
+
+
+def _segment(number: int, label: Any, score: Any) -> dict[str, Any]:
+    return {"id": number, "label_id": int(label), "score": round(float(score), 6)}
+
+
+def _on_image(masks: np.ndarray, model_size: Size, size: Size, content: Size | None) -> np.ndarray:
+    held = _sized(masks, model_size)
+    if content is not None:
+        held = held[:, : content[0], : content[1]]
+    return _sized(held, size)
+
+
+def _sized(masks: np.ndarray, size: Size) -> np.ndarray:
+    """Returns maps (N, h, w) in another size, float32."""
+    if masks.shape[1:] == tuple(size):
+        return np.asarray(masks, "float32")
+    found = resized(np.moveaxis(np.asarray(masks, "float32"), 0, -1), size)
+    return np.moveaxis(found, -1, 0)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-np.clip(x, -80, 80)))
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)

@@ -1,0 +1,466 @@
+"""Segmentation by queries in the last blocks of a ViT: semantic, instance and panoptic."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.data.fit.batches import to_numpy
+from kmodels.layers.layout_family import of_family
+from kmodels.models.vit import resize_positions
+from kmodels.models.vit.eomt import postprocess
+from kmodels.models.vit.eomt.forward import Forward, Prediction, check_backbone, class_scores
+from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
+from kmodels.task import CompiledByDefault, Task
+from kmodels.training.matching.criterion import SetCriterion
+from kmodels.training.matching.targets import labels_of
+from kmodels.training.mean_iou import MeanIoU
+
+__all__ = ["EoMTImageSegmenter"]
+
+
+class _Step:
+    """What a model gives inside a step; an object of its own, which Keras does not track."""
+
+    def __init__(self) -> None:
+        # Replicas on TensorFlow are threads, which enter and leave a step in turns.
+        self._inside = 0
+        self.chosen = False
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Has the model give all predictions inside the block, if its own loss was chosen."""
+        self._inside += self.chosen
+        try:
+            yield
+        finally:
+            self._inside -= self.chosen
+
+    @property
+    def active(self) -> bool:
+        """True inside a step with the model's own loss."""
+        return self._inside > 0
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
+    """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
+
+    Each query becomes a class, or "no object", and a mask, the product of its token with the tokens
+    of the patches in a higher resolution. In training every block with queries predicts, and
+    queries see only the patches of their own mask; over the training that is given up, block by
+    block, so that at the end the model is a plain ViT.
+
+    Args:
+        backbone: a `ViTBackbone`, such as that of DINOv2 with registers or of DINOv3.
+        num_classes: number of classes, "no object" not counted.
+        preprocessor: turns raw images and masks into what the model takes, or None.
+        num_queries: number of queries Q, the most segments that an image can have.
+        num_blocks: blocks that carry queries, the last ones of the backbone.
+        num_upscale_blocks: how often the sides of the grid of patches are doubled for masks.
+        ignore_class: label of pixels that belong to no segment and are not measured; None for none.
+        annealing_steps: steps of the training, over which masked attention is given up, see
+            `MaskProbabilities`; None leaves it as it is.
+        no_object_weight: of the loss, as all that follows, see `kmodels.training.SetCriterion`.
+        class_weight: see there.
+        mask_weight: see there.
+        dice_weight: see there.
+        train_num_points: see there.
+        oversample_ratio: see there.
+        importance_sample_ratio: see there.
+        seed: seed of the points; None for the model's own under `keras.utils.set_random_seed`.
+        head_dtype: policy of the heads; by default that of the backbone.
+        **kwargs: of `keras.Model`, such as `name`.
+
+    Call:
+        images (B, height, width, C), preprocessed floats -> what each class has of each pixel,
+        (B, height, width, num_classes), float32, from 0: the sum over queries of the share of the
+        class and that of the mask. `query_logits` and `predict_queries` give what the queries say.
+
+    Raises:
+        InputError: for a backbone that does not suit, or settings that cannot be.
+
+    Source:
+        Kerssies et al. 2025 (arXiv:2503.19108). Parity: transformers'
+        `EomtForUniversalSegmentation` and `EomtDinov3ForUniversalSegmentation`.
+    """
+
+    backbone_class = ViTBackbone
+    preprocessor_class = ViTImageSegmenterPreprocessor
+
+    @of_family
+    def __init__(
+        self,
+        backbone: ViTBackbone,
+        num_classes: int,
+        preprocessor: ViTImageSegmenterPreprocessor | None = None,
+        num_queries: int = 200,
+        num_blocks: int = 4,
+        num_upscale_blocks: int = 2,
+        ignore_class: int | None = 255,
+        annealing_steps: int | None = None,
+        no_object_weight: float = 0.1,
+        class_weight: float = 2.0,
+        mask_weight: float = 5.0,
+        dice_weight: float = 5.0,
+        train_num_points: int = 12544,
+        oversample_ratio: float = 3.0,
+        importance_sample_ratio: float = 0.75,
+        seed: int | None = None,
+        head_dtype: DTypeLike = None,
+        **kwargs: Any,
+    ):
+        check_whole("num_classes", num_classes)
+        check_whole("num_upscale_blocks", num_upscale_blocks, 0)
+        check_backbone(backbone, num_blocks)
+        weights = {
+            "no_object_weight": no_object_weight,
+            "class_weight": class_weight,
+            "mask_weight": mask_weight,
+            "dice_weight": dice_weight,
+            "train_num_points": train_num_points,
+            "oversample_ratio": oversample_ratio,
+            "importance_sample_ratio": importance_sample_ratio,
+        }
+        criterion = SetCriterion(num_classes, **weights)
+        policy = keras.dtype_policies.get(head_dtype or backbone.dtype_policy)
+        forward = Forward(
+            backbone,
+            num_classes,
+            num_queries,
+            num_blocks,
+            num_upscale_blocks,
+            annealing_steps,
+            policy,
+        )
+        size = backbone.config.image_shape[:2]
+
+        # === Graph ===
+        inputs = backbone.inputs[0]
+        last = forward(inputs, (True,) * num_blocks)[-1]
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=inputs,
+            outputs=class_scores(last, size),
+            **kwargs,
+        )
+
+        # === Config ===
+        self.num_classes = num_classes
+        self.num_queries = num_queries
+        self.num_blocks = num_blocks
+        self.ignore_class = ignore_class
+        self.criterion = criterion
+        self.seed_generator = forward.probabilities.add_seed(1.0, seed)
+        self.settings = {
+            "num_classes": num_classes,
+            "num_queries": num_queries,
+            "num_blocks": num_blocks,
+            "num_upscale_blocks": num_upscale_blocks,
+            "ignore_class": ignore_class,
+            "annealing_steps": annealing_steps,
+            **weights,
+            "seed": seed,
+        }
+        self.head_dtype = policy
+        # Around Keras' __setattr__, which would count layers as those of this model again.
+        for name, value in {
+            "forward": forward,
+            "_size": size,
+            "_step": _Step(),
+            # Which blocks mask, where steps were traced; the models of `predict_queries` by it.
+            "_masked": (True,) * num_blocks,
+            "_readers": {},
+        }.items():
+            object.__setattr__(self, name, value)
+
+    # Masked attention
+
+    @property
+    def attn_mask_probs(self) -> np.ndarray:
+        """The share of queries that each block with queries masks, float32 (num_blocks,)."""
+        return keras.ops.convert_to_numpy(self.forward.probabilities.attn_mask_probs)
+
+    @attn_mask_probs.setter
+    def attn_mask_probs(self, values: Any) -> None:
+        shares = np.broadcast_to(np.asarray(values, "float32"), (self.num_blocks,))
+        if not ((shares >= 0) & (shares <= 1)).all():
+            raise InputError(f"attn_mask_probs are {shares.tolist()}; give numbers from 0 to 1")
+        self.forward.probabilities.attn_mask_probs.assign(shares)
+
+    def _masking(self) -> tuple[bool, ...]:
+        """Returns which blocks mask now; inside a trace, which did when it was asked for."""
+        try:
+            return tuple((self.attn_mask_probs > 0).tolist())
+        except Exception:  # each framework has its own for a value that is not there
+            return self._masked
+
+    def _follow_masks(self) -> None:
+        if (now := self._masking()) != self._masked:
+            object.__setattr__(self, "_masked", now)
+            self.test_function = self.predict_function = None
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Returns Keras' function; a new one where other blocks mask."""
+        self._follow_masks()
+        return super().make_test_function(force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Returns Keras' function; a new one where other blocks mask."""
+        self._follow_masks()
+        return super().make_predict_function(force)
+
+    # The call
+
+    def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
+        """Images to class scores; inside a step with the model's own loss, all predictions."""
+        if mask is not None:
+            return super().call(inputs, training=training, mask=mask)
+        found = self._predictions(inputs, training)
+        if not self._step.active:
+            return class_scores(found[-1], self._size)
+        return {
+            "masks": keras.ops.stack([one.masks for one in found], axis=1),
+            "classes": keras.ops.stack([one.classes for one in found], axis=1),
+        }
+
+    def _predictions(self, inputs: Tree, training: bool | None) -> list[Prediction]:
+        (images,) = keras_internals.standardized(self, inputs)
+        masked = (True,) * self.num_blocks if training else self._masking()
+        return self.forward(images, masked, **({} if training is None else {"training": training}))
+
+    def query_logits(self, images: Tensor, training: bool = False) -> dict[str, Any]:
+        """Returns what the queries say, as transformers' model does.
+
+        Args:
+            images: (B, height, width, C), preprocessed floats.
+            training: as in a call.
+
+        Returns:
+            "masks_queries_logits", float32 (B, Q, h, w), and "class_queries_logits", float32
+            (B, Q, num_classes + 1), whose last is "no object".
+        """
+        last = self._predictions(images, training)[-1]
+        return {"masks_queries_logits": last.masks, "class_queries_logits": last.classes}
+
+    # Training
+
+    def compile(
+        self,
+        optimizer: OptimizerLike = "auto",
+        loss: LossLike = "auto",
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = "auto",
+        weighted_metrics: MetricsLike = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """Keras' `compile`, with the loss of matched masks.
+
+        Args:
+            optimizer: "auto" is AdamW with a learning rate of 1e-4 and a decay of 0.05.
+            loss: "auto" or None is the `criterion`, on masks of labels (B, H, W) or on
+                "mask_labels" (B, T, H, W) with "class_labels" (B, T); a loss of your own gets the
+                class scores (B, height, width, num_classes).
+            loss_weights: as in Keras.
+            metrics: "auto" is `kmodels.training.MeanIoU`, if the loss is "auto" too; metrics get
+                the class scores.
+            weighted_metrics: as in `Task.compile`, like all that follow.
+            run_eagerly: see there.
+            steps_per_execution: see there.
+            jit_compile: see there.
+            auto_scale_loss: see there.
+        """
+        own = loss is None or (isinstance(loss, str) and loss == "auto")
+        if isinstance(metrics, str) and metrics == "auto":
+            mean = MeanIoU(self.num_classes, ignore_class=self.ignore_class)
+            metrics = [mean] if own else None
+        if isinstance(optimizer, str) and optimizer == "auto":
+            optimizer = keras.optimizers.AdamW(1e-4, weight_decay=0.05)
+        self._step.chosen = own
+        keras_internals.forget_metrics(self)
+        super().compile(
+            optimizer,
+            None if own else loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether it gives logits of classes: it gives scores."""
+        return False
+
+    def train_step(self, *args: object) -> Any:
+        """Runs one step of `fit`."""
+        with self._step.inside():
+            return super().train_step(*args)
+
+    def test_step(self, *args: object) -> Any:
+        """Runs one step of `evaluate`."""
+        with self._step.inside():
+            return super().test_step(*args)
+
+    def compute_loss(
+        self,
+        x: Tree = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Tensor | None = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns the loss of all predictions; of class scores where `compile` was given a loss.
+
+        Points are drawn in training, and the same in every evaluation.
+
+        Raises:
+            InputError: for labels in another form, or weights that are not one for each image.
+        """
+        if not self._step.active:
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        if sample_weight is not None and len(sample_weight.shape) != 1:
+            raise InputError(
+                f"sample_weight has shape {tuple(sample_weight.shape)}; give one for each image"
+            )
+        loss = self.criterion(
+            y,
+            y_pred["masks"],
+            y_pred["classes"],
+            seed=self.seed_generator if training else 0,
+            sample_weight=sample_weight,
+            ignore_class=self.ignore_class,
+        )
+        for extra in keras_internals.additional_losses(self):
+            loss = loss + keras.ops.cast(extra, loss.dtype)
+        return loss
+
+    def compute_metrics(
+        self, x: Tree, y: Any, y_pred: Any, sample_weight: Tensor | None = None
+    ) -> Any:
+        """Returns metrics of the class scores of the last prediction."""
+        if self._step.active:
+            last = Prediction(y_pred["masks"][:, -1], y_pred["classes"][:, -1])
+            y_pred = class_scores(last, self._size)
+            y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    # Segments
+
+    def predict_queries(self, images: Data, batch_size: int = 32) -> dict[str, np.ndarray]:
+        """Returns `query_logits` of any number of images, as NumPy arrays.
+
+        Args:
+            images: what the preprocessor takes; without one what the model takes.
+            batch_size: images at a time.
+        """
+        masked = self._masking()
+        if masked not in self._readers:
+            inputs = keras.Input(self.backbone.inputs[0].shape[1:], dtype=self.input.dtype)
+            last = self.forward(inputs, masked)[-1]
+            outputs = {"masks_queries_logits": last.masks, "class_queries_logits": last.classes}
+            self._readers[masked] = keras.Model(inputs, outputs, name="query_logits")
+        pixels: Any = images
+        if self.preprocessor is not None:
+            pixels = self.preprocessor(images)
+        elif isinstance(images, list | tuple):
+            pixels = np.stack(images)
+        return self._readers[masked].predict(pixels, batch_size=batch_size, verbose=0)
+
+    def segment(self, images: Data, batch_size: int = 32) -> Any:
+        """Returns the class of each pixel of images, in the size that they have.
+
+        Args:
+            images: what the preprocessor takes: uint8 (B, H, W, C), one image (H, W, C), or a list
+                of images of any size; without a preprocessor what the model takes.
+            batch_size: images at a time.
+
+        Returns:
+            int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
+        """
+        found = self._each(postprocess.semantic, images, batch_size)
+        if isinstance(images, list | tuple) or isinstance(found, np.ndarray):
+            return found
+        if not found:
+            return np.zeros(np.shape(images)[:3], "int32")
+        return np.stack(found)
+
+    def segment_instances(
+        self, images: Data, threshold: float = 0.8, batch_size: int = 32
+    ) -> Any:
+        """Returns instances of images, see `postprocess.instances`.
+
+        Args:
+            images: as of `segment`.
+            threshold: least score of an instance.
+            batch_size: images at a time.
+
+        Returns:
+            A dictionary of "segmentation" and "segments_info" for each image, in a list; of one
+            image (H, W, C) the dictionary alone.
+        """
+        return self._each(postprocess.instances, images, batch_size, threshold=threshold)
+
+    def segment_panoptic(
+        self,
+        images: Data,
+        threshold: float = 0.8,
+        mask_threshold: float = 0.5,
+        overlap_mask_area_threshold: float = 0.8,
+        stuff_classes: Collection[int] | None = None,
+        batch_size: int = 32,
+    ) -> Any:
+        """Returns segments of images that do not overlap, see `postprocess.panoptic`.
+
+        Args:
+            images: as of `segment`.
+            threshold: least share of a segment's class.
+            mask_threshold: least share of its pixels.
+            overlap_mask_area_threshold: share of its mask that others must leave.
+            stuff_classes: classes whose segments become one.
+            batch_size: images at a time.
+
+        Returns:
+            As of `segment_instances`.
+        """
+        return self._each(
+            postprocess.panoptic,
+            images,
+            batch_size,
+            threshold=threshold,
+            mask_threshold=mask_threshold,
+            overlap_mask_area_threshold=overlap_mask_area_threshold,
+            stuff_classes=stuff_classes,
+        )
+
+    def _each(
+        self, process: Callable[..., Any], images: Data, batch_size: int, **more: Any
+    ) -> Any:
+        """Returns what a function of `postprocess` makes of each image, or of a single one."""
+        listed = isinstance(images, list | tuple)
+        given: Any = images if listed else to_numpy(images)
+        if not listed and given.ndim == 3:
+            return self._each(process, given[None], batch_size, **more)[0]
+        sizes = [np.shape(image)[:2] for image in given]
+        if not sizes:
+            return []
+        said = self.predict_queries(given, batch_size)
+        rows = zip(said["masks_queries_logits"], said["class_queries_logits"], sizes, strict=True)
+        return [process(masks, own, self._size, size, **more) for masks, own, size in rows]
+
+    def resized(self, image_size: Any, patch_size: int | None = None) -> Any:
+        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
+        return resize_positions.resized(self, image_size, patch_size)

@@ -1,0 +1,1 @@
+"""The loss of models that predict a set of masks, each with a class."""

@@ -1,0 +1,211 @@
+"""The loss of a set of masks, matched with those of the image (Cheng et al. 2022)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import Tensor, Tree
+from kmodels.training.matching.assignment import linear_sum_assignment
+from kmodels.training.matching.points import at_own_points, at_shared_points, rows_of
+from kmodels.training.matching.targets import Targets, targets_of
+
+# Stands for a cost that is no number: such a pair is taken where there is no other.
+_WORST = 1e6
+
+
+@dataclass(frozen=True)
+class SetCriterion:
+    """The loss of predicted masks after the cheapest one-to-one matching with those of an image.
+
+    It adds the cross-entropy of each query's class, which is "no object" where a query has no mask,
+    and of matched masks the binary cross-entropy and the dice loss at points: most of them where
+    the prediction is least certain, the others drawn uniformly.
+
+    Args:
+        num_classes: number of classes.
+        no_object_weight: weight of "no object" in the cross-entropy of classes.
+        class_weight: of that cross-entropy, in the loss and in the costs of the matching.
+        mask_weight: of the binary cross-entropy of masks, likewise.
+        dice_weight: of the dice loss, likewise.
+        train_num_points: points of each mask.
+        oversample_ratio: so many times as many are drawn, of which the least certain are taken.
+        importance_sample_ratio: share of the points that are taken so.
+
+    Raises:
+        InputError: for settings that cannot be.
+
+    Source:
+        Cheng et al. 2022, section 3.3 (arXiv:2112.01527); transformers' `Mask2FormerLoss`.
+    """
+
+    num_classes: int
+    no_object_weight: float = 0.1
+    class_weight: float = 2.0
+    mask_weight: float = 5.0
+    dice_weight: float = 5.0
+    train_num_points: int = 12544
+    oversample_ratio: float = 3.0
+    importance_sample_ratio: float = 0.75
+
+    def __post_init__(self) -> None:
+        check_whole("num_classes", self.num_classes)
+        check_whole("train_num_points", self.train_num_points)
+        for name in ("no_object_weight", "class_weight", "mask_weight", "dice_weight"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
+        if self.oversample_ratio < 1:
+            raise InputError(f"oversample_ratio is {self.oversample_ratio}; give at least 1")
+        if not 0 <= self.importance_sample_ratio <= 1:
+            raise InputError(
+                f"importance_sample_ratio is {self.importance_sample_ratio}; give 0 to 1"
+            )
+
+    def __call__(
+        self,
+        y: Tree,
+        masks: Tensor,
+        classes: Tensor,
+        seed: int | keras.random.SeedGenerator | None = None,
+        sample_weight: Tensor | None = None,
+        ignore_class: int | None = None,
+    ) -> Any:
+        """Returns the loss of one prediction, or the sum over several of the same images.
+
+        Args:
+            y: masks of labels (B, H, W), of which each class is a target; or a dictionary of
+                "mask_labels" (B, T, H, W) and "class_labels" (B, T), which is -1 where there is
+                none.
+            masks: logits of masks (B, Q, h, w), or (B, L, Q, h, w) of L predictions.
+            classes: logits of classes (B, Q, num_classes + 1), or (B, L, Q, num_classes + 1), the
+                last for "no object".
+            seed: of the points.
+            sample_weight: (B,) weights of images, or None.
+            ignore_class: label of pixels that belong to no target, or None.
+
+        Returns:
+            A scalar, float32.
+        """
+        ops = keras.ops
+        masks, classes = ops.cast(masks, "float32"), ops.cast(classes, "float32")
+        if len(masks.shape) == 4:
+            masks, classes = ops.expand_dims(masks, 1), ops.expand_dims(classes, 1)
+        targets = targets_of(y, self.num_classes, masks.shape[2], ignore_class)
+        rows = ops.ones_like(masks[:, 0, 0, 0, 0])
+        if sample_weight is not None:
+            rows = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
+        several = masks.shape[1]
+        points = [self._drawn(rows, seed) for _ in range(several)]
+        costs = [
+            self.costs(targets, masks[:, i], classes[:, i], points[i]) for i in range(several)
+        ]
+        # All predictions are matched at a time: a compiled step then has one loop for them.
+        cost = ops.stop_gradient(ops.concatenate(costs, axis=0))
+        found = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
+        found = ops.reshape(found, (several, -1, targets.classes.shape[1]))
+        loss = 0.0
+        for i in range(several):
+            loss += self._matched(targets, masks[:, i], found[i], seed, rows)
+            loss += self.class_weight * self.class_loss(targets, classes[:, i], found[i], rows)
+        return loss
+
+    def _drawn(self, rows: Any, seed: Any) -> Any:
+        shape = (keras.ops.shape(rows)[0], self.train_num_points, 2)
+        return keras.random.uniform(shape, dtype="float32", seed=seed)
+
+    def _matched(self, targets: Targets, masks: Any, found: Any, seed: Any, rows: Any) -> Any:
+        """Returns the loss of masks (B, Q, h, w) that were matched, found (B, T)."""
+        ops = keras.ops
+        counted = ops.cast(found >= 0, "float32") * ops.expand_dims(rows, 1)
+        chosen = rows_of(masks, ops.maximum(found, 0))  # (B, T, h, w)
+        shape = (ops.shape(masks)[0], targets.classes.shape[1])
+        points = ops.stop_gradient(self._points(chosen, shape, seed))
+        mask, dice = mask_losses(at_own_points(chosen, points), targets.at_own_points(points))
+        losses = self.mask_weight * mask + self.dice_weight * dice
+        return ops.sum(losses * counted) / ops.maximum(ops.sum(counted), 1.0)
+
+    def costs(self, targets: Targets, masks: Tensor, classes: Tensor, points: Tensor) -> Any:
+        """Returns what it costs to match each target with each query.
+
+        Args:
+            targets: masks of the images.
+            masks: logits (B, Q, h, w).
+            classes: logits (B, Q, num_classes + 1).
+            points: (B, P, 2) where masks are compared.
+
+        Returns:
+            float32 (B, T, Q).
+        """
+        ops, number = keras.ops, points.shape[1]
+        shares = ops.transpose(ops.softmax(classes, axis=-1), (0, 2, 1))  # (B, classes, Q)
+        cost = -self.class_weight * rows_of(shares, ops.maximum(targets.classes, 0))
+        said = at_shared_points(masks, points)  # (B, Q, P)
+        held = targets.at_shared_points(points)  # (B, T, P)
+        # Cross-entropy is softplus(x) - x * label.
+        cross = ops.expand_dims(ops.sum(ops.softplus(said), axis=2), 1)
+        cross = cross - ops.einsum("btp,bqp->btq", held, said)
+        cost += self.mask_weight * cross / number
+        share = ops.sigmoid(said)
+        both = ops.einsum("btp,bqp->btq", held, share)
+        sizes = ops.expand_dims(ops.sum(held, axis=2), 2) + ops.expand_dims(
+            ops.sum(share, axis=2), 1
+        )
+        cost += self.dice_weight * (1 - (2 * both + 1) / (sizes + 1))
+        return ops.where(ops.isfinite(cost), ops.clip(cost, -_WORST, _WORST), _WORST)
+
+    def _points(self, masks: Any, shape: tuple[Any, int], seed: Any) -> Any:
+        """Returns points (B, T, P, 2), most of them where logits (B, T, h, w) are near 0."""
+        ops, number = keras.ops, self.train_num_points
+        drawn = int(number * self.oversample_ratio)
+        uncertain = int(number * self.importance_sample_ratio)
+        points = keras.random.uniform((*shape, drawn, 2), dtype="float32", seed=seed)
+        distance = ops.abs(at_own_points(masks, points))
+        index = ops.expand_dims(ops.top_k(-distance, uncertain)[1], 3) if uncertain else None
+        parts = []
+        if index is not None:
+            parts.append(ops.take_along_axis(points, ops.tile(index, (1, 1, 1, 2)), axis=2))
+        if rest := number - uncertain:
+            parts.append(keras.random.uniform((*shape, rest, 2), dtype="float32", seed=seed))
+        return ops.concatenate(parts, axis=2)
+
+    def class_loss(
+        self, targets: Targets, classes: Tensor, found: Tensor, rows: Tensor | None = None
+    ) -> Any:
+        """Returns the weighted mean of the cross-entropy of all queries, a scalar.
+
+        Args:
+            targets: masks of the images.
+            classes: logits (B, Q, num_classes + 1).
+            found: int32 (B, T), the query of each target; -1 for none.
+            rows: (B,) weights of images, or None.
+        """
+        ops, last = keras.ops, self.num_classes
+        queries = ops.reshape(ops.arange(classes.shape[1], dtype="int32"), (1, 1, -1))
+        of_query = ops.expand_dims(found, 2) == queries  # (B, T, Q)
+        wanted = ops.sum(
+            ops.where(of_query, ops.expand_dims(targets.classes, 2), 0), axis=1
+        )
+        wanted = ops.where(ops.any(of_query, axis=1), wanted, last)  # (B, Q)
+        weight = ops.where(wanted == last, self.no_object_weight, 1.0)
+        if rows is not None:
+            weight = weight * ops.expand_dims(ops.cast(rows, "float32"), 1)
+        shares = ops.log_softmax(classes, axis=-1)
+        own = ops.take_along_axis(shares, ops.expand_dims(wanted, 2), axis=2)[..., 0]
+        total = ops.sum(weight)
+        return -ops.sum(own * weight) / ops.where(total > 0, total, 1.0)
+
+
+def mask_losses(logits: Tensor, labels: Tensor) -> tuple[Any, Any]:
+    """Returns binary cross-entropy and dice loss of each mask, both (B, T).
+
+    Args:
+        logits: (B, T, P) at the points of each mask.
+        labels: (B, T, P), from 0 to 1.
+    """
+    ops = keras.ops
+    cross = ops.mean(ops.softplus(logits) - logits * labels, axis=2)
+    shares = ops.sigmoid(logits)
+    both = ops.sum(shares * labels, axis=2)
+    sizes = ops.sum(shares, axis=2) + ops.sum(labels, axis=2)
+    return cross, 1 - (2 * both + 1) / (sizes + 1)
