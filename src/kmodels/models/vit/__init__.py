@@ -3,6 +3,7 @@
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.dino.head import DINOHead
+from kmodels.models.vit.eomt.segmenter import EoMTImageSegmenter
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.gemma4.blocks import ClippedDense, Gemma4VisionBlock
 from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
@@ -44,6 +45,7 @@ __all__ = [
     "DeiTImageClassifier",
     "DeiTImageClassifierPreprocessor",
     "DeiTImageConverter",
+    "EoMTImageSegmenter",
     "Gemma3VisionEncoder",
     "Gemma4VisionBlock",
     "Gemma4VisionEmbedder",

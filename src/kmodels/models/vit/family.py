@@ -9,13 +9,23 @@ from kmodels.models.registry import Family
 from kmodels.models.vit.channels import adapt_rules, adapt_statistics
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.eomt.segmenter import EoMTImageSegmenter
 from kmodels.models.vit.exports.huggingface import transformers_form
 from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
-from kmodels.models.vit.weights import augreg, clip_siglip, dinov2, dinov3, eva, huggingface, timm
+from kmodels.models.vit.weights import (
+    augreg,
+    clip_siglip,
+    dinov2,
+    dinov3,
+    eomt,
+    eva,
+    huggingface,
+    timm,
+)
 from kmodels.models.vit.weights.keras_hub_config import PEERS
 from kmodels.weights.tensors import LazyArray
 
@@ -27,6 +37,13 @@ SIZES_OF_DECODER = (
     *("decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads"),
     "decoder_intermediate_size",
 )
+# Of EoMT's settings each decides some variables.
+OF_QUERIES = {
+    "num_queries": ("queries/",),
+    "num_blocks": ("mask_probabilities/attn_mask_probs",),
+    "annealing_steps": ("mask_probabilities/step",),
+    "num_upscale_blocks": ("upscale_", "mask_head/"),
+}
 
 
 def _defaults(config: ViTConfig, task: dict[str, Any]) -> dict[str, Any]:
@@ -58,20 +75,21 @@ def sizes(config: ViTConfig) -> Sizes:
 FAMILY = Family(
     name="vit",
     backbone=ViTBackbone,
-    tasks=(ViTImageClassifier, ViTImageSegmenter, ViTMAEForPreTraining),
+    tasks=(ViTImageClassifier, ViTImageSegmenter, EoMTImageSegmenter, ViTMAEForPreTraining),
     presets=PRESETS,
-    formats=(huggingface, dinov2, dinov3, clip_siglip, eva, timm, augreg),
+    formats=(huggingface, dinov2, dinov3, eomt, clip_siglip, eva, timm, augreg),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
-        "num_classes": (*HEADS, "pixel_logits/"),
+        "num_classes": (*HEADS, "pixel_logits/", "class_logits/"),
         "head_bias": HEADS,
         "pooling": ("pooling/", "distillation_logits/"),
         "pooled_norm": ("pooled_norm/",),
         "intermediate_dim": ("pre_logits/", *HEADS),
         "use_batch_norm": PIXEL_HEADS,
         **dict.fromkeys(SIZES_OF_DECODER, DECODER),
+        **OF_QUERIES,
     },
-    new_where_absent=frozenset(SIZES_OF_DECODER),
+    new_where_absent=frozenset({*SIZES_OF_DECODER, *OF_QUERIES}),
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,
     fit=_fit,

@@ -1,7 +1,6 @@
 """A ViT as transformers writes it: which of its models that is, config.json, and the table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -9,6 +8,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder.rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.exports.form import Form
 from kmodels.models.vit.exports.patches import patch_form
 from kmodels.models.vit.exports.traits import (
     BIAS,
@@ -19,52 +19,13 @@ from kmodels.models.vit.exports.traits import (
     UNBIASED,
     Settings,
     head,
-    lacking,
-    unusual,
 )
-from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, huggingface, mae
+from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
 # Multiples of the width among which DINOv2's MLPs are found.
 RATIOS = range(1, 17)
-
-
-@dataclass(frozen=True)
-class Form:
-    """A model of transformers.
-
-    Args:
-        name: for messages.
-        needs: what is unusual in the original ViT, and always there in this one.
-        can: what may be there.
-        heads: the pairs of pooling and head that it has.
-        describe: (config, settings) to the fields of config.json that no other form has.
-        table: (config, settings) to the rules.
-        unbiased: parts that may have no bias; others get one of zeros.
-        only: what else a config must be, where two models of transformers are alike.
-    """
-
-    name: str
-    needs: frozenset[str]
-    can: frozenset[str]
-    heads: frozenset[tuple[str | None, str]]
-    describe: Callable[[ViTConfig, Settings], dict[str, Any]]
-    table: Callable[[ViTConfig, Settings], list[Rule]]
-    unbiased: frozenset[str] = frozenset()
-    only: Callable[[ViTConfig], bool] = lambda config: True
-
-    def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
-        """Returns what a model has that this one cannot express."""
-        return lacking(config, settings, self.needs | self.can, self.heads)
-
-    def suits(self, config: ViTConfig, settings: Settings) -> bool:
-        """Returns whether this is the model."""
-        return (
-            self.only(config)
-            and self.needs.issubset(unusual(config, settings))
-            and not self.unsupported_out(config, settings)
-        )
 
 
 def transformers_form(
@@ -87,7 +48,13 @@ def transformers_form(
     form = next((form for form in FORMS if form.suits(config, settings)), None)
     if form is None:
         nearest = MAE if "mask_ratio" in settings else VIT
-        lacking = nearest.unsupported_out(config, settings) or ["images that are not square"]
+        if eomt.SETTING in settings:
+            nearest = EOMT_DINOV3 if config.rope_theta is not None else EOMT
+        lacking = nearest.unsupported_out(config, settings) or [
+            "images that are not square"
+            if config.grid[0] != config.grid[1]
+            else "positions of the class token; give position_over_prefix=False"
+        ]
         problems = ", ".join(lacking)
         raise InputError(f"transformers' ViT has no counterpart for {problems}")
     height, width, channels = config.image_shape
@@ -110,7 +77,10 @@ def transformers_form(
     if form.name in TOWERS and head(settings) == LOGITS:
         described = _nested(described)
     pictures = picture_form(getattr(model, "preprocessor", None))
-    return described, pictures, table, _zeros(form, config, table)
+    more = _zeros(form, config, table)
+    if form.setting == eomt.SETTING:
+        more |= eomt.more_tensors(config, settings)
+    return described, pictures, table, more
 
 
 def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
@@ -189,9 +159,6 @@ def _dinov2_table(config: ViTConfig, settings: Settings) -> list[Rule]:
 
 
 def _dinov3(config: ViTConfig, settings: Settings) -> dict[str, Any]:
-    biases = {name: getattr(config, ours) for ours, name in dinov3.BIASES.items()}
-    for name in ("query_bias", "key_bias", "value_bias", "proj_bias"):
-        biases[name] = biases[name] and config.use_mha_bias
     return {
         "architectures": ["DINOv3ViTModel"],
         "model_type": dinov3.KIND,
@@ -199,12 +166,26 @@ def _dinov3(config: ViTConfig, settings: Settings) -> dict[str, Any]:
         "drop_path_rate": config.drop_path_rate,
         "layerscale_value": config.layer_scale,
         "num_register_tokens": config.num_register_tokens,
-        "rope_theta": config.rope_theta,
         "use_gated_mlp": config.use_swiglu_ffn,
         **({"hidden_act": "silu"} if config.use_swiglu_ffn else {}),
-        **biases,
-        **{name: getattr(config, name) for name in dinov3.MOVES},
+        **_turning(config),
     }
+
+
+def _turning(config: ViTConfig) -> dict[str, Any]:
+    """Returns the rotary embedding of DINOv3, its draws and the biases."""
+    biases = {name: getattr(config, ours) for ours, name in dinov3.BIASES.items()}
+    for name in ("query_bias", "key_bias", "value_bias", "proj_bias"):
+        biases[name] = biases[name] and config.use_mha_bias
+    moves = {name: getattr(config, name) for name in dinov3.MOVES}
+    return {"rope_theta": config.rope_theta, **biases, **moves}
+
+
+def _eomt(config: ViTConfig, settings: Settings) -> dict[str, Any]:
+    own = _turning(config)
+    if config.rope_theta is None:
+        own = {"mlp_ratio": _ratio(config), "use_swiglu_ffn": config.use_swiglu_ffn}
+    return {**eomt.describe(config, settings), **own}
 
 
 def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
@@ -325,8 +306,29 @@ MAE = Form(
     lambda config, settings: [*_plain_table("vit")(config, {"num_classes": 1}), *mae.rules()],
     only=lambda config: config.grid[0] == config.grid[1],
 )
+EOMT = Form(
+    "EoMT",
+    frozenset({"layer_scale"}),
+    frozenset({BIAS, UNBIASED, "position_over_prefix=False", "register tokens", "SwiGLU"}),
+    frozenset({(None, LOGITS)}),
+    _eomt,
+    lambda config, settings: eomt.rules(config),
+    only=lambda config: config.grid[0] == config.grid[1] and not config.num_special_positions,
+    setting=eomt.SETTING,
+)
+EOMT_DINOV3 = Form(
+    "EoMT on DINOv3",
+    DINOV3.needs,
+    frozenset({BIAS, UNBIASED, "register tokens"}),
+    EOMT.heads,
+    _eomt,
+    EOMT.table,
+    unbiased=DINOV3.unbiased,
+    only=EOMT.only,
+    setting=eomt.SETTING,
+)
 TOWERS = ("CLIP", "SigLIP", "SigLIP 2")
-FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2, MAE)
+FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2, MAE, EOMT, EOMT_DINOV3)
 
 
 def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:

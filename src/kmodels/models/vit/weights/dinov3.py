@@ -101,9 +101,7 @@ def open_checkpoint(
         "use_mask_token": MASK in tensors if weights else True,
         "use_swiglu_ffn": gated,
         "use_position_embedding": False,
-        "rope_theta": _theta(description),
-        **{ours: get(theirs, theirs != "key_bias") for ours, theirs in BIASES.items()},
-        **{name: get(name, 2.0 if name == "pos_embed_rescale" else None) for name in MOVES},
+        **turning(description),
     }
     config = ViTConfig(**backbone)
     if given.get("use_mask_token") is False:
@@ -122,6 +120,12 @@ def open_checkpoint(
     )
 
 
-def _theta(description: dict[str, Any]) -> float:
-    held = description.get("rope_parameters") or {}
-    return float(held.get("rope_theta", description.get("rope_theta", 100.0)))
+def turning(description: dict[str, Any]) -> dict[str, Any]:
+    """Returns the rotary embedding, its draws and the biases that a config.json describes."""
+    get = description.get
+    held = get("rope_parameters") or {}
+    return {
+        "rope_theta": float(held.get("rope_theta", get("rope_theta", 100.0))),
+        **{ours: get(theirs, theirs != "key_bias") for ours, theirs in BIASES.items()},
+        **{name: get(name, 2.0 if name == "pos_embed_rescale" else None) for name in MOVES},
+    }

@@ -1,0 +1,250 @@
+"""Hugging Face directories of EoMT, on DINOv2 with registers and on DINOv3."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
+from kmodels.weights import (
+    LazyArray,
+    Rule,
+    SourceCheckpoint,
+    leading_axes,
+    patch_kernel,
+    read_safetensors,
+    transpose,
+)
+from kmodels.weights.transforms import Transform, identity
+
+KINDS = ("eomt", "eomt_dinov3")
+NAMES = dict(zip(KINDS, ("Eomt", "EomtDinov3"), strict=True))
+POSITIONS = "embeddings.position_embeddings.weight"
+# There with a length of 0 in models without registers.
+REGISTERS = "embeddings.register_tokens"
+# Weights of the classes in the loss, which `no_object_weight` says too.
+CLASS_WEIGHTS = "criterion.empty_weight"
+BLOCK = "layers.{i}"
+# What no other task has.
+SETTING = "num_queries"
+# The settings of the task, and what they are where config.json leaves them out.
+SETTINGS = {
+    "num_queries": 200,
+    "num_blocks": 4,
+    "num_upscale_blocks": 2,
+    "no_object_weight": 0.1,
+    "class_weight": 2.0,
+    "mask_weight": 5.0,
+    "dice_weight": 5.0,
+    "train_num_points": 12544,
+    "oversample_ratio": 3.0,
+    "importance_sample_ratio": 0.75,
+}
+# Sizes of both kinds where config.json leaves them out.
+SIZES = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "image_size": 640,
+    "patch_size": 16,
+}
+
+
+
+def _swapped(x: np.ndarray) -> np.ndarray:
+    return np.transpose(x, (2, 3, 0, 1))
+
+
+depthwise = Transform(_swapped, _swapped)
+"""Depthwise convolution (D, 1, 3, 3) <-> (3, 3, D, 1)."""
+
+
+def transposed_kernel(width: int) -> Transform:
+    """Transposed convolution (D, D, 2, 2) <-> (D, 4 D), columns as (row, column, channel)."""
+    return Transform(
+        lambda x: np.transpose(x, (0, 2, 3, 1)).reshape(width, 4 * width),
+        lambda x: np.transpose(x.reshape(width, 2, 2, width), (0, 3, 1, 2)),
+    )
+
+
+def head_rules(width: int) -> list[Rule]:
+    """Returns the table of what EoMT adds to a ViT of this width."""
+    scale = "upscale_block.block.{i}"
+    return [
+        Rule("query.weight", "queries/embedding"),
+        Rule("attn_mask_probs", "mask_probabilities/attn_mask_probs"),
+        Rule(f"{scale}.conv1.weight", "upscale_{i}/kernel", transposed_kernel(width)),
+        Rule(f"{scale}.conv1.bias", "upscale_{i}/bias"),
+        Rule(f"{scale}.conv2.weight", "upscale_{i}/depthwise_kernel", depthwise),
+        *encoder_rules.norms({f"{scale}.layernorm2d": "upscale_{i}/norm"}),
+        *encoder_rules.dense(
+            {f"mask_head.fc{i + 1}": f"mask_head/dense_{i}" for i in range(3)}
+        ),
+        *encoder_rules.dense({"class_predictor": "class_logits"}),
+    ]
+
+
+def rules(config: ViTConfig) -> list[Rule]:
+    """Returns the table of DINOv2's kind, and of DINOv3's where patches turn by their places."""
+    heads = head_rules(config.hidden_dim)
+    if config.rope_theta is not None:
+        table = dinov3.rules(config)
+        # There the norm is called as in DINOv2, and the blocks lie beside it.
+        renamed = {"norm.": "layernorm.", "layer.{i}.": f"{BLOCK}."}
+        return [*(_renamed(rule, renamed) for rule in table), *heads]
+    projection = "embeddings.patch_embeddings.projection"
+    names = {"q": "query", "k": "key", "v": "value", "out": "output"}
+    patch = patch_kernel(config.patch_size, config.image_shape[2])
+    mlp = {"fc1": "up", "fc2": "down"}
+    if config.use_swiglu_ffn:
+        mlp = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+    return [
+        Rule("embeddings.cls_token", "tokens/class_token"),
+        Rule(REGISTERS, "tokens/register_tokens"),
+        Rule(POSITIONS, "tokens/position_embedding", leading_axes(1)),
+        Rule(f"{projection}.weight", "patch_embedding/kernel", patch),
+        Rule(f"{projection}.bias", "patch_embedding/bias"),
+        Rule(f"{BLOCK}.layer_scale1.lambda1", "block_{i}/attention_scale/scale"),
+        Rule(f"{BLOCK}.layer_scale2.lambda1", "block_{i}/mlp_scale/scale"),
+        *encoder_rules.dense(
+            {
+                f"{BLOCK}.attention.{theirs}_proj": f"block_{{i}}/attention/{ours}"
+                for theirs, ours in names.items()
+            }
+        ),
+        *encoder_rules.dense(
+            {f"{BLOCK}.mlp.{theirs}": f"block_{{i}}/mlp/{ours}" for theirs, ours in mlp.items()}
+        ),
+        *encoder_rules.norms(
+            {
+                f"{BLOCK}.norm1": "block_{i}/attention_norm",
+                f"{BLOCK}.norm2": "block_{i}/mlp_norm",
+                "layernorm": "final_norm",
+            }
+        ),
+        # transformers once kept gate and what it multiplies in one tensor.
+        *(
+            Rule(f"{BLOCK}.mlp.weights_in.{part}", [f"{x}/{ours}" for x in dinov2.GATED], change)
+            for part, ours, change in (
+                ("weight", "kernel", transpose),
+                ("bias", "bias", identity),
+            )
+        ),
+        *encoder_rules.dense({f"{BLOCK}.mlp.weights_out": "block_{i}/mlp/down"}),
+        *heads,
+    ]
+
+
+def _renamed(rule: Rule, names: Mapping[str, str]) -> Rule:
+    for theirs, ours in names.items():
+        if rule.source.startswith(theirs):
+            return replace(rule, source=ours + rule.source.removeprefix(theirs))
+    return rule
+
+
+def matches(path: Path, description: dict[str, Any]) -> bool:
+    """Returns whether a directory with this config.json is of this format."""
+    return path.is_dir() and description.get("model_type") in KINDS
+
+
+def open_checkpoint(
+    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+) -> SourceCheckpoint:
+    """Understands a directory.
+
+    Args:
+        path: path of the directory.
+        description: the object in its config.json.
+        given: unused; the file says it all.
+        weights: False where only the architecture is wanted and no tensors need be there.
+
+    Raises:
+        InputError: for settings that the model has no counterpart for.
+    """
+    get, turns = description.get, description["model_type"] == KINDS[1]
+    if get("use_gated_mlp", False):
+        raise InputError(
+            f"{path}: use_gated_mlp is True; only EoMT with plain MLPs is supported on DINOv3"
+        )
+    tensors = dict(read_safetensors(path)) if weights else {}
+    backbone = huggingface_config.backbone_fields(path, SIZES | description) | {
+        "layer_norm_epsilon": get("layer_norm_eps", 1e-6),
+        "drop_path_rate": get("drop_path_rate", 0.0),
+        "layer_scale": get("layerscale_value", 1.0),
+        "num_register_tokens": get("num_register_tokens", 4),
+    }
+    if turns:
+        backbone |= {"use_position_embedding": False, **dinov3.turning(description)}
+    else:
+        width, ratio = backbone["hidden_dim"], get("mlp_ratio", 4)
+        gated = get("use_swiglu_ffn", False)
+        backbone |= {
+            "position_over_prefix": False,
+            "use_swiglu_ffn": gated,
+            "mlp_dim": dinov2.gated_dim(width, ratio) if gated else int(width * ratio),
+        }
+        if gated:
+            backbone["approximate_gelu"] = False
+    config = ViTConfig(**backbone)
+    settings = {name: get(name, usual) for name, usual in SETTINGS.items()}
+    if (held := tensors.pop(CLASS_WEIGHTS, None)) is not None:
+        settings["no_object_weight"] = round(float(held.read()[-1]), 6)
+    if REGISTERS in tensors and not config.num_register_tokens:
+        del tensors[REGISTERS]
+    head = tensors.get("class_predictor.bias")
+    labels = huggingface_config.labels(description, weights, "ForUniversalSegmentation")
+    classes = labels if head is None else head.shape[0] - 1
+    return SourceCheckpoint(
+        path=path,
+        kind="Hugging Face",
+        backbone=backbone,
+        task={"num_classes": classes, **settings},
+        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        tensors=tensors,
+        rules=rules(config),
+        fit=fitting(config, POSITIONS, flat=True),
+    )
+
+
+def describe(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of config.json that other models of transformers have not.
+
+    Args:
+        config: config of the backbone.
+        settings: of the task.
+    """
+    kind = KINDS[config.rope_theta is not None]
+    return {
+        "architectures": [f"{NAMES[kind]}ForUniversalSegmentation"],
+        "model_type": kind,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_dropout": config.attention_dropout,
+        "drop_path_rate": config.drop_path_rate,
+        "layerscale_value": config.layer_scale,
+        "num_register_tokens": config.num_register_tokens,
+        **{name: settings[name] for name in SETTINGS},
+    }
+
+
+def more_tensors(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, LazyArray]:
+    """Returns what the format has and the model has not.
+
+    Args:
+        config: config of the backbone.
+        settings: of the task.
+    """
+    weights = np.ones(settings["num_classes"] + 1, "float32")
+    weights[-1] = settings["no_object_weight"]
+    found = {CLASS_WEIGHTS: LazyArray(weights.shape, weights.dtype, lambda: weights)}
+    if not config.num_register_tokens:
+        none = np.zeros((1, 0, config.hidden_dim), "float32")
+        found[REGISTERS] = LazyArray(none.shape, none.dtype, lambda: none)
+    return found
