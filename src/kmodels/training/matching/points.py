@@ -21,6 +21,7 @@ def corners(points: Tensor, size: tuple[int, int]) -> list[tuple[Any, Any]]:
         Four pairs of int32 numbers of pixels, row by row, and weights, both (...).
     """
     ops, (height, width) = keras.ops, size
+    points = ops.convert_to_tensor(points)
     x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
     left, top = ops.floor(x), ops.floor(y)
     found = []

@@ -14,7 +14,12 @@ from kmodels.data.fit.batches import to_numpy
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
 from kmodels.models.vit.eomt import postprocess
-from kmodels.models.vit.eomt.forward import Forward, Prediction, check_backbone, class_scores
+from kmodels.models.vit.eomt.mask_transformer import (
+    MaskTransformer,
+    Prediction,
+    check_backbone,
+    class_scores,
+)
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.task import CompiledByDefault, Task
@@ -130,7 +135,7 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         }
         criterion = SetCriterion(num_classes, **weights)
         policy = keras.dtype_policies.get(head_dtype or backbone.dtype_policy)
-        forward = Forward(
+        mask_transformer = MaskTransformer(
             backbone,
             num_classes,
             num_queries,
@@ -143,7 +148,7 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
 
         # === Graph ===
         inputs = backbone.inputs[0]
-        last = forward(inputs, (True,) * num_blocks)[-1]
+        last = mask_transformer(inputs, (True,) * num_blocks)[-1]
         super().__init__(
             backbone=backbone,
             preprocessor=preprocessor,
@@ -158,7 +163,7 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         self.num_blocks = num_blocks
         self.ignore_class = ignore_class
         self.criterion = criterion
-        self.seed_generator = forward.probabilities.add_seed(1.0, seed)
+        self.seed_generator = mask_transformer.probabilities.add_seed(1.0, seed)
         self.settings = {
             "num_classes": num_classes,
             "num_queries": num_queries,
@@ -172,7 +177,7 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         self.head_dtype = policy
         # Around Keras' __setattr__, which would count layers as those of this model again.
         for name, value in {
-            "forward": forward,
+            "mask_transformer": mask_transformer,
             "_size": size,
             "_step": _Step(),
             # Which blocks mask, where steps were traced; the models of `predict_queries` by it.
@@ -186,14 +191,14 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
     @property
     def attn_mask_probs(self) -> np.ndarray:
         """The share of queries that each block with queries masks, float32 (num_blocks,)."""
-        return keras.ops.convert_to_numpy(self.forward.probabilities.attn_mask_probs)
+        return keras.ops.convert_to_numpy(self.mask_transformer.probabilities.attn_mask_probs)
 
     @attn_mask_probs.setter
     def attn_mask_probs(self, values: Any) -> None:
         shares = np.broadcast_to(np.asarray(values, "float32"), (self.num_blocks,))
         if not ((shares >= 0) & (shares <= 1)).all():
             raise InputError(f"attn_mask_probs are {shares.tolist()}; give numbers from 0 to 1")
-        self.forward.probabilities.attn_mask_probs.assign(shares)
+        self.mask_transformer.probabilities.attn_mask_probs.assign(shares)
 
     def _masking(self) -> tuple[bool, ...]:
         """Returns which blocks mask now; inside a trace, which did when it was asked for."""
@@ -234,7 +239,7 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
     def _predictions(self, inputs: Tree, training: bool | None) -> list[Prediction]:
         (images,) = keras_internals.standardized(self, inputs)
         masked = (True,) * self.num_blocks if training else self._masking()
-        return self.forward(images, masked, **({} if training is None else {"training": training}))
+        return self.mask_transformer(images, masked, **({} if training is None else {"training": training}))
 
     def query_logits(self, images: Tensor, training: bool = False) -> dict[str, Any]:
         """Returns what the queries say, as transformers' model does.
@@ -355,6 +360,7 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         if self._step.active:
             last = Prediction(y_pred["masks"][:, -1], y_pred["classes"][:, -1])
             y_pred = class_scores(last, self._size)
+        if self._step.chosen:
             y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
@@ -370,7 +376,7 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         masked = self._masking()
         if masked not in self._readers:
             inputs = keras.Input(self.backbone.inputs[0].shape[1:], dtype=self.input.dtype)
-            last = self.forward(inputs, masked)[-1]
+            last = self.mask_transformer(inputs, masked)[-1]
             outputs = {"masks_queries_logits": last.masks, "class_queries_logits": last.classes}
             self._readers[masked] = keras.Model(inputs, outputs, name="query_logits")
         pixels: Any = images

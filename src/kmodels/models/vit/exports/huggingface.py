@@ -182,8 +182,10 @@ def _turning(config: ViTConfig) -> dict[str, Any]:
 
 
 def _eomt(config: ViTConfig, settings: Settings) -> dict[str, Any]:
-    own = _turning(config)
-    if config.rope_theta is None:
+    own = {**_turning(config), "use_gated_mlp": False}
+    if (theta := own.pop("rope_theta")) is not None:
+        own["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    else:
         own = {"mlp_ratio": _ratio(config), "use_swiglu_ffn": config.use_swiglu_ffn}
     return {**eomt.describe(config, settings), **own}
 

@@ -96,7 +96,7 @@ def rules(config: ViTConfig) -> list[Rule]:
     """Returns the table of DINOv2's kind, and of DINOv3's where patches turn by their places."""
     heads = head_rules(config.hidden_dim)
     if config.rope_theta is not None:
-        table = dinov3.rules(config)
+        table = [rule for rule in dinov3.rules(config) if rule.source != dinov3.MASK]
         # There the norm is called as in DINOv2, and the blocks lie beside it.
         renamed = {"norm.": "layernorm.", "layer.{i}.": f"{BLOCK}."}
         return [*(_renamed(rule, renamed) for rule in table), *heads]

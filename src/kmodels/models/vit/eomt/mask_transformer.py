@@ -56,7 +56,7 @@ class Prediction:
     classes: Any
 
 
-class Forward:
+class MaskTransformer:
     """The layers of an EoMT, and how images go through them.
 
     Args:
