@@ -31,6 +31,11 @@ class Settings(recipe.Common):
     data: str = flag("scenes", "scenes[:N] | folder:DIR, which has images and masks")
     image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
     ignore: int = flag(255, "value of pixels that have no class")
+    head: str = flag("linear", "linear on patches, or EoMT's queries", choices=("linear", "eomt"))
+    queries: int = flag(20, "of --head eomt: most segments of an image")
+    query_blocks: int = flag(2, "of --head eomt: last blocks, which carry queries")
+    upscale: int = flag(1, "of --head eomt: times that the grid of patches is doubled")
+    points: int = flag(576, "of --head eomt: pixels of each mask that the loss reads")
     tune: str = flag("all", "what is trained", choices=("all", "head", "lora"))
     rank: int = flag(8, "of the adapters of --tune lora")
     epochs: int = flag(10, "passes over the training images", small=1)
@@ -55,16 +60,21 @@ class Settings(recipe.Common):
 # Settings that a resumed run must share with the one it continues.
 FIXED = (
     *("preset", "weights", "data", "image_size", "ignore", "tune", "rank", "batch_size"),
-    *("accumulate", "batch_norm", "seed"),
+    *("accumulate", "batch_norm", "seed", "head", "queries", "query_blocks", "upscale", "points"),
 )
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
-    recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0, rank=1)
+    recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0, rank=1, batch_size=1)
     recipe.check_fractions(settings, "warmup")
     from kmodels import training
     from kmodels.data import MaskLoader, open_masks
-    from kmodels.models import ViTBackbone, ViTImageSegmenter, ViTImageSegmenterPreprocessor
+    from kmodels.models import (
+        EoMTImageSegmenter,
+        ViTBackbone,
+        ViTImageSegmenter,
+        ViTImageSegmenterPreprocessor,
+    )
     from kmodels.runs import segmentation
 
     recipe.prepare(settings)
@@ -81,14 +91,25 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Model ===
     recipe.working(f"building {origin}")
     overrides = recipe.given(drop_path_rate=settings.drop_path)
-    model = ViTImageSegmenter.from_preset(
+    total = settings.steps or settings.epochs * (len(data.train) // settings.batch_size)
+    if settings.head == "linear":
+        cls = ViTImageSegmenter
+        overrides |= {"use_batch_norm": settings.batch_norm, "dropout": settings.head_dropout}
+    else:
+        cls = EoMTImageSegmenter
+        overrides |= {
+            "num_queries": settings.queries,
+            "num_blocks": settings.query_blocks,
+            "num_upscale_blocks": settings.upscale,
+            "train_num_points": settings.points,
+            "annealing_steps": max(total, 1),
+        }
+    model = cls.from_preset(
         origin,
         dtype=settings.precision,
         num_classes=data.num_classes,
         image_shape=(*size, channels),
         ignore_class=settings.ignore,
-        use_batch_norm=settings.batch_norm,
-        dropout=settings.head_dropout,
         **overrides,
     )
     if settings.tune == "lora":
@@ -116,7 +137,6 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
 
     # === Optimizer and loss ===
-    total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
     optimizer = training.AdamW(
@@ -127,10 +147,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         accumulate=settings.accumulate,
         ema=settings.ema,
     )
-    loss = training.PixelCrossentropy(settings.ignore)
+    loss = None  # EoMT has its own, of matched masks.
+    if settings.head == "linear":
+        loss = training.PixelCrossentropy(settings.ignore)
     metric = training.MeanIoU(data.num_classes, ignore_class=settings.ignore)
     model = recipe.parallelize(model)
-    model.compile(optimizer, loss, weighted_metrics=[metric])
+    model.compile(optimizer, loss, metrics=None, weighted_metrics=[metric])
 
     # === Training ===
     best = "val_mean_iou" if validation else None

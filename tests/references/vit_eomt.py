@@ -78,9 +78,7 @@ def segments(folder: Path, found, side: int) -> None:
     processor = EomtImageProcessor(size=size)
     semantic = processor.post_process_semantic_segmentation(found, SIZES)
     instances = processor.post_process_instance_segmentation(found, SIZES, **THRESHOLDS)
-    panoptic = processor.post_process_panoptic_segmentation(
-        found, SIZES, **THRESHOLDS, **OVERLAP
-    )
+    panoptic = processor.post_process_panoptic_segmentation(found, SIZES, **THRESHOLDS, **OVERLAP)
     held = {f"semantic_{i}": x for i, x in enumerate(semantic)}
     info = {"content": [get_size_with_aspect_ratio(x, side, side) for x in SIZES]}
     for kind, rows in (("instances", instances), ("panoptic", panoptic)):

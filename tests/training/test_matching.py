@@ -64,7 +64,9 @@ def test_points_between_pixels():
     shared = rng.random((2, 6, 2)).astype("float32")
     shared[0, 0], shared[0, 1] = (0.0, 1.0), (1.0, 0.01)  # half of them outside
     own = rng.random((2, 3, 6, 2)).astype("float32")
-    wanted = [[[sampled(m, p) for p in at] for m in one] for one, at in zip(maps, shared, strict=True)]
+    wanted = [
+        [[sampled(m, p) for p in at] for m in one] for one, at in zip(maps, shared, strict=True)
+    ]
     found = to_numpy(points.at_shared_points(keras.ops.convert_to_tensor(maps), shared))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("hidden"))
     wanted = [[[sampled(m, p) for p in at] for m, at in zip(*pair, strict=True)]

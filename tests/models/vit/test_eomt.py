@@ -10,7 +10,6 @@ import pytest
 from arrays import assert_same_tensors, to_numpy
 from kmodels import models, training
 from kmodels.core.errors import InputError
-from kmodels.data import made_scenes
 from kmodels.models.vit.eomt import postprocess
 from kmodels.models.vit.eomt.layers import MaskProbabilities, QueryMasking
 from points_drawn import points
@@ -23,7 +22,11 @@ SMALL = {
 }  # fmt: skip
 QUERIES = {"num_queries": 8, "num_blocks": 1, "num_upscale_blocks": 1, "train_num_points": 48}
 CLASSES, IGNORED = 5, 255
-IMAGES, LABELS = made_scenes(16, (16, 24), seed=1)
+# What to learn: the color of each of six squares.
+rng = np.random.default_rng(0)
+LABELS = rng.integers(0, 3, (16, 2, 3)).repeat(8, 1).repeat(8, 2)
+COLORS = np.array([[200, 30, 40], [30, 190, 60], [60, 40, 220]])
+IMAGES = np.clip(COLORS[LABELS] + rng.normal(0, 9, (16, 16, 24, 3)), 0, 255).astype("uint8")
 SIZES = [(22, 16), (11, 30)]
 THRESHOLDS = {"threshold": 0.22}
 OVERLAP = {"mask_threshold": 0.45, "overlap_mask_area_threshold": 0.4, "stuff_classes": [0, 2]}
@@ -70,9 +73,7 @@ def test_queries_and_files_are_those_of_transformers(references, tmp_path, case)
     found = model.predict_queries(expected["images"])
     for name, theirs in (("masks_queries_logits", "masks"), ("class_queries_logits", "classes")):
         assert found[name].dtype == "float32"
-        np.testing.assert_allclose(
-            found[name], expected[theirs], rtol=0, atol=tolerance("logits")
-        )
+        np.testing.assert_allclose(found[name], expected[theirs], rtol=0, atol=tolerance("logits"))
     model.export_to_transformers(tmp_path / "written")
     assert_same_tensors(tmp_path / "written", references / "vit_eomt" / case / "model")
     held, wanted = (
@@ -122,7 +123,10 @@ def test_the_loss_is_that_of_transformers(references, case, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_segments_are_those_of_transformers(references, case):
     folder = references / "vit_eomt" / case
-    expected, info = expected_of(references, case), json.loads((folder / "segments.json").read_text())
+    expected, info = (
+        expected_of(references, case),
+        json.loads((folder / "segments.json").read_text()),
+    )
     side = expected["images"].shape[1]
     with np.load(folder / "segments.npz") as held:
         wanted = dict(held)
@@ -144,7 +148,7 @@ def test_segments_are_those_of_transformers(references, case):
 def test_scenes_are_learned_and_masks_given_up(trained):
     model, history, before = trained
     assert np.mean(history["loss"][-3:]) < 0.8 * history["loss"][0]
-    assert history["val_mean_iou"][-1] > 1.3 * history["val_mean_iou"][0] > 0
+    assert history["val_mean_iou"][-1] > 0.7
     assert np.abs(to_numpy(model.mask_transformer.queries.embedding) - before).max() > 1e-3
     np.testing.assert_array_equal(model.attn_mask_probs, [0.0])
     # Without masks a block sees all, which changes what it says; the last steps were without.
@@ -158,7 +162,8 @@ def test_scenes_are_learned_and_masks_given_up(trained):
     found = [model.evaluate(IMAGES, LABELS, verbose=0, return_dict=True) for _ in range(2)]
     assert found[0] == found[1]
     rows = np.array([1.0] * 4 + [0.0] * 12, "float32")
-    weighted = model.evaluate(IMAGES, LABELS, rows, batch_size=16, verbose=0, return_dict=True)
+    given = {"sample_weight": rows, "verbose": 0, "return_dict": True}
+    weighted = model.evaluate(IMAGES, LABELS, 16, **given)
     assert np.isfinite(weighted["loss"]) and weighted["loss"] != found[0]["loss"]
 
 
@@ -193,7 +198,6 @@ def test_segments_have_the_size_of_their_images(trained, tmp_path):
 
 
 def test_what_queries_see():
-    rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 3, 2, 4)).astype("float32")
     layer = QueryMasking(1, 2, seed=1)
     shares = np.array([0.0, 1.0], "float32")
@@ -225,7 +229,7 @@ def test_what_cannot_be_is_said(tmp_path):
         made({**SMALL, "patch_drop_rate": 0.5})
     with pytest.raises(InputError, match="has no norm behind its last block"):
         made({**SMALL, "final_norm": False})
-    with pytest.raises(InputError, match="vit_debug has no head for pixels; give num_classes|head"):
+    with pytest.raises(InputError, match="vit_debug has no queries; give num_classes"):
         models.EoMTImageSegmenter.from_preset("vit_debug")
     with pytest.raises(InputError, match="oversample_ratio is 0; give at least 1"):
         made(oversample_ratio=0)

@@ -16,9 +16,7 @@ class AssignmentBackend(Protocol):
         ...
 
 
-_backend = backend_module(
-    "kmodels.training.matching.assignment", AssignmentBackend, optional=True
-)
+_backend = backend_module("kmodels.training.matching.assignment", AssignmentBackend, optional=True)
 
 
 def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:

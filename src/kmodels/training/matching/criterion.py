@@ -97,9 +97,7 @@ class SetCriterion:
             rows = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
         several = masks.shape[1]
         points = [self._drawn(rows, seed) for _ in range(several)]
-        costs = [
-            self.costs(targets, masks[:, i], classes[:, i], points[i]) for i in range(several)
-        ]
+        costs = [self.costs(targets, masks[:, i], classes[:, i], points[i]) for i in range(several)]
         # All predictions are matched at a time: a compiled step then has one loop for them.
         cost = ops.stop_gradient(ops.concatenate(costs, axis=0))
         found = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
@@ -183,9 +181,7 @@ class SetCriterion:
         ops, last = keras.ops, self.num_classes
         queries = ops.reshape(ops.arange(classes.shape[1], dtype="int32"), (1, 1, -1))
         of_query = ops.expand_dims(found, 2) == queries  # (B, T, Q)
-        wanted = ops.sum(
-            ops.where(of_query, ops.expand_dims(targets.classes, 2), 0), axis=1
-        )
+        wanted = ops.sum(ops.where(of_query, ops.expand_dims(targets.classes, 2), 0), axis=1)
         wanted = ops.where(ops.any(of_query, axis=1), wanted, last)  # (B, Q)
         weight = ops.where(wanted == last, self.no_object_weight, 1.0)
         if rows is not None:

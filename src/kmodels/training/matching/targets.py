@@ -80,9 +80,7 @@ class LabelTargets(Targets):
         own = ops.expand_dims(self.classes, 2)
         for index, weight in at.corners(points, self.size):
             held = ops.take_along_axis(self.labels, index, axis=1)
-            found += ops.where(
-                ops.expand_dims(held, 1) == own, ops.expand_dims(weight, 1), 0.0
-            )
+            found += ops.where(ops.expand_dims(held, 1) == own, ops.expand_dims(weight, 1), 0.0)
         return found
 
     def at_own_points(self, points: Tensor) -> Any:
@@ -114,9 +112,7 @@ def _counts(labels: Tensor, num_classes: int) -> Any:
     return ops.reshape(found, (-1, num_classes))
 
 
-def targets_of(
-    y: Tree, num_classes: int, most: int, ignore_class: int | None = None
-) -> Targets:
+def targets_of(y: Tree, num_classes: int, most: int, ignore_class: int | None = None) -> Targets:
     """Returns what labels of a step mean.
 
     Args:

@@ -34,8 +34,10 @@ def check_backbone(backbone: ViTBackbone, num_blocks: int) -> None:
             "the backbone leaves out patches or merges tokens, of which masks would have no "
             "pixels; leave patch_drop_rate and token_merging at 0"
         )
-    if not config.final_norm or len(backbone.output.shape) != 3 or backbone.steps[-1].name != (
-        "final_norm"
+    if (
+        not config.final_norm
+        or len(backbone.output.shape) != 3
+        or backbone.steps[-1].name != ("final_norm")
     ):
         raise InputError(
             f"{type(backbone).__name__} has no norm behind its last block, by which queries and "
@@ -102,9 +104,7 @@ class MaskTransformer:
             num_classes + 1, kernel_initializer=uniform(), name="class_logits", dtype=policy
         )
 
-    def __call__(
-        self, images: Tensor, masked: Sequence[bool], **told: bool
-    ) -> list[Prediction]:
+    def __call__(self, images: Tensor, masked: Sequence[bool], **told: bool) -> list[Prediction]:
         """Returns predictions in front of each masked block, and that behind the last one.
 
         Args:

@@ -1,60 +1,36 @@
 """Segmentation by queries in the last blocks of a ViT: semantic, instance and panoptic."""
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import keras
 import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
-from kmodels.data.fit.batches import to_numpy
+from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
-from kmodels.models.vit.eomt import postprocess
+from kmodels.models.vit.eomt.inside_step import InsideStep
 from kmodels.models.vit.eomt.mask_transformer import (
     MaskTransformer,
     Prediction,
     check_backbone,
     class_scores,
 )
+from kmodels.models.vit.eomt.segments import Segments
 from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.task import CompiledByDefault, Task
 from kmodels.training.matching.criterion import SetCriterion
 from kmodels.training.matching.targets import labels_of
 from kmodels.training.mean_iou import MeanIoU
 
-__all__ = ["EoMTImageSegmenter"]
-
-
-class _Step:
-    """What a model gives inside a step; an object of its own, which Keras does not track."""
-
-    def __init__(self) -> None:
-        # Replicas on TensorFlow are threads, which enter and leave a step in turns.
-        self._inside = 0
-        self.chosen = False
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Has the model give all predictions inside the block, if its own loss was chosen."""
-        self._inside += self.chosen
-        try:
-            yield
-        finally:
-            self._inside -= self.chosen
-
-    @property
-    def active(self) -> bool:
-        """True inside a step with the model's own loss."""
-        return self._inside > 0
-
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
+class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, Task):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
     Each query becomes a class, or "no object", and a mask, the product of its token with the tokens
@@ -179,12 +155,34 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         for name, value in {
             "mask_transformer": mask_transformer,
             "_size": size,
-            "_step": _Step(),
+            "_step": InsideStep(),
             # Which blocks mask, where steps were traced; the models of `predict_queries` by it.
             "_masked": (True,) * num_blocks,
             "_readers": {},
         }.items():
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_preset(
+        cls,
+        preset: str | Path,
+        dtype: DTypeLike = None,
+        load_weights: bool = True,
+        **overrides: Any,
+    ) -> Self:
+        """As of every task; what is not an EoMT's own directory needs `num_classes`.
+
+        Args:
+            preset: as in `Task.from_preset`, like all that follow.
+            dtype: see there.
+            load_weights: see there.
+            **overrides: see there.
+
+        Raises:
+            InputError: as there, and for an unknown number of classes.
+        """
+        check_head(cls, preset, overrides, "num_queries", "queries")
+        return super().from_preset(preset, dtype, load_weights, **overrides)
 
     # Masked attention
 
@@ -239,7 +237,9 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
     def _predictions(self, inputs: Tree, training: bool | None) -> list[Prediction]:
         (images,) = keras_internals.standardized(self, inputs)
         masked = (True,) * self.num_blocks if training else self._masking()
-        return self.mask_transformer(images, masked, **({} if training is None else {"training": training}))
+        return self.mask_transformer(
+            images, masked, **({} if training is None else {"training": training})
+        )
 
     def query_logits(self, images: Tensor, training: bool = False) -> dict[str, Any]:
         """Returns what the queries say, as transformers' model does.
@@ -364,109 +364,6 @@ class EoMTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
             y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
-    # Segments
-
-    def predict_queries(self, images: Data, batch_size: int = 32) -> dict[str, np.ndarray]:
-        """Returns `query_logits` of any number of images, as NumPy arrays.
-
-        Args:
-            images: what the preprocessor takes; without one what the model takes.
-            batch_size: images at a time.
-        """
-        masked = self._masking()
-        if masked not in self._readers:
-            inputs = keras.Input(self.backbone.inputs[0].shape[1:], dtype=self.input.dtype)
-            last = self.mask_transformer(inputs, masked)[-1]
-            outputs = {"masks_queries_logits": last.masks, "class_queries_logits": last.classes}
-            self._readers[masked] = keras.Model(inputs, outputs, name="query_logits")
-        pixels: Any = images
-        if self.preprocessor is not None:
-            pixels = self.preprocessor(images)
-        elif isinstance(images, list | tuple):
-            pixels = np.stack(images)
-        return self._readers[masked].predict(pixels, batch_size=batch_size, verbose=0)
-
-    def segment(self, images: Data, batch_size: int = 32) -> Any:
-        """Returns the class of each pixel of images, in the size that they have.
-
-        Args:
-            images: what the preprocessor takes: uint8 (B, H, W, C), one image (H, W, C), or a list
-                of images of any size; without a preprocessor what the model takes.
-            batch_size: images at a time.
-
-        Returns:
-            int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
-        """
-        found = self._each(postprocess.semantic, images, batch_size)
-        if isinstance(images, list | tuple) or isinstance(found, np.ndarray):
-            return found
-        if not found:
-            return np.zeros(np.shape(images)[:3], "int32")
-        return np.stack(found)
-
-    def segment_instances(
-        self, images: Data, threshold: float = 0.8, batch_size: int = 32
-    ) -> Any:
-        """Returns instances of images, see `postprocess.instances`.
-
-        Args:
-            images: as of `segment`.
-            threshold: least score of an instance.
-            batch_size: images at a time.
-
-        Returns:
-            A dictionary of "segmentation" and "segments_info" for each image, in a list; of one
-            image (H, W, C) the dictionary alone.
-        """
-        return self._each(postprocess.instances, images, batch_size, threshold=threshold)
-
-    def segment_panoptic(
-        self,
-        images: Data,
-        threshold: float = 0.8,
-        mask_threshold: float = 0.5,
-        overlap_mask_area_threshold: float = 0.8,
-        stuff_classes: Collection[int] | None = None,
-        batch_size: int = 32,
-    ) -> Any:
-        """Returns segments of images that do not overlap, see `postprocess.panoptic`.
-
-        Args:
-            images: as of `segment`.
-            threshold: least share of a segment's class.
-            mask_threshold: least share of its pixels.
-            overlap_mask_area_threshold: share of its mask that others must leave.
-            stuff_classes: classes whose segments become one.
-            batch_size: images at a time.
-
-        Returns:
-            As of `segment_instances`.
-        """
-        return self._each(
-            postprocess.panoptic,
-            images,
-            batch_size,
-            threshold=threshold,
-            mask_threshold=mask_threshold,
-            overlap_mask_area_threshold=overlap_mask_area_threshold,
-            stuff_classes=stuff_classes,
-        )
-
-    def _each(
-        self, process: Callable[..., Any], images: Data, batch_size: int, **more: Any
-    ) -> Any:
-        """Returns what a function of `postprocess` makes of each image, or of a single one."""
-        listed = isinstance(images, list | tuple)
-        given: Any = images if listed else to_numpy(images)
-        if not listed and given.ndim == 3:
-            return self._each(process, given[None], batch_size, **more)[0]
-        sizes = [np.shape(image)[:2] for image in given]
-        if not sizes:
-            return []
-        said = self.predict_queries(given, batch_size)
-        rows = zip(said["masks_queries_logits"], said["class_queries_logits"], sizes, strict=True)
-        return [process(masks, own, self._size, size, **more) for masks, own, size in rows]
-
-    def resized(self, image_size: Any, patch_size: int | None = None) -> Any:
+    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
         return resize_positions.resized(self, image_size, patch_size)

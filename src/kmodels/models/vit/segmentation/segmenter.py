@@ -16,6 +16,7 @@ from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import masks
+from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.task import CompiledByDefault, Task
 from kmodels.training.mean_iou import MeanIoU
@@ -143,13 +144,7 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         Raises:
             InputError: as there, and for a head of unknown size.
         """
-        if "num_classes" not in overrides:
-            from kmodels.models import registry
-            from kmodels.presets.find import open_checkpoint
-
-            family = registry.family(cls.backbone_class.family)
-            if "use_batch_norm" not in open_checkpoint(preset, family, {}, False).task:
-                raise InputError(f"{preset} has no head for pixels; give num_classes")
+        check_head(cls, preset, overrides, "use_batch_norm", "head for pixels")
         return super().from_preset(preset, dtype, load_weights, **overrides)
 
     @property

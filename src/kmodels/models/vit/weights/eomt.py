@@ -58,7 +58,6 @@ SIZES = {
 }
 
 
-
 def _swapped(x: np.ndarray) -> np.ndarray:
     return np.transpose(x, (2, 3, 0, 1))
 
@@ -85,9 +84,7 @@ def head_rules(width: int) -> list[Rule]:
         Rule(f"{scale}.conv1.bias", "upscale_{i}/bias"),
         Rule(f"{scale}.conv2.weight", "upscale_{i}/depthwise_kernel", depthwise),
         *encoder_rules.norms({f"{scale}.layernorm2d": "upscale_{i}/norm"}),
-        *encoder_rules.dense(
-            {f"mask_head.fc{i + 1}": f"mask_head/dense_{i}" for i in range(3)}
-        ),
+        *encoder_rules.dense({f"mask_head.fc{i + 1}": f"mask_head/dense_{i}" for i in range(3)}),
         *encoder_rules.dense({"class_predictor": "class_logits"}),
     ]
 
