@@ -177,6 +177,18 @@ CASES = {
         ),
         IMAGES,
     ),
+    models.EoMTImageSegmenter: (
+        lambda dtype=None, **more: models.EoMTImageSegmenter(
+            models.ViTBackbone(**VIT, dtype=dtype),
+            num_classes=3,
+            num_queries=4,
+            num_blocks=1,
+            num_upscale_blocks=1,
+            train_num_points=16,
+            **more,
+        ),
+        IMAGES,
+    ),
     models.ViTMAEForPreTraining: (
         lambda dtype=None, **more: models.ViTMAEForPreTraining(
             models.ViTBackbone(**VIT, dtype=dtype),

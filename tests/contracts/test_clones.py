@@ -107,6 +107,7 @@ MORE = {
         cls: {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
         for cls in (
             models.CLIPTextModelWithProjection,
+            models.EoMTImageSegmenter,
             models.GemmaTextEmbedder,
             models.ImageTextSimilarity,
             models.ViTMAEForPreTraining,
@@ -121,6 +122,8 @@ def test_a_step_of_fit(cls):
     make, x = CASES[cls]
     model = random(make())
     model.backbone.blocks[0].mlp.trainable = False
+    if cls is models.EoMTImageSegmenter:
+        model.attn_mask_probs = 1.0  # between 0 and 1, what queries see is drawn
     # The two Gemmas are one except for their names.
     eager = cls is models.Gemma3CausalLM
     model.compile(keras.optimizers.SGD(0.1), run_eagerly=eager, **MORE.get(cls, {}))

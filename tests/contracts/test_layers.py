@@ -4,6 +4,7 @@ import copy
 import importlib
 import inspect
 import json
+import math
 import pickle
 import pkgutil
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from kmodels.models.qwen3.model import Qwen3Block
 from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextBlock
 from kmodels.models.vit.dino.head import DINOHead
+from kmodels.models.vit.eomt.layers import MaskHead, Queries, Upscale
 from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
@@ -131,6 +133,10 @@ CASES = [
     Case(Pooling, {"kind": "map", "config": VIT}, (2, 6, 8), (2, 8), (15, 0, 0), masks=False,
          name="Pooling map"),
     Case(Block, {"config": VIT, "drop_path": 0.2}, TOKENS, TOKENS, (18, 0, 4)),
+    Case(Queries, {"num_queries": 3}, TOKENS, (2, 8, 8), (1, 0, 0), any_length=False, masks=False),
+    Case(Upscale, {"approximate": True}, (2, 2, 3, 8), (2, 4, 6, 8), (5, 0, 0), any_length=False,
+         masks=False),
+    Case(MaskHead, {}, TOKENS, TOKENS, (6, 0, 0), masks=False),
     Case(DINOHead, {"units": 5, "hidden_dim": 6, "bottleneck_dim": 4}, (2, 8), (2, 5), (7, 0, 0),
          masks=False),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
@@ -156,6 +162,7 @@ ABSTRACT = {
     *("NaFlexVisionTower", "SimilarityHead", "TextTower", "VisionTower"),
     # No batch, two inputs or two outputs: tests/models.
     *("MAEDecoder", "PatchCoordinates", "PatchMasking", "PerLayerEmbedding"),
+    *("MaskProbabilities", "QueryMasking"),
     # Two inputs, or bounds that stay as they are: tests/models/gemma4_vision.
     *("ClippedDense", "Gemma4VisionBlock", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
     "PatchFeatures",
@@ -341,7 +348,7 @@ def test_all_train_inside_fit():
         inputs.append(x)
         outputs.append(
             keras.ops.mean(
-                keras.ops.reshape(y, (-1, y.shape[-2] if y.shape[2:] else 1)),
+                keras.ops.reshape(y, (-1, math.prod(y.shape[1:-1]))),
                 axis=-1,
                 keepdims=True,
             )

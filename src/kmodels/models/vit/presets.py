@@ -162,6 +162,13 @@ def _towers() -> dict[str, dict[str, Any]]:
         registers = {"num_register_tokens": 4, "position_interpolation": "bicubic_antialias"}
         found[f"dinov2_{size}_reg4_patch14_518"] = plain | registers
     found |= {f"dinov3_{name}": _dinov3(name) for name in DINOV3}
+    found["eomt_large_patch16_640"] = _size("large", 16, 640) | {
+        **{"layer_scale": 1e-5, "num_register_tokens": 4, "position_over_prefix": False},
+        **{**hugging, **_queries(4)},
+    }
+    for name, blocks in (("vits16", 3), ("vitb16", 3), ("vitl16", 4)):
+        turning = _dinov3(name) | {"image_shape": (640, 640, 3)}
+        found[f"eomt_dinov3_{name}_640"] = turning | _queries(blocks)
     for size, (patch, side) in PERCEPTION.items():
         name = size.removeprefix("pe_")
         found[f"pe_core_{name}_patch{patch}_{side}"] = _perception(size)
@@ -187,7 +194,12 @@ def _towers() -> dict[str, dict[str, Any]]:
     return found
 
 
-# Backbone fields; keys that start with "task_" are arguments of the classifier.
+def _queries(blocks: int) -> dict[str, Any]:
+    """Returns the sizes of EoMT's queries (Kerssies et al. 2025, section 4.1)."""
+    return {"task_num_queries": 200, "task_num_blocks": blocks, "task_num_upscale_blocks": 2}
+
+
+# Backbone fields; keys that start with "task_" are arguments of the task.
 PRESETS: dict[str, dict[str, Any]] = (
     {f"vit_{size}_patch{patch}_224": _size(size, patch) for size in SIZES for patch in PATCHES}
     | _towers()

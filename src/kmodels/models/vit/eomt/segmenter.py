@@ -181,7 +181,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         Raises:
             InputError: as there, and for an unknown number of classes.
         """
-        check_head(cls, preset, overrides, "num_queries", "queries")
+        check_head(cls, preset, overrides, "num_queries", "head of queries")
         return super().from_preset(preset, dtype, load_weights, **overrides)
 
     # Masked attention

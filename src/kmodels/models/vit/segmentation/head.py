@@ -25,5 +25,6 @@ def check_head(
     from kmodels.presets.find import open_checkpoint
 
     family = registry.family(cls.backbone_class.family)
-    if setting not in open_checkpoint(preset, family, {}, False).task:
+    task = open_checkpoint(preset, family, {}, False).task
+    if setting not in task or task.get("num_classes") is None:
         raise InputError(f"{preset} has no {what}; give num_classes")
