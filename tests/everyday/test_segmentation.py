@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from kmodels.data import made_scenes
-from kmodels.models import ViTBackbone, ViTImageSegmenter, ViTImageSegmenterPreprocessor
+from kmodels.models import (
+    EoMTImageSegmenter,
+    ViTBackbone,
+    ViTImageSegmenter,
+    ViTImageSegmenterPreprocessor,
+)
 
 CLASSES = 5
 IMAGES, MASKS = made_scenes(16, (16, 16), seed=1)
@@ -84,3 +89,36 @@ def test_a_segmenter_of_a_dinov2_like_backbone_under_half_precision():
     assert model.output.dtype == "float32" and model.output_dense.compute_dtype == "float32"
     logits = model.predict(np.zeros((1, 16, 16, 3), "float32"), verbose=0)
     assert logits.dtype == "float32"
+
+
+def test_queries_as_a_user_of_transformers_has_them():
+    """Masks with classes, as its image processor makes them of a map of instances."""
+    keras.utils.set_random_seed(0)
+    backbone = ViTBackbone(
+        (16, 16, 3), patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=24,
+        num_register_tokens=1, layer_scale=1.0, position_over_prefix=False,
+    )  # fmt: skip
+    model = EoMTImageSegmenter(
+        backbone, CLASSES, ViTImageSegmenterPreprocessor((16, 16)), num_queries=6, num_blocks=1,
+        num_upscale_blocks=1, train_num_points=32,
+    )  # fmt: skip
+
+    def batches():
+        for i in range(2):
+            images, masks = IMAGES[8 * i : 8 * i + 8], MASKS[8 * i : 8 * i + 8]
+            classes = [np.unique(mask) for mask in masks]
+            labels = [
+                np.stack([mask == c for c in own]).astype("float32")
+                for mask, own in zip(masks, classes, strict=True)
+            ]
+            yield images, {"mask_labels": labels, "class_labels": classes}
+
+    model.compile(optimizer=keras.optimizers.AdamW(3e-3))
+    history = model.fit(batches, epochs=6, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    outputs = model.predict_queries(IMAGES[:2])
+    assert outputs["masks_queries_logits"].shape == (2, 6, 8, 8)
+    assert outputs["class_queries_logits"].shape == (2, 6, CLASSES + 1)
+    (segments,) = model.segment_panoptic([IMAGES[0]], threshold=0.1)
+    assert segments["segmentation"].shape == (16, 16)
+    assert {"id", "label_id", "score"} == set(segments["segments_info"][0])

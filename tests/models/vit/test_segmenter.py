@@ -205,6 +205,14 @@ def test_preprocessor_resizes_masks_to_the_nearest_pixel():
             keras.KerasTensor((*shape[:-2], 8, 12, 3)), keras.KerasTensor(spec, "int32")
         )
         assert found[1].shape == shape
+    segments = {"mask_labels": [mask[None] > 99, np.zeros((0, 8, 12))], "class_labels": [[3], []]}
+    labels = make(np.zeros((2, 8, 12, 3)), segments)[1]
+    np.testing.assert_array_equal(labels["mask_labels"][0, 0], masks[0] > 99)
+    assert labels["class_labels"].tolist() == [[3], [-1]] and not labels["mask_labels"][1].any()
+    with pytest.raises(InputError, match=r"images have \[1, 0\] masks and \[1, 1\] classes; give"):
+        make(np.zeros((2, 8, 12, 3)), {**segments, "class_labels": [[3], [1]]})
+    with pytest.raises(InputError, match="labels have the keys masks; give mask_labels and class"):
+        make(np.zeros((2, 8, 12, 3)), {"masks": []})
     with pytest.raises(InputError, match=r"a mask has shape \(8, 12, 3\); give \(height, width\)"):
         make(np.zeros((8, 12, 3)), [np.zeros((8, 12, 3), int)])
     with pytest.raises(InputError, match="values of float64; give whole numbers"):

@@ -102,7 +102,7 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
     if preprocess is not None:
         # Images of one batch may differ in size here; resizing is what preprocessing does.
         x = _to_preprocess(batch[0])
-        done = preprocess(x, *(None if part is None else to_numpy(part) for part in batch[1:]))
+        done = preprocess(x, *(None if part is None else _labels(part) for part in batch[1:]))
         batch = done if isinstance(done, tuple) else (done,)
     return tuple(map(_kept, batch))
 
@@ -117,6 +117,16 @@ def _to_preprocess(x: Any) -> Any:
     if isinstance(x, dict) and any(_is_texts(part) for part in x.values()):
         return {key: part if isinstance(part, list) else to_numpy(part) for key, part in x.items()}
     return to_numpy(x)
+
+
+def _labels(part: Any) -> Any:
+    """Returns labels as NumPy arrays, and lists of arrays that differ in size as lists of them."""
+    if isinstance(part, dict):
+        return {key: _labels(value) for key, value in part.items()}
+    arrays = isinstance(part, list) and all(hasattr(one, "shape") for one in part)
+    if arrays and len({tuple(one.shape) for one in part}) > 1:
+        return [to_numpy(one) for one in part]
+    return to_numpy(part)
 
 
 def _is_texts(column: object) -> bool:

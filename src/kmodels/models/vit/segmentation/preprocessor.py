@@ -12,6 +12,7 @@ from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.resizing import resize
 from kmodels.models.vit.image_converter import ViTImageConverter, settings_of
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.segmentation.mask_lists import padded
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -34,7 +35,9 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
 
     Call:
         x: as of `ViTImageClassifierPreprocessor`.
-        y: masks of whole numbers, (B, H, W) or (B, H, W, 1), one (H, W), or a list of any sizes.
+        y: masks of whole numbers, (B, H, W) or (B, H, W, 1), one (H, W), or a list of any sizes; or
+            segments, a dictionary of "mask_labels", for each image (T, H, W), and "class_labels",
+            for each image (T,), see `mask_lists.padded`.
         sample_weight: handed through.
         -> float32 images (B, height, width, C), and with y int32 masks (B, height, width).
 
@@ -75,7 +78,9 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         """Returns normalised images, and masks of their size."""
         return super().call(x, None if y is None else self._masks(y), sample_weight)
 
-    def _masks(self, y: Data) -> np.ndarray:
+    def _masks(self, y: Data) -> Any:
+        if isinstance(y, Mapping):
+            return padded(y, self._mask)
         listed = isinstance(y, list | tuple)
         given: Any = y if listed else to_numpy(y)
         if not listed and given.ndim == 2:
