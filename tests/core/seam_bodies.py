@@ -78,6 +78,8 @@ from kmodels.tools.convert.run import GraphsBackend
 from kmodels.tools.doctor import DoctorBackend
 from kmodels.tools.plan import supposed_jax as tools_plan_supposed_jax
 from kmodels.tools.plan.step import SupposedBackend
+from kmodels.training.matching import assignment_torch as training_matching_assignment_torch
+from kmodels.training.matching.assignment import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
 from kmodels.training.optim import optimizers_torch as training_optim_optimizers_torch
 from kmodels.training.optim.optimizers import OptimizersBackend
@@ -156,6 +158,7 @@ _tools_doctor_jax: DoctorBackend = tools_doctor_jax
 _tools_doctor_torch: DoctorBackend = tools_doctor_torch
 _tools_doctor_tensorflow: DoctorBackend = tools_doctor_tensorflow
 _tools_plan_supposed_jax: SupposedBackend = tools_plan_supposed_jax
+_training_matching_assignment_torch: AssignmentBackend = training_matching_assignment_torch
 _training_optim_optimizers_torch: OptimizersBackend = training_optim_optimizers_torch
 _training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimizers_tensorflow
 _training_step_keras_model_jax: KerasModelBackend = training_step_keras_model_jax

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kmodels.models import ViTImageSegmenter
+from kmodels.models import EoMTImageSegmenter, ViTImageSegmenter
 from recipe_modules import load
 
 
@@ -82,6 +82,14 @@ def test_a_folder_of_images_and_masks(recipe, tmp_path, capsys):
     lora = [*arguments, "--epochs", "1", "--tune", "lora", "--rank", "2"]
     assert recipe.main([*lora, "--no-batch-norm", "--out", str(tmp_path / "lora")]) == 0
     assert result(tmp_path / "lora")["trainable_parameters"] < 0.1 * found["parameters"]
+    queries = ["--head", "eomt", "--queries", "6", "--query-blocks", "1", "--points", "16"]
+    eomt = [*arguments, *queries, "--epochs", "2", "--out", str(tmp_path / "eomt")]
+    assert recipe.main(eomt) == 0
+    found = result(tmp_path / "eomt")
+    assert 0 < found["metrics"]["test_mean_iou"] <= 1 and len(found["step_losses"]) >= 4
+    trained = EoMTImageSegmenter.from_preset(tmp_path / "eomt" / "model")
+    assert trained.attn_mask_probs.tolist() == [0.0]
+    assert trained.segment(images[:1]).shape == (1, 20, 24)
     (root / "masks" / "3.png").unlink()
     capsys.readouterr()
     assert recipe.main([*head[:-1], str(tmp_path / "wrong")]) == 2

@@ -11,7 +11,7 @@ from kmodels.training.matching.assignment import linear_sum_assignment
 from kmodels.training.matching.points import at_own_points, at_shared_points, rows_of
 from kmodels.training.matching.targets import Targets, targets_of
 
-# Stands for a cost that is no number: such a pair is taken where there is no other.
+# Stands for a cost that is not a number: such a pair is taken where there is no other.
 _WORST = 1e6
 
 

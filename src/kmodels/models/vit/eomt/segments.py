@@ -65,7 +65,7 @@ class Segments:
         if isinstance(images, list | tuple) or isinstance(found, np.ndarray):
             return found
         if not found:
-            return np.zeros(np.shape(images)[:3], "int32")
+            return np.zeros(to_numpy(images).shape[:3], "int32")
         return np.stack(found)
 
     def segment_instances(self, images: Data, threshold: float = 0.8, batch_size: int = 32) -> Any:
