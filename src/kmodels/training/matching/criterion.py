@@ -1,7 +1,7 @@
 """The loss of a set of masks, matched with those of the image (Cheng et al. 2022)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 
@@ -11,6 +11,8 @@ from kmodels.training.matching.assignment import linear_sum_assignment
 from kmodels.training.matching.points import at_own_points, at_shared_points, rows_of
 from kmodels.training.matching.targets import Targets, targets_of
 
+# Of what is drawn, as `keras.random` takes it.
+Seed: TypeAlias = int | keras.random.SeedGenerator | None
 # Stands for a cost that is not a number: such a pair is taken where there is no other.
 _WORST = 1e6
 
@@ -67,7 +69,7 @@ class SetCriterion:
         y: Tree,
         masks: Tensor,
         classes: Tensor,
-        seed: int | keras.random.SeedGenerator | None = None,
+        seed: Seed = None,
         sample_weight: Tensor | None = None,
         ignore_class: int | None = None,
     ) -> Any:
@@ -108,11 +110,13 @@ class SetCriterion:
             loss += self.class_weight * self.class_loss(targets, classes[:, i], found[i], rows)
         return loss
 
-    def _drawn(self, rows: Any, seed: Any) -> Any:
+    def _drawn(self, rows: Tensor, seed: Seed) -> Any:
         shape = (keras.ops.shape(rows)[0], self.train_num_points, 2)
         return keras.random.uniform(shape, dtype="float32", seed=seed)
 
-    def _matched(self, targets: Targets, masks: Any, found: Any, seed: Any, rows: Any) -> Any:
+    def _matched(
+        self, targets: Targets, masks: Tensor, found: Tensor, seed: Seed, rows: Tensor
+    ) -> Any:
         """Returns the loss of masks (B, Q, h, w) that were matched, found (B, T)."""
         ops = keras.ops
         counted = ops.cast(found >= 0, "float32") * ops.expand_dims(rows, 1)
@@ -152,7 +156,7 @@ class SetCriterion:
         cost += self.dice_weight * (1 - (2 * both + 1) / (sizes + 1))
         return ops.where(ops.isfinite(cost), ops.clip(cost, -_WORST, _WORST), _WORST)
 
-    def _points(self, masks: Any, shape: tuple[Any, int], seed: Any) -> Any:
+    def _points(self, masks: Tensor, shape: tuple[Any, int], seed: Seed) -> Any:
         """Returns points (B, T, P, 2), most of them where logits (B, T, h, w) are near 0."""
         ops, number = keras.ops, self.train_num_points
         drawn = int(number * self.oversample_ratio)

@@ -141,7 +141,7 @@ class QueryMasking(Layer):
         self.prefix = prefix
         self.seed = seed
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Sequence[int | None]) -> None:
         """Makes the random stream."""
         self.seed_generator = self.add_seed(1.0, self.seed)
 
@@ -165,7 +165,7 @@ class QueryMasking(Layer):
         rest = keras.ops.ones((batch, others, queries + others), dtype="bool")
         return keras.ops.concatenate([keras.ops.concatenate([top, seen], axis=2), rest], axis=1)
 
-    def compute_output_spec(self, logits: Any, shares: Any, training: bool = False) -> Any:
+    def compute_output_spec(self, logits: Tensor, shares: Tensor, training: bool = False) -> Any:
         """Returns shape and dtype of what `call` gives."""
         batch, queries, height, width = logits.shape
         length = queries + self.prefix + height * width

@@ -130,7 +130,7 @@ def panoptic(
     return {"segmentation": found, "segments_info": info}
 
 
-def _segment(number: int, label: Any, score: Any) -> dict[str, Any]:
+def _segment(number: int, label: int, score: float) -> dict[str, Any]:
     return {"id": number, "label_id": int(label), "score": round(float(score), 6)}
 
 

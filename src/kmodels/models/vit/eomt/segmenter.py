@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
@@ -154,7 +155,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         # Around Keras' __setattr__, which would count layers as those of this model again.
         for name, value in {
             "mask_transformer": mask_transformer,
-            "_size": size,
+            "image_size": size,
             "_step": InsideStep(),
             # Which blocks mask, where steps were traced; the models of `predict_queries` by it.
             "_masked": (True,) * num_blocks,
@@ -192,7 +193,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         return keras.ops.convert_to_numpy(self.mask_transformer.probabilities.attn_mask_probs)
 
     @attn_mask_probs.setter
-    def attn_mask_probs(self, values: Any) -> None:
+    def attn_mask_probs(self, values: ArrayLike) -> None:
         shares = np.broadcast_to(np.asarray(values, "float32"), (self.num_blocks,))
         if not ((shares >= 0) & (shares <= 1)).all():
             raise InputError(f"attn_mask_probs are {shares.tolist()}; give numbers from 0 to 1")
@@ -228,7 +229,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
             return super().call(inputs, training=training, mask=mask)
         found = self._predictions(inputs, training)
         if not self._step.active:
-            return class_scores(found[-1], self._size)
+            return class_scores(found[-1], self.image_size)
         return {
             "masks": keras.ops.stack([one.masks for one in found], axis=1),
             "classes": keras.ops.stack([one.classes for one in found], axis=1),
@@ -359,7 +360,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         """Returns metrics of the class scores of the last prediction."""
         if self._step.active:
             last = Prediction(y_pred["masks"][:, -1], y_pred["classes"][:, -1])
-            y_pred = class_scores(last, self._size)
+            y_pred = class_scores(last, self.image_size)
         if self._step.chosen:
             y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)
         return super().compute_metrics(x, y, y_pred, sample_weight)

@@ -21,7 +21,7 @@ class Segments:
 
     mask_transformer: Any
     preprocessor: Any
-    _size: tuple[int, int]
+    image_size: tuple[int, int]
     _readers: dict[tuple[bool, ...], keras.Model]
 
     def _masking(self) -> tuple[bool, ...]:
@@ -125,4 +125,4 @@ class Segments:
             return []
         said = self.predict_queries(given, batch_size)
         rows = zip(said["masks_queries_logits"], said["class_queries_logits"], sizes, strict=True)
-        return [process(masks, own, self._size, size, **more) for masks, own, size in rows]
+        return [process(masks, own, self.image_size, size, **more) for masks, own, size in rows]
