@@ -4,7 +4,6 @@ import keras
 import numpy as np
 from PIL import Image
 
-import kmodels
 from kmodels.data import ImageLoader, open_dataset
 from kmodels.models import ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
 
@@ -39,9 +38,8 @@ def test_pretrain_on_own_pictures_then_fine_tune_a_classifier(tmp_path):
         decoder_num_attention_heads=2,
         decoder_intermediate_size=32,
     )
-    step = kmodels.training.TrainStep(mae, mae.loss_fn)
-    step.compile(keras.optimizers.Adam(1e-2))
-    losses = step.fit(loader, epochs=8, verbose=0).history["loss"]
+    mae.compile(keras.optimizers.Adam(1e-2))
+    losses = mae.fit(loader, epochs=8, verbose=0).history["loss"]
     assert losses[-1] < 0.9 * losses[0]
     mae.save_to_preset(tmp_path / "pretrained")
 

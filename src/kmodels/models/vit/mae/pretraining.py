@@ -1,5 +1,7 @@
 """MAE's pretraining: a ViT that sees some patches of each image, and says what the others are."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -12,6 +14,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.mae.checks import check_backbone
 from kmodels.models.vit.mae.decoder import MAEDecoder
 from kmodels.models.vit.mae.masking import PatchMasking
+from kmodels.models.vit.mae.pixels import PatchPixels
 from kmodels.models.vit.mae.positions import Sines
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
@@ -19,16 +22,15 @@ from kmodels.task import Task
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTMAEForPreTraining(Task):
+class ViTMAEForPreTraining(PatchPixels, Task):
     """A masked autoencoder: most patches of each image are hidden, and it says their pixels.
 
     The encoder computes only what is seen, a quarter by default, and the decoder is narrow. Train
     it on images without labels, then continue with its backbone:
 
         mae = ViTMAEForPreTraining.from_preset("vit_small_patch16_224", norm_pix_loss=True)
-        step = kmodels.training.TrainStep(mae, mae.loss_fn)
-        step.compile(kmodels.training.AdamW(1.5e-4, beta_2=0.95))
-        step.fit(images, batch_size=64, epochs=100)
+        mae.compile(kmodels.training.AdamW(1.5e-4, beta_2=0.95))
+        mae.fit(images, batch_size=64, epochs=100)
         mae.save_to_preset("pretrained")
         ViTImageClassifier.from_preset("pretrained", num_classes=10)
 
@@ -160,6 +162,7 @@ class ViTMAEForPreTraining(Task):
             "seed": seed,
         }
         self.head_dtype = policy
+        self._own_loss, self._inside = True, 0
         if (table := self.fixed) is not None:
             keras_internals.begin_with(table, Sines(config.grid, config.num_special_positions))
 
@@ -208,7 +211,31 @@ class ViTMAEForPreTraining(Task):
             return super().call(inputs, training=training, mask=mask)
         (images,) = keras_internals.standardized(self, inputs)
         told = {} if training is None else {"training": training}
-        return self.reconstruct(images, noise, **told)
+        if not self._inside:
+            return self.reconstruct(images, noise, **told)
+        # The loss of a step has to know what was hidden in it.
+        noise = self.draw_noise(keras.ops.shape(images)[0]) if training else None
+        pixels = self.reconstruct(images, noise, **told)
+        return {"pixels": pixels, "hidden": self.hidden(noise)}
+
+    @contextmanager
+    def _inside_step(self) -> Iterator[None]:
+        """Has the call draw masks, and give them too, where the loss is the model's own."""
+        self._inside += self._own_loss
+        try:
+            yield
+        finally:
+            self._inside -= self._own_loss
+
+    def train_step(self, *args: object) -> Any:
+        """Runs one step of `fit`."""
+        with self._inside_step():
+            return super().train_step(*args)
+
+    def test_step(self, *args: object) -> Any:
+        """Runs one step of `evaluate`."""
+        with self._inside_step():
+            return super().test_step(*args)
 
     def compile(
         self,
@@ -222,11 +249,12 @@ class ViTMAEForPreTraining(Task):
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """As of `Task`, for a loss of your own between the pixels and labels.
+        """Keras' `compile`: without a loss, of the hidden patches of images without labels.
 
         Args:
-            optimizer: see there, like all others.
-            loss: see there.
+            optimizer: as of `Task`, like all that follow but `loss`.
+            loss: None for `pretraining_loss`; else one between the pixels, of the same hidden
+                patches in every image, and labels.
             loss_weights: see there.
             metrics: see there.
             weighted_metrics: see there.
@@ -236,13 +264,14 @@ class ViTMAEForPreTraining(Task):
             auto_scale_loss: see there.
 
         Raises:
-            InputError: without a loss; that of the hidden patches needs no labels.
+            InputError: for metrics without a loss, since there are no labels to compare with.
         """
-        if loss is None:
+        if loss is None and (metrics or weighted_metrics):
             raise InputError(
-                f"{self.name} learns from images alone, and compile got no loss; train it by "
-                "kmodels.training.TrainStep(model, model.loss_fn)"
+                f"{self.name} learns from images alone, and metrics compare with labels; leave "
+                "them out, or give a loss of labels too"
             )
+        self._own_loss = loss is None
         super().compile(
             optimizer,
             loss,
@@ -274,63 +303,6 @@ class ViTMAEForPreTraining(Task):
         shape = (batch, self.num_patches)
         return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
 
-    def hidden(self, noise: Tensor | None = None) -> Any:
-        """Returns 1 for each hidden patch and 0 for those seen, float32 (B, P).
-
-        Args:
-            noise: (B, P), as of the call; without it the result is (1, P), for all images.
-        """
-        return self.masking.hidden(noise)
-
-    # Pixels
-
-    def patchify(self, images: Tensor) -> Any:
-        """(B, height, width, C) -> (B, P, patch * patch * C), patches row by row."""
-        ops, (height, width) = keras.ops, self.backbone.config.grid
-        side, channels = self.backbone.config.patch_size, images.shape[-1]
-        x = ops.reshape(images, (-1, height, side, width, side, channels))
-        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
-        return ops.reshape(x, (-1, height * width, side * side * channels))
-
-    def unpatchify(self, patches: Tensor) -> Any:
-        """(B, P, patch * patch * C) -> (B, height, width, C)."""
-        ops, (height, width) = keras.ops, self.backbone.config.grid
-        side, channels = self.backbone.config.patch_size, self.backbone.config.image_shape[2]
-        x = ops.reshape(patches, (-1, height, width, side, side, channels))
-        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
-        return ops.reshape(x, (-1, height * side, width * side, channels))
-
-    def targets(self, images: Tensor) -> Any:
-        """Returns what the output is compared with, float32 (B, P, patch * patch * C)."""
-        pixels = self.patchify(keras.ops.cast(images, "float32"))
-        if not self.norm_pix_loss:
-            return pixels
-        mean, deviation = _statistics(pixels)
-        return (pixels - mean) / deviation
-
-    def reconstruct_images(self, images: Tensor, noise: Tensor | None = None) -> tuple[Any, Any]:
-        """Shows what the model sees of images, and what it makes of that.
-
-        Args:
-            images: (B, height, width, C), preprocessed.
-            noise: (B, P), decides what is hidden, see the class.
-
-        Returns:
-            The images with zeros for hidden patches, and the images with the model's pixels there;
-            with `norm_pix_loss` these get mean and deviation of the patch that was hidden, which
-            the model does not say.
-        """
-        ops = keras.ops
-        images = ops.cast(images, "float32")
-        pixels = self.patchify(images)
-        found = self(images, noise=noise, training=False)
-        if self.norm_pix_loss:
-            mean, deviation = _statistics(pixels)
-            found = found * deviation + mean
-        hidden = ops.expand_dims(self.hidden(noise), -1)
-        seen = pixels * (1 - hidden)
-        return self.unpatchify(seen), self.unpatchify(seen + found * hidden)
-
     # The loss
 
     def pretraining_loss(
@@ -355,22 +327,45 @@ class ViTMAEForPreTraining(Task):
         Raises:
             InputError: where `mask_ratio` hides nothing.
         """
+        self._check_hidden()
+        if noise is None and training:
+            noise = self.draw_noise(keras.ops.shape(images)[0])
+        found = self(images, noise=noise, training=training)
+        return self._error(found, self.hidden(noise), images, sample_weight)
+
+    def _error(self, found: Tensor, hidden: Tensor, images: Tensor, weights: Tensor | None) -> Any:
         ops = keras.ops
+        errors = ops.mean(ops.square(found - self.targets(images)), axis=-1)
+        # Each image has as many hidden patches.
+        rows = ops.sum(errors * hidden, axis=-1) / (self.num_patches - self.num_seen)
+        if weights is not None:
+            rows = rows * ops.convert_to_tensor(weights, dtype=rows.dtype)
+        return ops.mean(rows)
+
+    def compute_loss(
+        self,
+        x: Tree = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Tensor | None = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns the loss of a batch of `fit`: of hidden patches, or what `compile` was given."""
+        if not self._inside:
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        self._check_hidden()
+        (images,) = keras_internals.standardized(self, x)
+        loss = self._error(y_pred["pixels"], y_pred["hidden"], images, sample_weight)
+        for extra in keras_internals.additional_losses(self):
+            loss = loss + keras.ops.cast(extra, loss.dtype)
+        return loss
+
+    def _check_hidden(self) -> None:
         if self.num_seen == self.num_patches:
             raise InputError(
                 f"mask_ratio is {self.mask_ratio}, which hides none of {self.num_patches} patches; "
                 "there is no loss without hidden ones: give more, such as 0.75"
             )
-        if noise is None and training:
-            noise = self.draw_noise(ops.shape(images)[0])
-        found = self(images, noise=noise, training=training)
-        errors = ops.mean(ops.square(found - self.targets(images)), axis=-1)
-        # Each image has as many hidden patches.
-        hidden = self.num_patches - self.num_seen
-        rows = ops.sum(errors * self.hidden(noise), axis=-1) / hidden
-        if sample_weight is not None:
-            rows = rows * ops.convert_to_tensor(sample_weight, dtype=rows.dtype)
-        return ops.mean(rows)
 
     @staticmethod
     def loss_fn(models: Any, batch: Tree, training: bool) -> Any:
@@ -385,12 +380,3 @@ class ViTMAEForPreTraining(Task):
         parts: Any = batch if isinstance(batch, tuple | list) else (batch,)
         weights = parts[2] if len(parts) > 2 else None
         return models.pretraining_loss(parts[0], training=training, sample_weight=weights)
-
-
-def _statistics(pixels: Tensor) -> tuple[Any, Any]:
-    """Returns mean and deviation of each patch, by the unbiased variance that torch computes."""
-    ops = keras.ops
-    mean = ops.mean(pixels, axis=-1, keepdims=True)
-    number = max(pixels.shape[-1] - 1, 1)
-    variance = ops.sum(ops.square(pixels - mean), axis=-1, keepdims=True) / number
-    return mean, ops.sqrt(variance + 1e-6)
