@@ -2,6 +2,7 @@
 
 import re
 import types
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from kmodels.models import (
     Qwen3CausalLM,
     ViTBackbone,
     ViTImageClassifier,
+    ViTMAEForPreTraining,
 )
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
@@ -89,8 +91,31 @@ def destination_of(folder: Path, name: str) -> Path:
 
 def test_two_towers_are_refused_in_a_line(tmp_path):
     model = ImageTextSimilarity.from_preset("clip_debug", preprocessor=None)
-    with pytest.raises(InputError, match=r"hf holds models of .*; this is a ImageTextSimilarity"):
+    with pytest.raises(InputError, match=r"one tower, and ImageTextSimilarity has two; its"):
         convert(model, tmp_path / "out", "hf")
+
+
+@pytest.mark.once
+def test_a_part_of_a_source_is_named(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_ask", lambda *given: (None, "not asked"))
+    sizes = {f"decoder_{name}": 4 for name in ("hidden_size", "intermediate_size")}
+    sizes |= {f"decoder_num_{name}": 1 for name in ("hidden_layers", "attention_heads")}
+    mae = ViTMAEForPreTraining(ViTBackbone.from_preset("vit_debug", num_layers=1), **sizes)
+    mae.save_to_preset(tmp_path / "ours")
+    mae.export_to_transformers(tmp_path / "theirs")
+    both = ImageTextSimilarity.from_preset("clip_debug", preprocessor=None)
+    both.export_to_transformers(tmp_path / "both")
+    for name, warns, whole in (
+        ("ours", False, "ViTMAEForPreTraining"),
+        ("theirs", True, "ViTMAEForPreTraining"),
+        ("both", False, "CLIPModel"),
+    ):
+        with pytest.warns(UserWarning, match="are left out") if warns else nullcontext():
+            found = convert(tmp_path / name, tmp_path / "out", "hf")
+        assert f" of a {whole} alone" in found.line()
+    # What a directory has none of is not named.
+    assert "alone" not in convert(sources["vit"], tmp_path / "out", "hf").line()
+    assert "alone" not in convert(mae.backbone, tmp_path / "out", "hf").line()
 
 
 def test_every_cell_of_the_table_has_a_test():

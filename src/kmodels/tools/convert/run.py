@@ -5,7 +5,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from kmodels.core.remote import is_remote, open_address, staged, write_file
 from kmodels.core.units import human
 from kmodels.tools.convert import serving
 from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images, takes_pairs
+from kmodels.tools.convert.whole import whole_of
 from kmodels.weights.native import refuse_to_replace
 
 # Shares of the largest output. A file that was written wrong is off by far more, and float32 by far
@@ -64,6 +65,8 @@ class Converted:
             None where they are the same.
         largest: largest absolute value of the model's outputs.
         advice: why it was not compared, and what to install; "" where it was.
+        part: the class that was written and the one that has all of the source, where they
+            differ; "" where they do not.
     """
 
     path: Path
@@ -75,6 +78,7 @@ class Converted:
     rounding: float | None
     largest: float
     advice: str
+    part: str = ""
 
     def line(self) -> str:
         """Returns one line for people."""
@@ -83,9 +87,11 @@ class Converted:
         rounded = ""
         if self.rounding is not None:
             rounded = f"; rounding to {self.dtype} changed them by {self.rounding:.1e} at most"
+        part = self.part and f"; {self.part}"
         if self.difference is None:
-            return f"{start}: written, not compared: {self.advice}{rounded}, {scale}"
-        return f"{start}: {self.runtime} differs by {self.difference:.1e} at most, {scale}{rounded}"
+            return f"{start}: written, not compared: {self.advice}{rounded}, {scale}{part}"
+        differs = f"{self.runtime} differs by {self.difference:.1e} at most"
+        return f"{start}: {differs}, {scale}{rounded}{part}"
 
 
 def convert(
@@ -157,7 +163,12 @@ def convert(
                 with atomic_directory(target) as folder:
                     write(folder)
                 finish(target)
-    return held[0]
+    # Of a checkpoint whose other parts are left out the caller asked for the text.
+    whole = whole_of(source, type(model)) if made and not text_only else ""
+    if not whole:
+        return held[0]
+    part = f"it has the {type(model).__name__} of a {whole} alone"
+    return replace(held[0], part=part)
 
 
 def _check_destination(form: ExportFormat, destination: Path) -> None:
@@ -201,8 +212,12 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
     if lora.describe(model):
         raise InputError("the model has LoRA adapters; call merge_lora first")
     backbone = getattr(model, "backbone", model)
-    lacks = form.method and not hasattr(model, form.method)
-    if lacks or takes_pairs(backbone):
+    if takes_pairs(backbone):
+        raise InputError(
+            f"{form.name} is written of one tower, and {type(model).__name__} has two; its own "
+            "export_to_transformers writes both"
+        )
+    if form.method and not hasattr(model, form.method):
         raise InputError(
             f"{form.name} holds models of {', '.join(form.families())}; this is a "
             f"{type(model).__name__} of {backbone.family}"
