@@ -53,6 +53,38 @@ def test_loss_center_and_temperature_are_those_of_the_paper():
     assert DINOLoss.from_config(loss.get_config()).get_config() == loss.get_config()
 
 
+def sinkhorn_knopp(logits, temperature, iterations):
+    """Equation 5 of SwAV in float64, as it is written: a matrix K by B, scaled from both sides."""
+    q = np.exp(logits.reshape(-1, logits.shape[-1]) / temperature).T
+    q /= q.sum()
+    for _ in range(iterations):
+        q /= q.sum(1, keepdims=True) * len(q)
+        q /= q.sum(0, keepdims=True) * q.shape[1]
+    return (q * q.shape[1]).T.reshape(logits.shape)
+
+
+def test_sinkhorn_knopp_gives_each_number_its_share():
+    given = TEACHER.astype("float32")
+    loss = DINOLoss(7, teacher_temperature=0.5, centering="sinkhorn_knopp")
+    wanted = sinkhorn_knopp(TEACHER, 0.5, 3)
+    np.testing.assert_allclose(to_numpy(loss.probabilities(given)), wanted, rtol=0, atol=1e-6)
+    sharp = DINOLoss(7, teacher_temperature=0.01, centering="sinkhorn_knopp", iterations=50)
+    found = to_numpy(sharp.probabilities(np.repeat(given, 7, axis=0) * 1e-2))
+    np.testing.assert_allclose(found.sum(-1), 1.0, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.mean((0, 1)), 1 / 7, rtol=0, atol=1e-3)
+    # Where exp is zero in float32, logarithms are not.
+    far = np.array([[[1.0, -1.0]], [[0.9, -1.0]]], "float32")
+    two = DINOLoss(2, 0.1, 0.01, 0.01, centering="sinkhorn_knopp", iterations=50)
+    found = to_numpy(two.probabilities(far))
+    assert found[0, 0, 0] > 0.95 and found[1, 0, 1] > 0.95
+    rows = to_numpy(loss(STUDENT.astype("float32"), given, training=True))
+    found = np.log(softmax(STUDENT / 0.1))
+    pairs = [(g, v) for g in range(2) for v in range(4) if g != v]
+    expected = -sum((wanted[:, g] * found[:, v]).sum(-1) for g, v in pairs) / len(pairs)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=0)
+    assert DINOLoss.from_config(loss.get_config()).centering == "sinkhorn_knopp"
+
+
 def test_a_collapse_is_seen():
     loss = DINOLoss(8)
     same = np.zeros((6, 2, 8), "float32")
@@ -71,6 +103,11 @@ def test_the_head_is_a_product_with_directions_of_length_one():
     x = rng.normal(size=(3, 8)).astype("float32")
     found = to_numpy(head(x))
     assert found.shape == (3, 5) and np.abs(found).max() <= 1 + 1e-6
+    # What is divided by its length is not short, however narrow the head.
+    inner = [DINOHead(5, hidden_dim=n, bottleneck_dim=16) for n in (32, 128)]
+    for wide in inner:
+        wide.build((None, 64))
+        assert 0.8 < 8 * to_numpy(wide.parts[0].kernel.value).std() < 1.2
     head.directions.assign(7 * head.directions)
     np.testing.assert_allclose(to_numpy(head(x)), found, rtol=0, atol=1e-6)
 
@@ -164,6 +201,7 @@ FOLLOW = {"a": WeightAverage("b")}
             "a cannot follow b, whose weights have other shapes",
         ),
         (lambda: DINOLoss(7, teacher_temperature=0), "teacher_temperature is 0; give a number"),
+        (lambda: DINOLoss(7, centering="none"), "centering is 'none'; give mean or sinkhorn_knopp"),
         (lambda: DINOLoss(7, center_momentum=2), "center_momentum is 2; give 0 to 1"),
         (
             lambda: DINOLoss(7)(np.zeros((2, 1, 7)), np.zeros((2, 1, 7))),

@@ -26,6 +26,7 @@ RECIPES = {
     "dpo": "dpo",
     "segment": "segment",
     "mae": "mae",
+    "dino": "dino",
 }
 # What the command says of each.
 SUMMARIES = {
@@ -38,6 +39,7 @@ SUMMARIES = {
     "dpo": "Train a language model on pairs of answers, by direct preference optimization.",
     "segment": "Train a Vision Transformer to tell the class of each pixel.",
     "mae": "Pretrain a Vision Transformer on images without labels, by hiding most of each.",
+    "dino": "Pretrain a Vision Transformer on images without labels, by a teacher that follows.",
 }
 
 

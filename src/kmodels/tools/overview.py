@@ -13,6 +13,7 @@ Train, resume or evaluate:
   kmodels segment --data folder:DIR       the class of each pixel, by masks
   kmodels zero-shot --data folder:IMAGES  two towers, to classify by names
   kmodels mae --data folder:IMAGES        an encoder, from images without labels
+  kmodels dino --data folder:IMAGES       the same, by a teacher that follows it
   kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
 
 Talk to a model:

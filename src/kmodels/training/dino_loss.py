@@ -7,14 +7,19 @@ import keras
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 
+CENTERINGS = ("mean", "sinkhorn_knopp")
+
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class DINOLoss(keras.layers.Layer):
     """Cross-entropy of a teacher's and a student's distributions over views of the same image.
 
-    The teacher's are centered, by a moving average of what it gives, and sharpened by a low
-    temperature, so that neither one number nor none wins. It is a layer, since the center and the
-    number of steps are state: put it among the models of a `kmodels.training.TrainStep`.
+    The teacher's are centered and sharpened by a low temperature, so that neither one number nor
+    none wins. The center is a moving average of what it gives; or Sinkhorn-Knopp's iterations give
+    each number the same share of a batch, which holds in batches of some dozens of images too. That
+    batch is the whole one on JAX, also over a mesh; on torch and TensorFlow each device shares out
+    its own rows. It is a layer, since the center and the number of steps are state: put it among
+    the models of a `kmodels.training.TrainStep`.
 
     Args:
         units: width K of what student and teacher give.
@@ -23,6 +28,8 @@ class DINOLoss(keras.layers.Layer):
         warmup_teacher_temperature: the same at the first step; it changes linearly.
         warmup_steps: number of steps until then; 0 for the last temperature at once.
         center_momentum: share of the old center that stays at each step.
+        centering: "mean" for the moving average, or "sinkhorn_knopp".
+        iterations: of Sinkhorn-Knopp.
         **kwargs: of `keras.layers.Layer`.
 
     Call:
@@ -33,11 +40,13 @@ class DINOLoss(keras.layers.Layer):
         center (K,), steps (), neither of which is trained.
 
     Raises:
-        InputError: for temperatures that are not above 0, a momentum out of range, or a single
-            view, which no other can be compared with.
+        InputError: for temperatures that are not above 0, a momentum out of range, another
+            centering, or a single view, which no other can be compared with.
 
     Source:
-        Caron et al. 2021 (arXiv:2104.14294), equations 1 to 4 and appendix D.
+        Caron et al. 2021 (arXiv:2104.14294), equations 1 to 4 and appendix D; Sinkhorn-Knopp as in
+        Caron et al. 2020 (arXiv:2006.09882), equation 5, and Oquab et al. 2024 (arXiv:2304.07193),
+        section 4.
     """
 
     def __init__(
@@ -48,11 +57,16 @@ class DINOLoss(keras.layers.Layer):
         warmup_teacher_temperature: float = 0.04,
         warmup_steps: int = 0,
         center_momentum: float = 0.9,
+        centering: str = "mean",
+        iterations: int = 3,
         **kwargs: Any,
     ):
         super().__init__(**{"dtype": "float32", **kwargs})
         check_whole("units", units)
         check_whole("warmup_steps", warmup_steps, 0)
+        check_whole("iterations", iterations)
+        if centering not in CENTERINGS:
+            raise InputError(f"centering is {centering!r}; give {' or '.join(CENTERINGS)}")
         for name, value in (
             ("student_temperature", student_temperature),
             ("teacher_temperature", teacher_temperature),
@@ -68,6 +82,8 @@ class DINOLoss(keras.layers.Layer):
         self.warmup_teacher_temperature = warmup_teacher_temperature
         self.warmup_steps = warmup_steps
         self.center_momentum = center_momentum
+        self.centering = centering
+        self.iterations = iterations
         self.center = self.add_weight(
             shape=(units,), initializer="zeros", trainable=False, name="center"
         )
@@ -99,9 +115,22 @@ class DINOLoss(keras.layers.Layer):
         return rows
 
     def probabilities(self, teacher: Tensor) -> Any:
-        """Returns the teacher's distributions, centered and sharpened: (..., K), float32."""
-        logits = keras.ops.cast(teacher, "float32") - keras.ops.convert_to_tensor(self.center)
-        return keras.ops.softmax(logits / self.temperature(), axis=-1)
+        """Returns the teacher's distributions, centered and sharpened: (..., K), float32.
+
+        Sinkhorn-Knopp's are those of a batch: each depends on all that are given with it.
+        """
+        ops = keras.ops
+        logits = ops.cast(teacher, "float32")
+        if self.centering == "mean":
+            logits = logits - ops.convert_to_tensor(self.center)
+            return ops.softmax(logits / self.temperature(), axis=-1)
+        # In logarithms, where no number's share of a batch becomes zero.
+        shares = logits / self.temperature()
+        every = tuple(range(len(shares.shape) - 1))
+        for _ in range(self.iterations):
+            shares = shares - ops.logsumexp(shares, axis=every, keepdims=True)
+            shares = shares - ops.logsumexp(shares, axis=-1, keepdims=True)
+        return ops.exp(shares)
 
     def temperature(self) -> Any:
         """Returns the teacher's temperature at the step that comes, a float32 scalar."""
@@ -120,7 +149,8 @@ class DINOLoss(keras.layers.Layer):
         Returns:
             "entropy", the mean entropy of the distributions, and "marginal_entropy", that of their
             mean, as shares of log K. Where the first nears 1, the teacher says the same of all
-            numbers; where the second nears 0, it says the same number of all images.
+            numbers; where the second nears 0, it says the same number of all images. Under
+            Sinkhorn-Knopp the second is always near 1, and the first alone tells.
         """
         ops = keras.ops
         found = ops.reshape(self.probabilities(teacher), (-1, self.units))
@@ -138,4 +168,5 @@ class DINOLoss(keras.layers.Layer):
         """Returns the arguments as plain values."""
         names = ("units", "student_temperature", "teacher_temperature")
         names = (*names, "warmup_teacher_temperature", "warmup_steps", "center_momentum")
+        names = (*names, "centering", "iterations")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
