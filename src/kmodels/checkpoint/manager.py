@@ -115,15 +115,25 @@ def _check_new(directory: Path, resume: bool) -> None:
         )
 
 
+def path_of(folder: Path, step: int) -> Path:
+    """Returns the path of the checkpoint after a step."""
+    return folder / f"{PREFIX}{step:08d}"
+
+
 def save(
-    folder: Path, snapshot: Snapshot, keep: int = 2, best: str | None = None, mode: str = "min"
+    folder: Path,
+    snapshot: Snapshot,
+    keep: int | None = 2,
+    best: str | None = None,
+    mode: str = "min",
 ) -> Path:
     """Writes `folder/step_<n>`, then removes older ones; all processes call it, for one step.
 
     Args:
         folder: where the checkpoints of one run are.
         snapshot: what to write.
-        keep: how many of the newest stay; at least 1.
+        keep: how many of the newest stay; at least 1. None leaves removing to a `Keeper`; of what
+            stands for an address the newest two stay then.
         best: name of the number in the logs whose best checkpoint stays too.
         mode: whether the best is the "min" or the "max".
 
@@ -131,7 +141,7 @@ def save(
         InputError: where a weight is not finite, the disk is full or the folder cannot be written;
             what was there stays.
     """
-    target = folder / f"{PREFIX}{snapshot.run.step:08d}"
+    target = path_of(folder, snapshot.run.step)
     size = sum(a.nbytes for part in snapshot.arrays.values() for a in part.values())
 
     def saying(act: Callable[[], T]) -> Callable[[], T]:
@@ -164,8 +174,9 @@ def save(
             published = folder in mirror.ADDRESSES
             if published:
                 mirror.push(folder, target)
-            _remove_old(folder, target, keep, best, mode)
-            if published:
+            if keep is not None or published:
+                _remove_old(folder, target, keep or 2, best, mode)
+            if published and keep is not None:
                 mirror.remove_others(folder, target)
 
         processes.broadcast("checkpoint ends", saying(end))

@@ -4,6 +4,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -15,6 +16,7 @@ import keras
 from kmodels.checkpoint import extra_state, format, manager, state
 from kmodels.checkpoint.extra_state import CallbackStates
 from kmodels.checkpoint.format import Arrays
+from kmodels.checkpoint.keeper import keeper_of
 from kmodels.checkpoint.run_state import RunState
 from kmodels.core.errors import InputError, check_whole
 from kmodels.distribution import processes
@@ -175,18 +177,27 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def submit(self, job: Callable[[], object]) -> None:
-        """Waits for the former job and raises what it raised, then begins this one."""
+    def submit(self, job: Callable[[], object]) -> "Future[object]":
+        """Waits for the former job and raises what it raised, then begins this one.
+
+        Returns:
+            What tells others that it is done, or what it raised.
+        """
         self.wait()
+        done: Future[object] = Future()
 
         def run() -> None:
             try:
-                job()
+                found = job()
             except Exception as error:
                 self._error = error
+                done.set_exception(error)
+            else:
+                done.set_result(found)
 
         self._thread = threading.Thread(target=run, name="checkpoint")
         self._thread.start()
+        return done
 
     @property
     def failed(self) -> bool:
@@ -334,10 +345,12 @@ class Saver:
         )
         optimizer = format.replace(snapshot.arrays["optimizer"], extra_state.rates(now))
         whole = manager.Snapshot(run, {**snapshot.arrays, "optimizer": optimizer})
-        self.writer.submit(
-            lambda: manager.save(
-                self._directory, whole, self._keep, self._best.name, self._best.mode
-            )
+        keeper = keeper_of(self._directory)
+        keep = self._keep if keeper is None else None
+        done = self.writer.submit(
+            lambda: manager.save(self._directory, whole, keep, self._best.name, self._best.mode)
         )
         self.saved_step = run.step
+        if keeper is not None:
+            keeper.tell(manager.path_of(self._directory, run.step), run, done)
         return True

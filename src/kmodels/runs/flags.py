@@ -39,7 +39,7 @@ class Common:
     matmul_precision: str = flag("default", "of matmuls", choices=("highest", "high", "default"))
     memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
     mesh: str | None = flag(None, "devices, as in data=4, fsdp=8 or data=2,model=2")
-    workers: int = flag(0, "processes that prepare batches")
+    workers: int = flag(0, "processes that prepare batches; with --on those that train")
     seed: int = flag(0, "of first weights, order, augmentation and dropout")
     out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
     resume: bool = flag(False, "continue from the newest checkpoint in --out, or of the newest run")
@@ -48,6 +48,9 @@ class Common:
     keep: int = flag(2, "newest checkpoints to keep")
     log_every: int = flag(10, "steps between fetching and writing losses")
     log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
+    on: str | None = flag(None, "run on a cluster", choices=("ray",))
+    resources: str = flag("CPU=1", "with --on: of each worker, as in GPU=1,CPU=4")
+    max_failures: int = flag(3, "with --on: how often lost workers are replaced")
 
 
 def parse(

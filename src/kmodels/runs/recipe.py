@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
-from kmodels.runs import trackers
+from kmodels.runs import on_ray, trackers
 from kmodels.runs.console import say, say_facts, say_metrics, working, wrapped
 from kmodels.runs.console import short as _short
 from kmodels.runs.flags import Common, flag, parse
@@ -46,6 +46,7 @@ __all__ = [
     "say",
     "say_facts",
     "say_metrics",
+    "work",
     "working",
 ]
 
@@ -126,26 +127,19 @@ def main(
         description: for --help.
         program: what --help calls it; the recipe's file by default.
     """
-    folder = None
+    program = program or f"{recipe}.py"
     try:
         chosen = parse(settings, argv, description, recipe, program)
         check_backend()
-        _join(getattr(chosen, "mesh", None))
-        again = chosen.resume or getattr(chosen, "evaluate", False)
-        folder = Folder(recipe, chosen.out, chosen, again)
-        folder.begin(_command(argv, program or f"{recipe}.py"))
-        with _shown(folder.main):
-            working(f"loading Keras on {os.environ.get('KERAS_BACKEND', 'its backend')}")
-            train(chosen, folder)
-            working(None)
-            trackers.finish(folder.path)
-            say(f"report: {_short(folder.write_report())}")
+        command = _command(argv, program)
+        if getattr(chosen, "on", None) is not None:
+            on_ray.run(recipe, chosen, train, command)
+        else:
+            work(recipe, chosen, train, command)
     except InputError as error:
         working(None)
         _say_error(f"{recipe}: error: {_one_line(error)}")
         if (processes := joined_processes()) is not None:
-            if folder is not None:
-                folder.close()
             processes.give_up(2)
         return 2
     except KeyboardInterrupt:
@@ -157,11 +151,39 @@ def main(
             raise
         return 128 + signum
     finally:
+        working(None)
+    return 0
+
+
+def work(recipe: str, settings: Any, train: Callable[[Any, Folder], None], command: str) -> None:
+    """Runs a recipe in this process, or in each of those that train together.
+
+    Args:
+        recipe: its name.
+        settings: of the run.
+        train: called with the settings and the run's folder.
+        command: the command line that started it.
+
+    Raises:
+        InputError: for wrong settings or input.
+    """
+    folder = None
+    try:
+        _join(getattr(settings, "mesh", None))
+        again = settings.resume or getattr(settings, "evaluate", False)
+        folder = Folder(recipe, settings.out, settings, again)
+        folder.begin(command)
+        with _shown(folder.main):
+            working(f"loading Keras on {os.environ.get('KERAS_BACKEND', 'its backend')}")
+            train(settings, folder)
+            working(None)
+            trackers.finish(folder.path)
+            say(f"report: {_short(folder.write_report())}")
+    finally:
         trackers.give_up()
         working(None)
         if folder is not None:
             folder.close()
-    return 0
 
 
 def _command(argv: Sequence[str] | None, program: str) -> str:

@@ -54,7 +54,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         InputError: if the file of the recipe is not installed.
     """
     name = RECIPES[command]
-    module = _load(name)
+    module = load(name)
     # Examples are written for those who have the files.
     text = module.__doc__ or ""
     for other, file in RECIPES.items():
@@ -63,7 +63,15 @@ def run(command: str, arguments: Sequence[str]) -> int:
     return recipe.main(name, module.Settings, module.train, arguments, text, program)
 
 
-def _load(name: str) -> ModuleType:
+def load(name: str) -> ModuleType:
+    """Returns a recipe's module.
+
+    Args:
+        name: of its file.
+
+    Raises:
+        InputError: if the file is not installed.
+    """
     found = [folder / f"{name}.py" for folder in FOLDERS if (folder / f"{name}.py").is_file()]
     if not found:
         raise InputError(f"{name}.py is not in {FOLDERS[0]}; install kmodels again, from a wheel")

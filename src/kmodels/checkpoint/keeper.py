@@ -1,0 +1,39 @@
+"""Whoever beside a run keeps its checkpoints: told of each, it removes the older ones itself."""
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from kmodels.checkpoint.run_state import RunState
+
+
+class Keeper(Protocol):
+    """Keeps the checkpoints of some directories, as a cluster does for the runs that it started."""
+
+    def keeps(self, directory: Path) -> bool:
+        """Returns whether the checkpoints of a directory are its own to remove."""
+        ...
+
+    def tell(self, path: Path, run: RunState, written: "Future[Any] | None") -> None:
+        """Hears of a checkpoint; all processes call it, between the same steps.
+
+        Args:
+            path: path of the checkpoint, local where it is published at an address.
+            run: its state.
+            written: done once it is on the disk and published; None of one that a run began with.
+        """
+        ...
+
+
+_keeper: Keeper | None = None
+
+
+def set_keeper(keeper: Keeper | None) -> None:
+    """Says who keeps checkpoints in this process; None takes it back."""
+    global _keeper
+    _keeper = keeper
+
+
+def keeper_of(directory: Path) -> Keeper | None:
+    """Returns who keeps the checkpoints of a directory, or None where the run itself does."""
+    return _keeper if _keeper is not None and _keeper.keeps(directory) else None

@@ -1,0 +1,117 @@
+"""The Ray cluster that a run is on: the one at RAY_ADDRESS, or one of this machine for the run."""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kmodels.core.errors import InputError
+
+# Of the line that Ray's objects take; no data goes through them.
+_OBJECT_STORE = 200_000_000
+# Ray looks at its workers every two seconds, and takes one report of each at a time.
+SECONDS_BETWEEN_LOOKS = 0.5
+_SETTINGS = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(SECONDS_BETWEEN_LOOKS),
+    # What a run prints is shown as it is, without a line of Ray's for each checkpoint.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    # A cluster of this machine trains as fast as processes beside it do; Ray's workers are nice.
+    "RAY_worker_niceness": "0",
+}
+# Ray would write a token to the home folder, which a cluster of this process needs nowhere.
+_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def check_installed() -> None:
+    """Raises `InputError` where Ray is missing; call it before Ray is imported."""
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("a run on Ray needs the package ray: pip install 'kmodels[ray]'")
+    # Ray looks at these when it is imported, and never again.
+    if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
+        for name, value in _TOKEN.items():
+            os.environ.setdefault(name, value)
+
+
+@contextmanager
+def connected(needed: Mapping[str, float]) -> Iterator[Any]:
+    """Gives Ray inside the block, and leaves it as it was.
+
+    A process that has called `ray.init` keeps its cluster. Otherwise this is the cluster at
+    RAY_ADDRESS. Where that is not set, one of this machine is started for the block, with its files
+    in a folder for temporary files that is removed afterwards.
+
+    Args:
+        needed: resources of all workers, which a cluster of this machine says to have at least.
+    """
+    check_installed()
+    import ray
+
+    with _settings():
+        if ray.is_initialized():
+            yield ray
+            return
+        if "RAY_ADDRESS" in os.environ:
+            _connect(ray)
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+            return
+        # Names of Ray's sockets have to be short.
+        folder = tempfile.mkdtemp(prefix="kmodels-ray-")
+        try:
+            _start(ray, needed, folder)
+            yield ray
+        finally:
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _quiet(ray: Any) -> dict[str, Any]:
+    return {"logging_level": "ERROR", "logging_config": ray.LoggingConfig(log_level="ERROR")}
+
+
+def _connect(ray: Any) -> None:
+    """Connects to the cluster at RAY_ADDRESS.
+
+    Raises:
+        InputError: where none answers there.
+    """
+    try:
+        ray.init(address=os.environ["RAY_ADDRESS"], **_quiet(ray))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"no Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: "
+            f"{' '.join(str(error).split())[:200]}; start one, or unset it"
+        ) from error
+
+
+def _start(ray: Any, needed: Mapping[str, float], folder: str) -> None:
+    """Starts a cluster of this machine, which ends with this process."""
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, int(needed.get("CPU", 0))),
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE,
+        _temp_dir=folder,
+        **_quiet(ray),
+    )
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    former = {name: os.environ.get(name) for name in _SETTINGS}
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)

@@ -1,0 +1,179 @@
+"""Inside of a worker of Ray: the work, what it raises, and the checkpoints that Ray hears of."""
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kmodels.checkpoint import keeper
+from kmodels.checkpoint.run_state import RunState
+from kmodels.core.errors import InputError
+from kmodels.core.remote import mirror
+from kmodels.distribution import processes
+from kmodels.distribution.ray.workers import workers_backend
+
+# Where the checkpoints of a run are, in its directory.
+CHECKPOINTS = "checkpoints"
+# Set in workers: the directory of the run, local or an address.
+ENVIRONMENT = "KMODELS_RAY_DIRECTORY"
+
+
+class WorkerError(InputError):
+    """The work raised something, in one line; no other worker had been lost before.
+
+    Attributes:
+        stack: the stack trace, for errors that are not the user's to mend.
+    """
+
+    def __init__(self, line: str, stack: str = ""):
+        super().__init__(line)
+        self.stack = stack
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.stack)
+
+
+class WorkerLost(RuntimeError):
+    """The work raised what it does when another worker has gone; Ray starts all of them again."""
+
+
+def directory() -> str:
+    """Returns where a function that `run` started keeps its checkpoints.
+
+        model.fit(x, y, callbacks=[kmodels.callbacks.Checkpoint(directory(), every=500)])
+
+    Ray is told of the checkpoints that are written there, and removes the older ones.
+
+    Returns:
+        A local path or an address, the same in all workers.
+
+    Raises:
+        InputError: outside of a worker.
+    """
+    if ENVIRONMENT not in os.environ:
+        raise InputError(
+            "directory() is asked for outside of a worker of Ray; call it in a function that "
+            "kmodels.distribution.ray.run starts"
+        )
+    return f"{os.environ[ENVIRONMENT]}/{CHECKPOINTS}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each worker does.
+
+    Args:
+        function: what is called.
+        arguments: its arguments.
+        backend: Keras backend of the worker.
+        storage: directory of the run, local or an address.
+        folder: working directory of the process that started the run.
+        patience: seconds in which Ray sees that a worker has gone.
+    """
+
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    backend: str
+    storage: str
+    folder: str
+    patience: float
+
+    def __call__(self) -> Any:
+        """Does the work; what it raises is a line, and says whether to begin again."""
+        # Ray leaves its workers elsewhere, where relative paths of the user lead nowhere.
+        if os.path.isdir(self.folder):
+            os.chdir(self.folder)
+        os.environ[ENVIRONMENT] = self.storage
+        backend = workers_backend(self.backend)
+        keeper.set_keeper(_RayKeeper(self.storage))
+        try:
+            found = self.function(*self.arguments)
+        except Exception as error:
+            if any(backend.is_lost(one) or isinstance(one, TimeoutError) for one in _chain(error)):
+                raise WorkerLost(_line(error)) from error
+            # Where another worker's end was the reason, Ray has seen that by then.
+            if processes.count() > 1:
+                time.sleep(self.patience)
+            raise _told(error) from error
+        finally:
+            keeper.set_keeper(None)
+        backend.leave()
+        return found
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _told(error: Exception) -> WorkerError:
+    if isinstance(error, InputError):
+        return WorkerError(_line(error))
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    line = f"{type(error).__name__}: {_line(error)} ({place}, in worker {processes.index()})"
+    return WorkerError(line, traceback.format_exc())
+
+
+class _RayKeeper:
+    """Tells Ray of checkpoints in the directory of a run; Ray removes the older ones."""
+
+    def __init__(self, storage: str):
+        self._storage = storage
+        self._known: set[str] | None = None
+
+    def keeps(self, directory: Path) -> bool:
+        return self._name(directory) is not None
+
+    def tell(self, path: Path, run: RunState, written: Future[Any] | None) -> None:
+        from ray import train
+
+        if self._known is None:
+            self._known = {one.checkpoint.path for one in train.get_all_reported_checkpoints()}
+        storage: Any = train.get_context().get_storage()
+        place = f"{storage.experiment_fs_path}/{self._name(path.parent)}/{path.name}"
+        found = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
+        # One that was written again, since it was damaged, is on Ray's list already; twice on it,
+        # it would be removed with its first mention.
+        if place in self._known:
+            return
+        self._known.add(place)
+
+        def wait(checkpoint: Any, name: str) -> Any:
+            if written is not None:
+                written.result()
+            return checkpoint
+
+        numbers = {name: value for name, value in run.logs.items() if value is not None}
+        # Ray waits for what is being written in a thread of its own, and goes on with the others.
+        train.report(
+            {"step": run.step, "epoch": run.epoch, **numbers},
+            checkpoint=found if processes.is_rank_zero() else None,
+            checkpoint_upload_mode=train.CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=wait,
+            # It lies where it is to stay.
+            delete_local_checkpoint_after_upload=False,
+        )
+
+    def _name(self, directory: Path) -> str | None:
+        """Returns the name of a directory within that of the run; None where it is elsewhere."""
+        address = mirror.ADDRESSES.get(directory)
+        if address is not None:
+            inside = address.startswith(f"{self._storage}/")
+            return address.removeprefix(f"{self._storage}/") if inside else None
+        if "://" in self._storage:
+            return None
+        try:
+            name = directory.resolve().relative_to(Path(self._storage).resolve())
+        except ValueError:
+            return None
+        return name.as_posix()

@@ -1,0 +1,171 @@
+"""Starts a run on a Ray cluster, and says in a line how it ended."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kmodels.core.dispatch import backend as running_backend
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import is_remote, local_path
+from kmodels.core.remote import open_address
+from kmodels.core.units import pluralize
+from kmodels.distribution import processes
+from kmodels.distribution.ray.cluster import SECONDS_BETWEEN_LOOKS, check_installed, connected
+from kmodels.distribution.ray.inside import Work
+from kmodels.distribution.ray.workers import workers_backend
+
+# Ray has looked at its workers by then, also where the machine is busy.
+_PATIENCE = 6 * SECONDS_BETWEEN_LOOKS
+
+
+def run(
+    recipe_or_function: str | Callable[..., Any],
+    arguments: Sequence[Any] = (),
+    *,
+    workers: int | tuple[int, int] = 2,
+    resources: Mapping[str, float] | None = None,
+    storage: str | Path,
+    max_failures: int = 3,
+    keep: int | None = 2,
+    best: str | None = None,
+    mode: Literal["min", "max"] = "min",
+    backend: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    scaling: Mapping[str, Any] | None = None,
+) -> Any:
+    """Runs a recipe, or a function with a `fit`, in the workers of a Ray cluster.
+
+        result = kmodels.distribution.ray.run("vit", ["--epochs", "3"], storage="runs/vit")
+
+    The workers are the processes of one run: `distribute("data=-1")` in the function spreads it
+    over all of them. The cluster is that of `ray.init`, or the one at RAY_ADDRESS. Where there is
+    neither, one of this machine is started for the run.
+
+    A worker or a node that dies does not end the run: all workers start again and go on from the
+    newest checkpoint, with the weights of a run that was never disturbed where there are as many as
+    before. What the function itself raises ends the run.
+
+    Args:
+        recipe_or_function: name of a recipe, such as "vit", or a function, which each worker calls.
+            It makes its `Checkpoint` in `kmodels.distribution.ray.directory()`.
+        arguments: arguments of the function, or the recipe's flags.
+        workers: how many; (1, 4) takes as many of them as the cluster has room for, at any time.
+        resources: of each worker, {"CPU": 1} by default; {"GPU": 1} for a GPU.
+        storage: directory of the run that all nodes see, or an address such as "s3://bucket/run";
+            a run that is in it is continued.
+        max_failures: how often lost workers are replaced; -1 for any number.
+        keep: how many of the newest checkpoints stay; None for all.
+        best: a log of an epoch, such as "val_loss"; those with the best values stay then, and the
+            newest one.
+        mode: whether the best is the "min" or the "max".
+        backend: Keras backend of the workers; that of this process by default.
+        environment: variables that the workers have beside those of this process's cluster.
+        scaling: further arguments of `ray.train.ScalingConfig`, such as `placement_strategy`.
+
+    Returns:
+        Ray's `Result`: the newest checkpoint, its metrics, and what the function returned in the
+        first worker.
+
+    Raises:
+        InputError: for wrong settings, where Ray or a backend is missing, where the work raised
+            something, or where workers were lost too often; one line each.
+    """
+    check_installed()
+    if isinstance(recipe_or_function, str):
+        from kmodels.runs.on_ray import start
+
+        recipe_or_function, arguments = start(recipe_or_function, arguments, storage), ()
+    resources = dict(resources or {"CPU": 1})
+    backend = backend or running_backend()
+    most = _check(workers, max_failures, keep, mode, resources)
+    module = workers_backend(backend)
+    if most > 1 and module.ONE is not None:
+        raise InputError(
+            f"{most} workers on {backend} would each train alone: {module.ONE}; give workers=1, "
+            "or take jax or torch"
+        )
+    place, options = _storage(storage)
+    work = Work(recipe_or_function, tuple(arguments), backend, place, os.getcwd(), _PATIENCE)
+    with connected({name: most * amount for name, amount in resources.items()}):
+        from ray import train
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        from kmodels.distribution.ray.ending import EndAtErrors, explain
+
+        trainer = DataParallelTrainer(
+            lambda: work(),
+            backend_config=module.config(resources, processes.limit()),
+            scaling_config=train.ScalingConfig(
+                num_workers=workers,
+                use_gpu=bool(resources.get("GPU")),
+                resources_per_worker=resources,
+                **(scaling or {}),
+            ),
+            run_config=train.RunConfig(
+                **options,
+                failure_config=train.FailureConfig(max_failures=max_failures),
+                checkpoint_config=train.CheckpointConfig(
+                    num_to_keep=keep,
+                    checkpoint_score_attribute=best,
+                    checkpoint_score_order=mode,
+                ),
+                callbacks=[EndAtErrors()],
+                worker_runtime_env={
+                    "env_vars": {"KERAS_BACKEND": backend, **dict(environment or {})}
+                },
+                logging_config=train.LoggingConfig(log_level="CRITICAL"),
+            ),
+        )
+        try:
+            return trainer.fit()
+        except Exception as error:
+            raise explain(error, place, pluralize(max_failures, "failure")) from error
+
+
+def _check(
+    workers: Any, max_failures: Any, keep: Any, mode: str, resources: Mapping[str, float]
+) -> int:
+    """Returns the largest number of workers."""
+    several = workers if isinstance(workers, tuple) else (workers, workers)
+    if len(several) != 2:
+        raise InputError(f"workers is {workers!r}; give a number, or two as in (1, 4)")
+    for number in several:
+        check_whole("workers", number)
+    if several[0] > several[1]:
+        raise InputError(f"workers is {workers}; give the smaller number first")
+    check_whole("max_failures", max_failures, -1)
+    if keep is not None:
+        check_whole("keep", keep)
+    if mode not in ("min", "max"):
+        raise InputError(f"mode is {mode!r}; choose one of min, max")
+    if resources.get("TPU"):
+        raise InputError(
+            "resources has TPU, whose slices Ray places by a topology that run does not know; "
+            "start the recipe on each host of the slice, where JAX finds the others by itself"
+        )
+    return several[1]
+
+
+def _storage(storage: str | Path) -> tuple[str, dict[str, Any]]:
+    """Returns the directory of the run, and what `RunConfig` takes of it."""
+    if not is_remote(storage):
+        path = local_path(storage).resolve()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {path}: {error.strerror}; give another directory"
+            ) from error
+        return str(path), {"storage_path": str(path.parent), "name": path.name}
+    remote = open_address(storage)
+    if "memory" in remote.system.protocol:
+        raise InputError(
+            f"{remote.address} is in the memory of this process, which no worker sees; give a "
+            "directory, or a bucket"
+        )
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    parent, _, name = remote.path.rpartition("/")
+    system = PyFileSystem(FSSpecHandler(remote.system))
+    return remote.address, {"storage_path": parent, "storage_filesystem": system, "name": name}

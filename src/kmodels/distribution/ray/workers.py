@@ -1,0 +1,47 @@
+"""What each backend needs of Ray Train, so that its workers are processes of one run."""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from kmodels.core.errors import InputError
+
+
+class WorkersBackend(Protocol):
+    """Workers of Ray on one backend."""
+
+    # Why there is one worker at most; None where there may be several.
+    ONE: str | None
+
+    def config(self, resources: Mapping[str, float], seconds: float) -> Any:
+        """Returns the `ray.train.backend.BackendConfig` that joins the workers.
+
+        Args:
+            resources: of each worker, such as {"GPU": 1}.
+            seconds: after which one that waits for others ends with an error.
+        """
+        ...
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Returns whether an error in one worker says that another one has gone."""
+        ...
+
+    def leave(self) -> None:
+        """Takes leave of the others after the work, in the order that the backend needs."""
+        ...
+
+
+def workers_backend(backend: str) -> WorkersBackend:
+    """Returns the file of a backend, which need not be that of this process.
+
+    Raises:
+        InputError: for an unknown backend, or one that is not installed.
+    """
+    name = f"{__name__}_{backend}"
+    if importlib.util.find_spec(name) is None or importlib.util.find_spec(backend) is None:
+        raise InputError(
+            f"the backend of the workers is {backend!r}, which is unknown or not installed here; "
+            "set KERAS_BACKEND, or give backend=, to one that is"
+        )
+    return cast(WorkersBackend, importlib.import_module(name))

@@ -1,0 +1,22 @@
+"""One worker: TensorFlow's engine has its replicas in one process."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.train.backend import BackendConfig
+
+ONE = "its replicas are in one process, which drives the devices of one machine"
+
+
+def config(resources: Mapping[str, float], seconds: float) -> Any:
+    """See `WorkersBackend`."""
+    return BackendConfig()
+
+
+def is_lost(error: BaseException) -> bool:
+    """See `WorkersBackend`; there are no others."""
+    return False
+
+
+def leave() -> None:
+    """See `WorkersBackend`; there are no others."""

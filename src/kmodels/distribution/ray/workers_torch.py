@@ -1,0 +1,32 @@
+"""Workers of Ray Train's own torch backend, which makes the process group that kmodels uses."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from ray.train.torch import TorchConfig
+
+ONE = None
+# kmodels exchanges on the host what the processes agree on, so gloo is there beside NCCL.
+_ON_GPUS = "cpu:gloo,cuda:nccl"
+# Gloo raises plain errors that begin so.
+_GLOO = "gloo"
+
+
+def config(resources: Mapping[str, float], seconds: float) -> Any:
+    """See `WorkersBackend`."""
+    kind = _ON_GPUS if resources.get("GPU") else "gloo"
+    limit = min(timedelta(seconds=seconds), timedelta.max)
+    return TorchConfig(backend=kind, timeout_s=max(int(limit.total_seconds()), 1))
+
+
+def is_lost(error: BaseException) -> bool:
+    """See `WorkersBackend`."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return type(error) is RuntimeError and _GLOO in str(error)
+
+
+def leave() -> None:
+    """See `WorkersBackend`; Ray takes the process group down."""

@@ -1,0 +1,303 @@
+"""What workers of Ray train, and processes without Ray for comparison.
+
+python ray_cases.py plain FOLDER        one process, or those that a launcher joins: no Ray
+python ray_cases.py ray FOLDER NAME...  a driver: the cases of these names, on one cluster
+"""
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+BATCH, ROWS, EPOCHS, EVERY = 8, 32, 2, 3
+# After this step a worker dies: within the second epoch, two steps after a checkpoint.
+DEATH = 5
+
+
+def vit():
+    import numpy as np
+
+    from kmodels.models import ViTBackbone, ViTImageClassifier
+
+    rng = np.random.default_rng(0)
+    backbone = ViTBackbone(
+        image_shape=(16, 16, 3), patch_size=8, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=64
+    )
+    images = rng.normal(size=(ROWS, 16, 16, 3)).astype("float32")
+    return ViTImageClassifier(backbone, 10), (images, rng.integers(0, 10, ROWS))
+
+
+def gemma():
+    import numpy as np
+
+    from kmodels.models import GemmaBackbone, GemmaCausalLM
+
+    rng = np.random.default_rng(1)
+    backbone = GemmaBackbone(
+        vocabulary_size=50, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=32,
+        intermediate_dim=64, head_dim=16,
+    )  # fmt: skip
+    model = GemmaCausalLM(backbone)
+    model.enable_lora(4)
+    ids = rng.integers(1, 50, (ROWS, 9))
+    return model, ({"token_ids": ids[:, :-1], "padding_mask": np.ones((ROWS, 8))}, ids[:, 1:])
+
+
+def digest(variables):
+    import keras
+    import numpy as np
+
+    found = hashlib.sha256()
+    for variable in variables:
+        found.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
+    return found.hexdigest()
+
+
+def once(folder, name):
+    """True at the first call of this name, in whichever process."""
+    try:
+        os.close(os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def train(folder, names=("vit", "gemma"), directory=None, act=None):
+    """Fits models one after another, and writes what came of each to folder/<name>.json.
+
+    Args:
+        folder: for the results, and marks of what was done once.
+        names: of the models.
+        directory: of checkpoints; none are made without it.
+        act: called after each step with the name, the step and the process.
+    """
+    import keras
+
+    import kmodels
+    from kmodels.core import keras_internals
+    from kmodels.distribution import distribute, processes
+    from kmodels.training import AdamW
+
+    plan = distribute("data=-1", batch_size=BATCH)
+    for name in names:
+        keras_internals.set_random_seed(3)
+        model, (x, y) = {"vit": vit, "gemma": gemma}[name]()
+        model = plan.prepare(model)
+        model.compile(AdamW(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        callbacks = []
+        if directory is not None:
+            checkpoint = kmodels.callbacks.Checkpoint(f"{directory}/{name}", every=EVERY)
+            callbacks.append(checkpoint)
+            if act is not None:
+                callbacks.append(
+                    keras.callbacks.LambdaCallback(
+                        on_train_batch_end=lambda batch, logs, name=name, own=checkpoint: act(
+                            name, own.step, processes.index()
+                        )
+                    )
+                )
+        history = model.fit(
+            x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks
+        ).history
+        state = digest([*model.variables, *model.optimizer.variables])
+        if processes.is_rank_zero():
+            (Path(folder) / f"{name}.json").write_text(
+                json.dumps(
+                    {"losses": history["loss"], "digest": state, "processes": processes.count()}
+                )
+            )
+    return processes.index()
+
+
+def in_workers(folder, names, act_of):
+    """`train` with checkpoints where Ray keeps them."""
+    from kmodels.distribution.ray import directory
+
+    return train(folder, names, directory(), act_of(folder))
+
+
+def die(folder, name):
+    """Ends this process once there is a checkpoint to go on from."""
+    while not list(Path(folder).glob(f"**/checkpoints/{name}/step_*")):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying(*ranks, names=("vit", "gemma")):
+    """One of the workers of these ranks is killed once in each model."""
+
+    def of(folder):
+        def act(name, step, rank):
+            if name in names and step == DEATH and rank in ranks and once(folder, f"died-{name}"):
+                die(folder, name)
+
+        return act
+
+    return of
+
+
+def dying_at(death):
+    def of(folder):
+        def act(name, step, rank):
+            if step == death and once(folder, f"died-{death}"):
+                die(folder, name)
+
+        return act
+
+    return of
+
+
+def filling_the_disk(folder):
+    def act(name, step, rank):
+        if step == EVERY + 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    return act
+
+
+def losing_the_storage(folder):
+    def act(name, step, rank):
+        from kmodels.distribution.ray import directory
+
+        if step == EVERY + 1 and rank == 0 and once(folder, "lost"):
+            place = Path(directory())
+            place.rename(place.with_name("elsewhere"))
+            place.write_text("no directory")
+
+    return act
+
+
+def raising(folder):
+    with (Path(folder) / "attempts").open("a") as file:
+        file.write("one\n")
+    from kmodels.distribution import processes
+
+    processes.join()
+    if processes.index() == 1:
+        raise ValueError("the rows\nare bad")
+    processes.all_gather_object("what never comes", None)
+
+
+class Bucket:
+    """A storage that all processes of this machine see, at addresses bucket://."""
+
+    @staticmethod
+    def register():
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        class BucketFileSystem(LocalFileSystem):
+            protocol = "bucket"
+
+            @classmethod
+            def _strip_protocol(cls, path):
+                path = os.fspath(path)
+                if path.startswith("bucket://"):
+                    path = os.environ["KMODELS_TEST_BUCKET"] + "/" + path[9:]
+                return path.rstrip("/") or "/"
+
+            def unstrip_protocol(self, name):
+                return "bucket://" + os.path.relpath(name, os.environ["KMODELS_TEST_BUCKET"])
+
+        fsspec.register_implementation("bucket", BucketFileSystem, clobber=True)
+
+
+def in_a_bucket(folder):
+    Bucket.register()
+    return in_workers(folder, ("vit",), dying(0))
+
+
+def error_of(function, *arguments, **options):
+    """The line with which a run ends."""
+    from kmodels.core.errors import InputError
+    from kmodels.distribution import ray
+
+    try:
+        ray.run(function, arguments, **options)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def drive(folder, names):
+    """Runs the cases on one cluster, and prints what they found."""
+    from kmodels.distribution import ray
+    from kmodels.distribution.ray.cluster import connected
+
+    found = {}
+    with connected({"CPU": 2}):
+        for name in names:
+            place = Path(folder) / name
+            place.mkdir(parents=True)
+            begun = time.monotonic()
+            found[name] = CASES[name.partition("-")[0]](ray, place, name.partition("-")[2] or None)
+            found[name]["seconds"] = round(time.monotonic() - begun, 1)
+            print(name, found[name], file=sys.stderr, flush=True)
+    print(json.dumps(found))
+
+
+def killed(ray, place, backend):
+    result = ray.run(
+        in_workers, (place, ("vit", "gemma"), dying(1)),
+        storage=place / "run", backend=backend, keep=None,
+    )  # fmt: skip
+    return {
+        "returned": result.return_value,
+        "metrics": result.metrics,
+        "checkpoints": [found.path for found, _ in result.best_checkpoints],
+    }
+
+
+def elastic(ray, place, backend):
+    options = {"storage": place / "run", "backend": backend, "max_failures": 0}
+    errors = [
+        error_of(in_workers, place, ("vit",), dying_at(death), workers=workers, **options)
+        for death, workers in ((4, 2), (7, 1))
+    ]
+    result = ray.run(in_workers, (place, ("vit",), dying_at(99)), **options)
+    return {"errors": errors, "checkpoints": [found.path for found, _ in result.best_checkpoints]}
+
+
+def faults(ray, place, backend):
+    for name in ("full", "lost", "raised"):
+        (place / name).mkdir()
+    return {
+        "full": error_of(
+            in_workers, place / "full", ("vit",), filling_the_disk,
+            workers=1, storage=place / "full" / "run", backend=backend,
+        ),
+        "lost": error_of(
+            in_workers, place / "lost", ("vit",), losing_the_storage,
+            workers=1, storage=place / "lost" / "run", backend=backend,
+        ),
+        "raised": error_of(
+            raising, place / "raised", storage=place / "raised" / "run", backend=backend
+        ),
+    }  # fmt: skip
+
+
+def bucket(ray, place, backend):
+    os.environ["KMODELS_TEST_BUCKET"] = str(place / "bucket")
+    (place / "bucket").mkdir()
+    Bucket.register()
+    environment = {name: os.environ[name] for name in ("KMODELS_TEST_BUCKET", "XDG_CACHE_HOME")}
+    result = ray.run(
+        in_a_bucket, (place,), workers=1, storage="bucket://runs/first", backend=backend,
+        environment=environment,
+    )  # fmt: skip
+    return {"checkpoints": [found.path for found, _ in result.best_checkpoints]}
+
+
+CASES = {"killed": killed, "elastic": elastic, "faults": faults, "bucket": bucket}
+
+
+if __name__ == "__main__":
+    how, folder, *rest = sys.argv[1:]
+    if how == "plain":
+        train(folder)
+    else:
+        drive(folder, rest)
