@@ -87,7 +87,7 @@ class FitRun:
         self.epoch, self.batch, self.step = run.epoch, run.batch, run.step
         self.saver.saved_step = run.step
         if (keeper := keeper_of(self.directory)) is not None:
-            keeper.tell(path, run, None)
+            keeper.resume(manager.up_to(path), run)
         return path
 
     @property

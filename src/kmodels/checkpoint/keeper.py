@@ -1,5 +1,6 @@
 """Whoever beside a run keeps its checkpoints: told of each, it removes the older ones itself."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,13 +15,22 @@ class Keeper(Protocol):
         """Returns whether the checkpoints of a directory are its own to remove."""
         ...
 
-    def tell(self, path: Path, run: RunState, written: "Future[Any] | None") -> None:
+    def tell(self, path: Path, run: RunState, written: "Future[Any]") -> None:
         """Hears of a checkpoint; all processes call it, between the same steps.
 
         Args:
             path: path of the checkpoint, local where it is published at an address.
             run: its state.
-            written: done once it is on the disk and published; None of one that a run began with.
+            written: done once it is on the disk and published.
+        """
+        ...
+
+    def resume(self, paths: Sequence[Path], run: RunState) -> None:
+        """Hears of those that are there where a run goes on; all processes call it.
+
+        Args:
+            paths: paths of the checkpoints, the newest last, which the run was restored from.
+            run: state of that one.
         """
         ...
 

@@ -237,6 +237,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(_NAME.match(path.name)[1]), reverse=True)  # type: ignore[index]
 
 
+def up_to(path: Path) -> list[Path]:
+    """Returns a checkpoint and those before it, the oldest first; the same in all processes."""
+    names: list[str] = processes.broadcast("checkpoints before", lambda: _names(path.parent))
+    return [path.parent / name for name in sorted(names) if name <= path.name]
+
+
 def newest_step(folder: Path) -> int:
     """Returns the step of a run's newest checkpoint, verified or not; -1 where there is none."""
     names: list[str] = processes.broadcast("newest checkpoint", lambda: _names(folder))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import keras
 import pytest
+import ray_cases
 from launch import Process, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import manager
@@ -15,9 +16,9 @@ from tolerances import tolerance
 # One driver serves both backends, so the test runs once.
 pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray"), pytest.mark.multiprocess]
 
-CASES = Path(__file__).with_name("ray_cases.py")
+CASES = Path(ray_cases.__file__)
 BACKENDS = ("torch", "jax")
-NAMES = ["killed-torch", "killed-jax", "elastic-torch", "faults-torch", "bucket-torch"]
+NAMES = ["killed-torch", "killed-jax", "elastic-torch", "faults-torch"]
 SECONDS = 900.0
 
 
@@ -42,6 +43,8 @@ def found(folder, home):
         "XDG_CACHE_HOME": str(folder / "cache"),
         "XLA_FLAGS": re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"]),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # One process less for each start of all workers.
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
     driver = Process(CASES, ["ray", str(folder), *NAMES], env)
     return launch([driver], SECONDS)[0].result()
@@ -78,7 +81,7 @@ def newest(place):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_worker_changes_nothing(backend, model, found, plain, folder):
     place = folder / f"killed-{backend}"
-    assert (place / f"died-{model}").exists()
+    assert (place / f"died-{model}").exists() == (model in ray_cases.DYING[backend])
     ours, two = read(place)[model], plain[backend, 2][model]
     assert ours["processes"] == two["processes"] == 2
     assert ours["digest"] == two["digest"]
@@ -107,7 +110,7 @@ def test_ray_has_the_checkpoints(backend, found, folder):
 
 
 def test_fewer_workers_and_more_go_on(found, plain, folder):
-    """Two, one and two workers, each but the last ones killed; Ray keeps the newest two."""
+    """Two, one and two workers on a bucket; Ray keeps the newest two in it."""
     case = found["elastic-torch"]
     for error, worker in zip(case["errors"], (".", "0"), strict=True):
         assert re.match(f"worker {worker} was lost and 0 failures had been allowed: ", error)
@@ -117,19 +120,16 @@ def test_fewer_workers_and_more_go_on(found, plain, folder):
     assert ours["losses"] == pytest.approx(
         plain["torch", 1]["vit"]["losses"], abs=tolerance("losses_of_ranks", "float32"), rel=0
     )
-    place = folder / "elastic-torch" / "run" / "checkpoints" / "vit"
-    assert [Path(path).name for path in case["checkpoints"]] == ["step_00000006", "step_00000008"]
-    assert [path.name for path in manager.list_checkpoints(place)] == [
-        "step_00000008",
-        "step_00000006",
-    ]
+    place = folder / "elastic-torch" / "bucket" / "runs" / "first" / "checkpoints" / "vit"
+    kept = [str(place / f"step_{step:08d}") for step in (6, 8)]
+    assert case["checkpoints"] == kept
+    assert sorted(str(file.parent) for file in place.glob("step_*/published.json")) == kept
+    assert sorted(map(str, place.iterdir())) == kept
 
 
 def test_an_error_of_the_function_ends_all_at_once(found, folder):
     error = found["faults-torch"]["raised"]
-    assert re.fullmatch(
-        r"ValueError: the rows are bad \(ray_cases.py:\d+, in worker 1\)", error
-    )
+    assert re.fullmatch(r"ValueError: the rows are bad \(ray_cases.py:\d+, in worker 1\)", error)
     attempts = (folder / "faults-torch" / "raised" / "attempts").read_text().splitlines()
     assert len(attempts) == 2
 
@@ -145,18 +145,6 @@ def test_a_disk_that_is_full_or_gone_damages_nothing(name, says, checkpoints, fo
     place = folder / "faults-torch" / name / "run" / checkpoints / "vit"
     assert newest(place) == ("step_00000003", 3)
     assert len(manager.list_checkpoints(place)) == 1
-
-
-def test_checkpoints_in_a_bucket(found, plain, folder):
-    """One worker, killed once: what it left in the bucket is what it goes on from."""
-    assert (folder / "bucket-torch" / "died-vit").exists()
-    bucket = folder / "bucket-torch" / "bucket"
-    ours = json.loads((folder / "bucket-torch" / "vit.json").read_text())
-    assert ours["digest"] == plain["torch", 1]["vit"]["digest"]
-    names = [f"runs/first/checkpoints/vit/step_{step:08d}" for step in (6, 8)]
-    assert found["bucket-torch"]["checkpoints"] == [str(bucket / name) for name in names]
-    published = sorted(bucket.glob("runs/first/checkpoints/vit/step_*/published.json"))
-    assert [str(path.parent) for path in published] == [str(bucket / name) for name in names]
 
 
 def test_nothing_is_left(found, home):

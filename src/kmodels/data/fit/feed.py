@@ -158,15 +158,19 @@ class _Pass:
     def __init__(self, batches: Iterator[Any]):
         self._batches = batches
         self._held: list[Any] = []
+        self._begun = False
 
     def look(self) -> None:
-        if not self._held:
+        # Over a mesh, Keras makes the pass of an epoch when it asks for the first batch. Until then
+        # this may be the pass of which it has built the model.
+        if not self._held and not self._begun:
             self._held += itertools.islice(self._batches, 1)
 
     def __iter__(self) -> "_Pass":
         return self
 
     def __next__(self) -> Any:
+        self._begun = True
         return self._held.pop() if self._held else next(self._batches)
 
 

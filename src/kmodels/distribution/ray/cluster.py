@@ -47,18 +47,23 @@ def connected(needed: Mapping[str, float]) -> Iterator[Any]:
     in a folder for temporary files that is removed afterwards.
 
     Args:
-        needed: resources of all workers, which a cluster of this machine says to have at least.
+        needed: resources of all workers; of CPUs a cluster of this machine says to have as many.
+
+    Raises:
+        InputError: where Ray is missing, no cluster answers, or this machine has too little.
     """
     check_installed()
     import ray
 
     with _settings():
         if ray.is_initialized():
+            _say_where_short(ray, needed)
             yield ray
             return
         if "RAY_ADDRESS" in os.environ:
             _connect(ray)
             try:
+                _say_where_short(ray, needed)
                 yield ray
             finally:
                 ray.shutdown()
@@ -67,10 +72,31 @@ def connected(needed: Mapping[str, float]) -> Iterator[Any]:
         folder = tempfile.mkdtemp(prefix="kmodels-ray-")
         try:
             _start(ray, needed, folder)
+            if short := _short(ray, needed):
+                raise InputError(
+                    f"this machine has {short}; give other resources or fewer workers, or set "
+                    "RAY_ADDRESS to a cluster"
+                )
             yield ray
         finally:
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short(ray: Any, needed: Mapping[str, float]) -> str:
+    """Returns what there is too little of, as words."""
+    there = ray.cluster_resources()
+    return " and ".join(
+        f"{there.get(name, 0):g} {name} of {amount:g}"
+        for name, amount in needed.items()
+        if there.get(name, 0) < amount
+    )
+
+
+def _say_where_short(ray: Any, needed: Mapping[str, float]) -> None:
+    """Tells what a cluster lacks now; one that grows may have it in a while."""
+    if short := _short(ray, needed):
+        print(f"the Ray cluster has {short} now; the run waits for the others", flush=True)
 
 
 def _quiet(ray: Any) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Inside of a worker of Ray: the work, what it raises, and the checkpoints that Ray hears of."""
 
+import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from kmodels.distribution.ray.workers import workers_backend
 
 # Where the checkpoints of a run are, in its directory.
 CHECKPOINTS = "checkpoints"
+# The metric by which Ray compares checkpoints, and that of those which have none of their own.
+SCORE, WORST = "score", 1e300
 # Set in workers: the directory of the run, local or an address.
 ENVIRONMENT = "KMODELS_RAY_DIRECTORY"
 
@@ -73,6 +76,8 @@ class Work:
         storage: directory of the run, local or an address.
         folder: working directory of the process that started the run.
         patience: seconds in which Ray sees that a worker has gone.
+        best: the log of an epoch by which Ray keeps checkpoints, or None.
+        mode: whether the best is the "min" or the "max".
     """
 
     function: Callable[..., Any]
@@ -81,6 +86,8 @@ class Work:
     storage: str
     folder: str
     patience: float
+    best: str | None
+    mode: str
 
     def __call__(self) -> Any:
         """Does the work; what it raises is a line, and says whether to begin again."""
@@ -88,8 +95,10 @@ class Work:
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
         os.environ[ENVIRONMENT] = self.storage
+        # It would write the stack trace of what is told in a line.
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)
         backend = workers_backend(self.backend)
-        keeper.set_keeper(_RayKeeper(self.storage))
+        keeper.set_keeper(_RayKeeper(self.storage, self.best, self.mode))
         try:
             found = self.function(*self.arguments)
         except Exception as error:
@@ -127,21 +136,38 @@ def _told(error: Exception) -> WorkerError:
 class _RayKeeper:
     """Tells Ray of checkpoints in the directory of a run; Ray removes the older ones."""
 
-    def __init__(self, storage: str):
-        self._storage = storage
+    def __init__(self, storage: str, best: str | None, mode: str):
+        self._storage, self._best = storage, best
+        self._worst = -WORST if mode == "max" else WORST
         self._known: set[str] | None = None
 
     def keeps(self, directory: Path) -> bool:
         return self._name(directory) is not None
 
-    def tell(self, path: Path, run: RunState, written: Future[Any] | None) -> None:
+    def tell(self, path: Path, run: RunState, written: Future[Any]) -> None:
+        self._report(path, run.step, run.epoch, run.logs, written)
+
+    def resume(self, paths: Sequence[Path], run: RunState) -> None:
+        # A worker that is killed takes along what it had not told Ray yet.
+        *before, newest = paths
+        for path in before:
+            self._report(path, int(path.name.rpartition("_")[2]))
+        self._report(newest, run.step, run.epoch, run.logs)
+
+    def _report(
+        self,
+        path: Path,
+        step: int,
+        epoch: int | None = None,
+        logs: Mapping[str, float | None] | None = None,
+        written: Future[Any] | None = None,
+    ) -> None:
         from ray import train
 
         if self._known is None:
             self._known = {one.checkpoint.path for one in train.get_all_reported_checkpoints()}
         storage: Any = train.get_context().get_storage()
         place = f"{storage.experiment_fs_path}/{self._name(path.parent)}/{path.name}"
-        found = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
         # One that was written again, since it was damaged, is on Ray's list already; twice on it,
         # it would be removed with its first mention.
         if place in self._known:
@@ -153,10 +179,13 @@ class _RayKeeper:
                 written.result()
             return checkpoint
 
-        numbers = {name: value for name, value in run.logs.items() if value is not None}
+        numbers = {name: value for name, value in (logs or {}).items() if value is not None}
+        if self._best is not None:  # Ray wants one of each, also within an epoch.
+            numbers[SCORE] = numbers.get(self._best, self._worst)
+        found = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
         # Ray waits for what is being written in a thread of its own, and goes on with the others.
         train.report(
-            {"step": run.step, "epoch": run.epoch, **numbers},
+            {"step": step, "epoch": epoch, **numbers},
             checkpoint=found if processes.is_rank_zero() else None,
             checkpoint_upload_mode=train.CheckpointUploadMode.ASYNC,
             checkpoint_upload_fn=wait,

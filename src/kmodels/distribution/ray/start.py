@@ -12,7 +12,7 @@ from kmodels.core.remote import open_address
 from kmodels.core.units import pluralize
 from kmodels.distribution import processes
 from kmodels.distribution.ray.cluster import SECONDS_BETWEEN_LOOKS, check_installed, connected
-from kmodels.distribution.ray.inside import Work
+from kmodels.distribution.ray.inside import SCORE, Work
 from kmodels.distribution.ray.workers import workers_backend
 
 # Ray has looked at its workers by then, also where the machine is busy.
@@ -86,8 +86,18 @@ def run(
             "or take jax or torch"
         )
     place, options = _storage(storage)
-    work = Work(recipe_or_function, tuple(arguments), backend, place, os.getcwd(), _PATIENCE)
-    with connected({name: most * amount for name, amount in resources.items()}):
+    work = Work(
+        recipe_or_function,
+        tuple(arguments),
+        backend=backend,
+        storage=place,
+        folder=os.getcwd(),
+        patience=_PATIENCE,
+        best=best,
+        mode=mode,
+    )
+    least = min(workers) if isinstance(workers, tuple) else workers
+    with connected({name: least * amount for name, amount in resources.items()}):
         from ray import train
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -107,7 +117,7 @@ def run(
                 failure_config=train.FailureConfig(max_failures=max_failures),
                 checkpoint_config=train.CheckpointConfig(
                     num_to_keep=keep,
-                    checkpoint_score_attribute=best,
+                    checkpoint_score_attribute=None if best is None else SCORE,
                     checkpoint_score_order=mode,
                 ),
                 callbacks=[EndAtErrors()],
