@@ -70,7 +70,7 @@ def seam_of(place: str, call: ast.Call, tree: ast.Module) -> Seam:
     stem, protocol = call.args
     assert isinstance(stem, ast.Constant), f"{place}: give the stem as a literal"
     assert isinstance(protocol, ast.Name), f"{place}: give the Protocol by its name"
-    options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    options = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg == "optional"}
     module = place.partition(":")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and protocol.id in {a.name for a in node.names}:

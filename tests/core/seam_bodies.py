@@ -39,6 +39,10 @@ from kmodels.distribution.engines import predictions_torch as distribution_engin
 from kmodels.distribution.engines.engine import EngineBackend
 from kmodels.distribution.input.fit import PredictionsBackend
 from kmodels.distribution.processes import ProcessesBackend
+from kmodels.distribution.ray import workers_jax as distribution_ray_workers_jax
+from kmodels.distribution.ray import workers_tensorflow as distribution_ray_workers_tensorflow
+from kmodels.distribution.ray import workers_torch as distribution_ray_workers_torch
+from kmodels.distribution.ray.workers import WorkersBackend
 from kmodels.generation import loop_jax as generation_loop_jax
 from kmodels.generation import loop_tensorflow as generation_loop_tensorflow
 from kmodels.generation import loop_torch as generation_loop_torch
@@ -131,6 +135,9 @@ _distribution_engines_predictions_jax: PredictionsBackend = distribution_engines
 _distribution_engines_predictions_torch: PredictionsBackend = distribution_engines_predictions_torch
 _distribution_processes_jax: ProcessesBackend = distribution_processes_jax
 _distribution_processes_torch: ProcessesBackend = distribution_processes_torch
+_distribution_ray_workers_jax: WorkersBackend = distribution_ray_workers_jax
+_distribution_ray_workers_torch: WorkersBackend = distribution_ray_workers_torch
+_distribution_ray_workers_tensorflow: WorkersBackend = distribution_ray_workers_tensorflow
 _generation_loop_jax: LoopBackend = generation_loop_jax
 _generation_loop_torch: LoopBackend = generation_loop_torch
 _generation_loop_tensorflow: LoopBackend = generation_loop_tensorflow

@@ -1,4 +1,4 @@
-"""Whoever beside a run keeps its checkpoints: told of each, it removes the older ones itself."""
+"""Whoever beside a run keeps its checkpoints: it receives each, and removes the older ones."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ class Keeper(Protocol):
         ...
 
     def tell(self, path: Path, run: RunState, written: "Future[Any]") -> None:
-        """Hears of a checkpoint; all processes call it, between the same steps.
+        """Receives a checkpoint; all processes call it, between the same steps.
 
         Args:
             path: path of the checkpoint, local where it is published at an address.
@@ -26,7 +26,7 @@ class Keeper(Protocol):
         ...
 
     def resume(self, paths: Sequence[Path], run: RunState) -> None:
-        """Hears of those that are there where a run goes on; all processes call it.
+        """Receives those that are there where a run continues; all processes call it.
 
         Args:
             paths: paths of the checkpoints, the newest last, which the run was restored from.

@@ -59,10 +59,12 @@ class _Unsupported:
 
 
 @overload
-def backend_module(stem: str, seam: type[Seam]) -> Seam: ...
+def backend_module(stem: str, seam: type[Seam], *, of: str | None = None) -> Seam: ...
 @overload
 def backend_module(stem: str, seam: type[Seam], optional: Literal[True]) -> Seam | None: ...
-def backend_module(stem: str, seam: type[Seam], optional: bool = False) -> Any:
+def backend_module(
+    stem: str, seam: type[Seam], optional: bool = False, of: str | None = None
+) -> Any:
     """Imports the part of a module that only the running backend has.
 
         precision = backend_module("kmodels.core.precision", PrecisionBackend)
@@ -72,12 +74,13 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False) -> Any:
         seam: the `typing.Protocol` of what such a file holds. The type checker compares each file
             with it, see `tests/core/seam_bodies.py`; here nothing is compared.
         optional: says that a backend may have no such file.
+        of: another backend than the running one, for processes that are started with it.
 
     Returns:
         The module `<stem>_<backend>`. Without such a file this is `None` if `optional`, else an
         object whose use raises `InputError`.
     """
-    name = f"{stem}_{backend()}"
+    name = f"{stem}_{of or backend()}"
     if importlib.util.find_spec(name) is None:
         return None if optional else _Unsupported()
     return importlib.import_module(name)

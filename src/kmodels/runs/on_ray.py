@@ -86,12 +86,9 @@ def _out(recipe: str, settings: Any) -> str:
 
 
 def _inside(settings: Any, out: str) -> Any:
-    """Returns the settings of each worker.
-
-    One that is started again finds checkpoints, which are its own.
-    """
+    """Returns the settings of each worker."""
     mesh = settings.mesh or "data=-1"
-    return dataclasses.replace(settings, out=out, mesh=mesh, resume=True, on=None, workers=0)
+    return dataclasses.replace(settings, out=out, mesh=mesh, on=None, workers=0)
 
 
 def _bound(
@@ -110,7 +107,9 @@ def _bound(
     def work() -> None:
         from kmodels.runs import recipe as recipes
 
-        recipes.work(recipe, settings, train, command)
+        # Workers that are started again find checkpoints, which are their own.
+        begun = any(Path(settings.out, "checkpoints").glob("step_*"))
+        recipes.work(recipe, dataclasses.replace(settings, resume=begun), train, command)
 
     return work
 

@@ -184,26 +184,9 @@ def raising(folder):
     processes.all_gather_object("what never comes", None)
 
 
-def register_bucket():
-    """Lets addresses bucket:// mean a storage that all processes of this machine see."""
-    import fsspec
-    from fsspec.implementations.local import LocalFileSystem
-
-    class BucketFileSystem(LocalFileSystem):
-        protocol = "bucket"
-
-        @classmethod
-        def _strip_protocol(cls, path):
-            path = os.fspath(path)
-            if path.startswith("bucket://"):
-                path = os.environ["KMODELS_TEST_BUCKET"] + "/" + path.removeprefix("bucket://")
-            return path.rstrip("/") or "/"
-
-    fsspec.register_implementation("bucket", BucketFileSystem, clobber=True)
-
-
 def in_a_bucket(folder, death):
-    register_bucket()
+    import ray_bucket  # noqa: F401, which registers it in this process
+
     return in_workers(folder, ("vit",), dying_at(death))
 
 
@@ -252,7 +235,8 @@ def elastic(ray, place, backend):
     """Two workers, one and two, in a bucket; a worker of the first and the second dies."""
     os.environ["KMODELS_TEST_BUCKET"] = str(place / "bucket")
     (place / "bucket").mkdir()
-    register_bucket()
+    import ray_bucket  # noqa: F401
+
     names = ("KMODELS_TEST_BUCKET", "XDG_CACHE_HOME")
     options = {
         "storage": "bucket://runs/first",

@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import pytest
 import ray_cases
-from launch import Process, jax_ranks, launch, torch_ranks
+from launch import ROOT, Process, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import manager
 from tolerances import tolerance
@@ -39,6 +39,7 @@ def found(folder, home):
     """What the driver found, by case; all on one cluster."""
     env = {
         "KERAS_BACKEND": "torch",
+        "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "src", ROOT / "tests", CASES.parent])),
         "HOME": str(home),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "XLA_FLAGS": re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"]),

@@ -1,4 +1,4 @@
-"""How a run on Ray ends: at once where the work raised something, and always in a line."""
+"""How a run on Ray ends: at once where the work raised something, and always with one line."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def explain(error: Exception, storage: str, failures: str) -> InputError:
         cause = getattr(lost[rank], _MISSED, lost[rank])
         return InputError(
             f"worker {rank} was lost and {failures} had been allowed: {_line(cause)[:300]}; run it "
-            f"again to go on from the newest checkpoint in {storage}"
+            f"again to continue from the newest checkpoint in {storage}"
         )
     return InputError(f"Ray ended the run in {storage}: {_line(found)[:300]}")
 

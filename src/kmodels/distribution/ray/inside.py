@@ -1,4 +1,4 @@
-"""Inside of a worker of Ray: the work, what it raises, and the checkpoints that Ray hears of."""
+"""Inside of a worker of Ray: the work, what it raises, and what Ray receives of its checkpoints."""
 
 import logging
 import os
@@ -49,7 +49,7 @@ def directory() -> str:
 
         model.fit(x, y, callbacks=[kmodels.callbacks.Checkpoint(directory(), every=500)])
 
-    Ray is told of the checkpoints that are written there, and removes the older ones.
+    Ray lists the checkpoints that are written there, and removes the older ones.
 
     Returns:
         A local path or an address, the same in all workers.
@@ -95,7 +95,7 @@ class Work:
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
         os.environ[ENVIRONMENT] = self.storage
-        # It would write the stack trace of what is told in a line.
+        # It would write the stack trace of what is told in one line.
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)
         backend = workers_backend(self.backend)
         keeper.set_keeper(_RayKeeper(self.storage, self.best, self.mode))
@@ -183,7 +183,7 @@ class _RayKeeper:
         if self._best is not None:  # Ray wants one of each, also within an epoch.
             numbers[SCORE] = numbers.get(self._best, self._worst)
         found = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
-        # Ray waits for what is being written in a thread of its own, and goes on with the others.
+        # A thread of Ray waits for what is being written; the training does not.
         train.report(
             {"step": step, "epoch": epoch, **numbers},
             checkpoint=found if processes.is_rank_zero() else None,

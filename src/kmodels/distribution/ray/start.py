@@ -1,4 +1,4 @@
-"""Starts a run on a Ray cluster, and says in a line how it ended."""
+"""Starts a run on a Ray cluster, and says in one line how it ended."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

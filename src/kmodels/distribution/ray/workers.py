@@ -1,10 +1,11 @@
 """What each backend needs of Ray Train, so that its workers are processes of one run."""
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
+from kmodels.core.backend_choice import BACKENDS
+from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 
 
@@ -38,10 +39,9 @@ def workers_backend(backend: str) -> WorkersBackend:
     Raises:
         InputError: for an unknown backend, or one that is not installed.
     """
-    name = f"{__name__}_{backend}"
-    if importlib.util.find_spec(name) is None or importlib.util.find_spec(backend) is None:
+    if backend not in BACKENDS or importlib.util.find_spec(backend) is None:
         raise InputError(
             f"the backend of the workers is {backend!r}, which is unknown or not installed here; "
             "set KERAS_BACKEND, or give backend=, to one that is"
         )
-    return cast(WorkersBackend, importlib.import_module(name))
+    return backend_module("kmodels.distribution.ray.workers", WorkersBackend, of=backend)

@@ -1,4 +1,4 @@
-"""Workers that join as JAX processes, told of each other by the variables that kmodels reads.
+"""Workers that join as JAX processes, which find each other by the variables that kmodels reads.
 
 Ray's own `JaxConfig` joins nothing on CPUs. On GPUs it gives every worker the devices from 0 on,
 so that two workers of one machine would share them, and it waits for the lost for JAX's own time.
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from ray.train.backend import Backend, BackendConfig
 
-ONE = None
+ONE: str | None = None
 # How JAX and Gloo begin what they say of a process that has gone.
 _LOST = ("gloo", "unavailable", "deadline_exceeded", "coordination service", "connection reset")
 

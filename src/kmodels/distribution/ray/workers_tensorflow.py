@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.train.backend import BackendConfig
 
-ONE = "its replicas are in one process, which drives the devices of one machine"
+ONE: str | None = "its replicas are in one process, which drives the devices of one machine"
 
 
 def config(resources: Mapping[str, float], seconds: float) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from ray.train.torch import TorchConfig
 
-ONE = None
+ONE: str | None = None
 # kmodels exchanges on the host what the processes agree on, so gloo is there beside NCCL.
 _ON_GPUS = "cpu:gloo,cuda:nccl"
 # Gloo raises plain errors that begin so.
