@@ -122,10 +122,14 @@ def in_workers(folder, names, act_of):
     return train(folder, names, directory(), act_of(folder))
 
 
-def die(folder, name):
-    """Ends this process once there is a checkpoint to go on from."""
+def await_checkpoint(folder, name):
     while not list(Path(folder).glob(f"**/checkpoints/{name}/step_*")):
         time.sleep(0.05)
+
+
+def die(folder, name):
+    """Ends this process once there is a checkpoint to continue from."""
+    await_checkpoint(folder, name)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -156,6 +160,7 @@ def dying_at(death):
 def filling_the_disk(folder):
     def act(name, step, rank):
         if step == EVERY + 1:
+            await_checkpoint(folder, name)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     return act
@@ -166,6 +171,7 @@ def losing_the_storage(folder):
         from kmodels.distribution.ray import directory
 
         if step == EVERY + 1 and rank == 0 and once(folder, "lost"):
+            await_checkpoint(folder, name)
             place = Path(directory())
             place.rename(place.with_name("elsewhere"))
             place.write_text("no directory")

@@ -21,6 +21,7 @@ from kmodels.distribution.ray.workers import workers_backend
 CHECKPOINTS = "checkpoints"
 # The metric by which Ray compares checkpoints, and that of those which have none of their own.
 SCORE, WORST = "score", 1e300
+_LATER = 120.0
 # Set in workers: the directory of the run, local or an address.
 ENVIRONMENT = "KMODELS_RAY_DIRECTORY"
 
@@ -175,7 +176,9 @@ class _RayKeeper:
         self._known.add(place)
 
         def wait(checkpoint: Any, name: str) -> Any:
-            if written is not None:
+            if written is not None and written.exception() is not None:
+                # The training raises it, too, and in one line, as this thread of Ray would not.
+                time.sleep(_LATER)
                 written.result()
             return checkpoint
 
