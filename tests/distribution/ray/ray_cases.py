@@ -122,14 +122,16 @@ def in_workers(folder, names, act_of):
     return train(folder, names, directory(), act_of(folder))
 
 
-def await_checkpoint(folder, name):
-    while not list(Path(folder).glob(f"**/checkpoints/{name}/step_*")):
+def await_checkpoint(folder, name, step):
+    """Waits until the checkpoint that was due before is whole, in a directory or a bucket."""
+    place = f"**/checkpoints/{name}/step_{step // EVERY * EVERY:08d}"
+    files = [f"{place}/{file}.json" for file in ("manifest", "published")]
+    while not any(found for file in files for found in Path(folder).glob(file)):
         time.sleep(0.05)
 
 
-def die(folder, name):
-    """Ends this process once there is a checkpoint to continue from."""
-    await_checkpoint(folder, name)
+def die(folder, name, step):
+    await_checkpoint(folder, name, step)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -139,7 +141,7 @@ def dying(*ranks, names=("vit", "gemma")):
     def of(folder):
         def act(name, step, rank):
             if name in names and step == DEATH and rank in ranks and once(folder, f"died-{name}"):
-                die(folder, name)
+                die(folder, name, step)
 
         return act
 
@@ -150,7 +152,7 @@ def dying_at(death):
     def of(folder):
         def act(name, step, rank):
             if step == death and once(folder, f"died-{death}"):
-                die(folder, name)
+                die(folder, name, step)
 
         return act
 
@@ -160,7 +162,7 @@ def dying_at(death):
 def filling_the_disk(folder):
     def act(name, step, rank):
         if step == EVERY + 1:
-            await_checkpoint(folder, name)
+            await_checkpoint(folder, name, step)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     return act
@@ -171,7 +173,7 @@ def losing_the_storage(folder):
         from kmodels.distribution.ray import directory
 
         if step == EVERY + 1 and rank == 0 and once(folder, "lost"):
-            await_checkpoint(folder, name)
+            await_checkpoint(folder, name, step)
             place = Path(directory())
             place.rename(place.with_name("elsewhere"))
             place.write_text("no directory")
@@ -276,7 +278,18 @@ def faults(ray, place, backend):
     }  # fmt: skip
 
 
-CASES = {"killed": killed, "elastic": elastic, "faults": faults}
+FLAGS = ["--data", "synthetic:64", "--preset", "vit_debug", "--epochs", "1", "--batch-size", "16"]
+
+
+def recipe(ray, place, backend):
+    """A recipe, as the command line has it, and one that it refuses."""
+    from kmodels.runs import shipped
+
+    on = [*FLAGS, "--on", "ray", "--workers", "2", "--out", str(place / "run")]
+    return {"code": shipped.run("vit", on), "again": shipped.run("vit", on)}
+
+
+CASES = {"recipe": recipe, "killed": killed, "elastic": elastic, "faults": faults}
 
 
 if __name__ == "__main__":

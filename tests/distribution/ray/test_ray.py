@@ -11,6 +11,7 @@ import ray_cases
 from launch import ROOT, Process, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import manager
+from kmodels.runs import shipped
 from tolerances import tolerance
 
 # One driver serves both backends, so the test runs once.
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray"), pytest.mark
 
 CASES = Path(ray_cases.__file__)
 BACKENDS = ("torch", "jax")
-NAMES = ["killed-torch", "killed-jax", "elastic-torch", "faults-torch"]
+NAMES = ["killed-torch", "killed-jax", "elastic-torch", "faults-torch", "recipe-torch"]
 SECONDS = 900.0
 
 
@@ -129,7 +130,7 @@ def test_fewer_workers_and_more_go_on(found, plain, folder):
 
 
 def test_an_error_of_the_function_ends_all_at_once(found, folder):
-    error = found["faults-torch"]["raised"]
+    error = found["faults-torch", "recipe-torch"]["raised"]
     assert re.fullmatch(r"ValueError: the rows are bad \(ray_cases.py:\d+, in worker 1\)", error)
     attempts = (folder / "faults-torch" / "raised" / "attempts").read_text().splitlines()
     assert len(attempts) == 2
@@ -140,12 +141,26 @@ def test_an_error_of_the_function_ends_all_at_once(found, folder):
     [("full", "make room", "checkpoints"), ("lost", "give another directory", "elsewhere")],
 )
 def test_a_disk_that_is_full_or_gone_damages_nothing(name, says, checkpoints, found, folder):
-    error = found["faults-torch"][name]
+    error = found["faults-torch", "recipe-torch"][name]
     assert error.startswith("cannot write checkpoint") and says in error
     assert "\n" not in error
     place = folder / "faults-torch" / name / "run" / checkpoints / "vit"
     assert newest(place) == ("step_00000003", 3)
     assert len(manager.list_checkpoints(place)) == 1
+
+
+def test_a_recipe_by_one_flag(found, folder, tmp_path):
+    assert found["recipe-torch"]["code"] == 0
+    assert found["recipe-torch"]["again"] == 2, "its directory holds a run"
+    assert shipped.run("vit", [*ray_cases.FLAGS, "--out", str(tmp_path / "alone")]) == 0
+    on_ray, alone = (
+        json.loads((place / "result.json").read_text())
+        for place in (folder / "recipe-torch" / "run", tmp_path / "alone")
+    )
+    assert on_ray["step_losses"] == pytest.approx(
+        alone["step_losses"], abs=tolerance("losses_of_ranks", "float32"), rel=0
+    )
+    assert (folder / "recipe-torch" / "run" / "report.html").exists()
 
 
 def test_nothing_is_left(found, home):

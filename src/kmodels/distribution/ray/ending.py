@@ -43,9 +43,10 @@ def explain(error: Exception, storage: str, failures: str) -> InputError:
         order = {rank: (not hasattr(error, _MISSED), rank) for rank, error in lost.items()}
         rank = min(lost, key=lambda rank: order[rank])
         cause = getattr(lost[rank], _MISSED, lost[rank])
+        reason = _line(cause).partition(". ")[0][:300]
         return InputError(
-            f"worker {rank} was lost and {failures} had been allowed: {_line(cause)[:300]}; run it "
-            f"again to continue from the newest checkpoint in {storage}"
+            f"worker {rank} was lost and {failures} had been allowed: {reason}; run it again to "
+            f"continue from the newest checkpoint in {storage}"
         )
     return InputError(f"Ray ended the run in {storage}: {_line(found)[:300]}")
 
