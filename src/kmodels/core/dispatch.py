@@ -59,12 +59,10 @@ class _Unsupported:
 
 
 @overload
-def backend_module(stem: str, seam: type[Seam], *, of: str | None = None) -> Seam: ...
+def backend_module(stem: str, seam: type[Seam], *, of: str = "") -> Seam: ...
 @overload
 def backend_module(stem: str, seam: type[Seam], optional: Literal[True]) -> Seam | None: ...
-def backend_module(
-    stem: str, seam: type[Seam], optional: bool = False, of: str | None = None
-) -> Any:
+def backend_module(stem: str, seam: type[Seam], optional: bool = False, of: str = "") -> Any:
     """Imports the part of a module that only the running backend has.
 
         precision = backend_module("kmodels.core.precision", PrecisionBackend)
@@ -77,8 +75,7 @@ def backend_module(
         of: another backend than the running one, for processes that are started with it.
 
     Returns:
-        The module `<stem>_<backend>`. Without such a file this is `None` if `optional`, else an
-        object whose use raises `InputError`.
+        The module `<stem>_<backend>`; without it `None` if `optional`, or what raises `InputError`.
     """
     name = f"{stem}_{of or backend()}"
     if importlib.util.find_spec(name) is None:

@@ -4,22 +4,24 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 
+Work = Callable[[Any], None]
 
-def run(recipe: str, settings: Any, train: Callable[..., None], command: str) -> None:
+
+def run(recipe: str, settings: Any, train: Callable[..., None], work: Work) -> None:
     """Runs a recipe on Ray, as its settings say, and waits for its end.
 
     Args:
         recipe: its name.
         settings: a `Common` with `on`.
         train: the recipe's function.
-        command: the command line that started it.
+        work: what each worker calls with its settings.
 
     Raises:
         InputError: where Ray is missing, the directory cannot be used, or the run ends with an
@@ -30,11 +32,11 @@ def run(recipe: str, settings: Any, train: Callable[..., None], command: str) ->
     check_whole("--workers", settings.workers, 0)
     out = _out(recipe, settings)
     resources = _resources(settings.resources)
-    inside = _inside(settings, out)
+    function = of_workers(recipe, settings, train, work, out)
     from kmodels.distribution import ray
 
     ray.run(
-        _bound(recipe, inside, train, command),
+        function,
         workers=max(settings.workers, 1),
         resources=resources,
         storage=out,
@@ -43,34 +45,40 @@ def run(recipe: str, settings: Any, train: Callable[..., None], command: str) ->
     )
 
 
-def start(recipe: str, arguments: Sequence[Any], out: str | Path) -> Callable[[], None]:
-    """Returns what each worker calls to run a recipe by its name.
+def of_workers(
+    recipe: str, settings: Any, train: Callable[..., None], work: Work, out: str | Path
+) -> Callable[[], None]:
+    """Returns what each worker calls, which carries the recipe's file with it.
 
     Args:
-        recipe: name on the command line, such as "vit".
-        arguments: its flags, without those of the cluster.
+        recipe: its name.
+        settings: a `Common`.
+        train: the recipe's function.
+        work: what is called with the settings of a worker.
         out: directory of the run.
 
     Raises:
-        InputError: for an unknown recipe or flag.
+        InputError: where Ray is missing, or the directory holds a run that is not to be resumed.
     """
-    from kmodels.runs import shipped
-    from kmodels.runs.flags import parse
+    from kmodels.distribution.ray.cluster import check_installed
 
-    if recipe not in shipped.RECIPES:
-        raise InputError(
-            f"there is no recipe {recipe!r}; give a function, or one of "
-            f"{', '.join(shipped.RECIPES)}"
-        )
-    name = shipped.RECIPES[recipe]
-    module = shipped.load(name)
-    words = [str(word) for word in arguments]
-    program = f"kmodels {recipe}"
-    settings = parse(module.Settings, words, module.__doc__ or "", name, program)
-    if settings.on is not None:
-        raise InputError("run starts the recipe on Ray already; leave --on out")
-    settings = _inside(settings, _out(name, dataclasses.replace(settings, out=os.fspath(out))))
-    return _bound(name, settings, module.train, " ".join([program, *words]))
+    check_installed()
+    from ray import cloudpickle
+
+    # The file of a recipe is no module that workers could import.
+    module = sys.modules[train.__module__]
+    if module.__name__ != "__main__":
+        cloudpickle.register_pickle_by_value(module)
+    given = dataclasses.replace(settings, out=os.fspath(out))
+    mesh = settings.mesh or "data=-1"
+    inside = dataclasses.replace(given, out=_out(recipe, given), mesh=mesh, on=None, workers=0)
+
+    def call() -> None:
+        # Workers that are started again find checkpoints, which are their own.
+        begun = any(Path(inside.out, "checkpoints").glob("step_*"))
+        work(dataclasses.replace(inside, resume=begun))
+
+    return call
 
 
 def _out(recipe: str, settings: Any) -> str:
@@ -83,35 +91,6 @@ def _out(recipe: str, settings: Any) -> str:
             "directory"
         )
     return str(out)
-
-
-def _inside(settings: Any, out: str) -> Any:
-    """Returns the settings of each worker."""
-    mesh = settings.mesh or "data=-1"
-    return dataclasses.replace(settings, out=out, mesh=mesh, on=None, workers=0)
-
-
-def _bound(
-    recipe: str, settings: Any, train: Callable[..., None], command: str
-) -> Callable[[], None]:
-    # The file of a recipe is no module that workers could import, so it travels with them.
-    from kmodels.distribution.ray.cluster import check_installed
-
-    check_installed()
-    from ray import cloudpickle
-
-    module = sys.modules[train.__module__]
-    if module.__name__ != "__main__":
-        cloudpickle.register_pickle_by_value(module)
-
-    def work() -> None:
-        from kmodels.runs import recipe as recipes
-
-        # Workers that are started again find checkpoints, which are their own.
-        begun = any(Path(settings.out, "checkpoints").glob("step_*"))
-        recipes.work(recipe, dataclasses.replace(settings, resume=begun), train, command)
-
-    return work
 
 
 def _resources(text: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ Nothing here imports Keras at import time: a wrong setting is told before a back
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shlex
 import sys
@@ -132,10 +133,11 @@ def main(
         chosen = parse(settings, argv, description, recipe, program)
         check_backend()
         command = _command(argv, program)
+        bound = functools.partial(work, recipe=recipe, train=train, command=command)
         if getattr(chosen, "on", None) is not None:
-            on_ray.run(recipe, chosen, train, command)
+            on_ray.run(recipe, chosen, train, bound)
         else:
-            work(recipe, chosen, train, command)
+            bound(chosen)
     except InputError as error:
         working(None)
         _say_error(f"{recipe}: error: {_one_line(error)}")
@@ -155,12 +157,12 @@ def main(
     return 0
 
 
-def work(recipe: str, settings: Any, train: Callable[[Any, Folder], None], command: str) -> None:
+def work(settings: Any, recipe: str, train: Callable[[Any, Folder], None], command: str) -> None:
     """Runs a recipe in this process, or in each of those that train together.
 
     Args:
-        recipe: its name.
         settings: of the run.
+        recipe: its name.
         train: called with the settings and the run's folder.
         command: the command line that started it.
 

@@ -4,14 +4,15 @@
 `kmodels/recipes`; an editable installation reads them where they are.
 """
 
+import functools
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from kmodels.core.errors import InputError
-from kmodels.runs import recipe
+from kmodels.runs import flags, on_ray, recipe
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
@@ -61,6 +62,33 @@ def run(command: str, arguments: Sequence[str]) -> int:
         text = text.replace(f"python recipes/{file}.py", f"kmodels {other}")
     program = f"kmodels {command}"
     return recipe.main(name, module.Settings, module.train, arguments, text, program)
+
+
+def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Callable[[], None]:
+    """Returns what each worker of Ray calls to run a recipe, see `kmodels.distribution.ray.run`.
+
+    Args:
+        command: a key of `RECIPES`.
+        arguments: of the command line, without those of the cluster.
+        out: directory of the run.
+
+    Raises:
+        InputError: for an unknown recipe or flag, or a directory that holds another run.
+    """
+    if command not in RECIPES:
+        raise InputError(
+            f"there is no recipe {command!r}; give a function, or one of {', '.join(RECIPES)}"
+        )
+    name = RECIPES[command]
+    module, words = load(name), [str(word) for word in arguments]
+    program = f"kmodels {command}"
+    settings = flags.parse(module.Settings, words, module.__doc__ or "", name, program)
+    if settings.on is not None:
+        raise InputError("the recipe is started on Ray already; leave --on out")
+    work = functools.partial(
+        recipe.work, recipe=name, train=module.train, command=" ".join([program, *words])
+    )
+    return on_ray.of_workers(name, settings, module.train, work, out)
 
 
 def load(name: str) -> ModuleType:

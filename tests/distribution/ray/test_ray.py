@@ -130,7 +130,7 @@ def test_fewer_workers_and_more_go_on(found, plain, folder):
 
 
 def test_an_error_of_the_function_ends_all_at_once(found, folder):
-    error = found["faults-torch", "recipe-torch"]["raised"]
+    error = found["faults-torch"]["raised"]
     assert re.fullmatch(r"ValueError: the rows are bad \(ray_cases.py:\d+, in worker 1\)", error)
     attempts = (folder / "faults-torch" / "raised" / "attempts").read_text().splitlines()
     assert len(attempts) == 2
@@ -141,7 +141,7 @@ def test_an_error_of_the_function_ends_all_at_once(found, folder):
     [("full", "make room", "checkpoints"), ("lost", "give another directory", "elsewhere")],
 )
 def test_a_disk_that_is_full_or_gone_damages_nothing(name, says, checkpoints, found, folder):
-    error = found["faults-torch", "recipe-torch"][name]
+    error = found["faults-torch"][name]
     assert error.startswith("cannot write checkpoint") and says in error
     assert "\n" not in error
     place = folder / "faults-torch" / name / "run" / checkpoints / "vit"

@@ -30,7 +30,8 @@ _TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 def check_installed() -> None:
     """Raises `InputError` where Ray is missing; call it before Ray is imported."""
-    if importlib.util.find_spec("ray") is None:
+    found = importlib.util.find_spec("ray")
+    if found is None or found.origin is None:  # a folder of this name is no package
         raise InputError("a run on Ray needs the package ray: pip install 'kmodels[ray]'")
     # Ray looks at these when it is imported, and never again.
     if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:

@@ -1,5 +1,6 @@
 """Starts a run on a Ray cluster, and says in one line how it ended."""
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,9 +74,11 @@ def run(
     """
     check_installed()
     if isinstance(recipe_or_function, str):
-        from kmodels.runs.on_ray import start
-
-        recipe_or_function, arguments = start(recipe_or_function, arguments, storage), ()
+        # Recipes are found by their names; their package is above this one, and starts runs by it.
+        recipes = importlib.import_module("kmodels.runs.shipped")
+        function, arguments = recipes.on_ray_of(recipe_or_function, arguments, storage), ()
+    else:
+        function = recipe_or_function
     resources = dict(resources or {"CPU": 1})
     backend = backend or running_backend()
     most = _check(workers, max_failures, keep, mode, resources)
@@ -87,7 +90,7 @@ def run(
         )
     place, options = _storage(storage)
     work = Work(
-        recipe_or_function,
+        function,
         tuple(arguments),
         backend=backend,
         storage=place,

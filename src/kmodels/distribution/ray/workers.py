@@ -12,8 +12,10 @@ from kmodels.core.errors import InputError
 class WorkersBackend(Protocol):
     """Workers of Ray on one backend."""
 
-    # Why there is one worker at most; None where there may be several.
-    ONE: str | None
+    @property
+    def ONE(self) -> str | None:
+        """Is a clause that says why there is one worker at most, or None where there are more."""
+        ...
 
     def config(self, resources: Mapping[str, float], seconds: float) -> Any:
         """Returns the `ray.train.backend.BackendConfig` that joins the workers.

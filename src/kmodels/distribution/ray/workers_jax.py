@@ -4,14 +4,10 @@ Ray's own `JaxConfig` joins nothing on CPUs. On GPUs it gives every worker the d
 so that two workers of one machine would share them, and it waits for the lost for JAX's own time.
 """
 
-import os
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-from ray.train.backend import Backend, BackendConfig
 
 ONE: str | None = None
 # How JAX and Gloo begin what they say of a process that has gone.
@@ -20,7 +16,9 @@ _LOST = ("gloo", "unavailable", "deadline_exceeded", "coordination service", "co
 
 def config(resources: Mapping[str, float], seconds: float) -> Any:
     """See `WorkersBackend`."""
-    return _AddressConfig()
+    from kmodels.distribution.ray.addresses import AddressConfig
+
+    return AddressConfig()
 
 
 def is_lost(error: BaseException) -> bool:
@@ -34,36 +32,3 @@ def leave() -> None:
     """See `WorkersBackend`: JAX ends all processes where the first one goes before the others."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
-
-
-@dataclass
-class _AddressConfig(BackendConfig):
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return _Addresses
-
-
-class _Addresses(Backend):
-    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        """Tells each worker where the first one is, how many there are and which it is."""
-        address = worker_group.execute_single(0, _free_address)
-        for index in range(len(worker_group)):
-            worker_group.execute_single(index, _tell, address, len(worker_group), index)
-
-
-def _free_address() -> str:
-    import ray
-
-    host = ray.util.get_node_ip_address()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _tell(address: str, count: int, index: int) -> None:
-    prefix = "KERAS_DISTRIBUTION_"
-    os.environ[f"{prefix}JOB_ADDRESSES"] = address
-    os.environ[f"{prefix}NUM_PROCESSES"] = str(count)
-    os.environ[f"{prefix}PROCESS_ID"] = str(index)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ray.train.backend import BackendConfig
-
 ONE: str | None = "its replicas are in one process, which drives the devices of one machine"
 
 
 def config(resources: Mapping[str, float], seconds: float) -> Any:
     """See `WorkersBackend`."""
+    from ray.train.backend import BackendConfig
+
     return BackendConfig()
 
 

@@ -1,11 +1,9 @@
 """Workers of Ray Train's own torch backend, which makes the process group that kmodels uses."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
-from ray.train.torch import TorchConfig
 
 ONE: str | None = None
 # kmodels exchanges on the host what the processes agree on, so gloo is there beside NCCL.
@@ -16,9 +14,10 @@ _GLOO = "gloo"
 
 def config(resources: Mapping[str, float], seconds: float) -> Any:
     """See `WorkersBackend`."""
+    from ray.train.torch import TorchConfig
+
     kind = _ON_GPUS if resources.get("GPU") else "gloo"
-    limit = min(timedelta(seconds=seconds), timedelta.max)
-    return TorchConfig(backend=kind, timeout_s=max(int(limit.total_seconds()), 1))
+    return TorchConfig(backend=kind, timeout_s=max(int(seconds), 1))
 
 
 def is_lost(error: BaseException) -> bool:
