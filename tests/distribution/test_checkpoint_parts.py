@@ -232,3 +232,14 @@ def test_a_run_of_fewer_or_more_processes_takes_what_differs(tmp_path, monkeypat
             be(index, count)
             found = format.read(tmp_path, part)["x"].read()
             np.testing.assert_array_equal(found, wanted[index])
+
+
+@pytest.mark.parametrize("kind", ["averages of the own rows", "averages over all rows"])
+def test_what_one_process_counted_is_counted_once(kind, tmp_path, monkeypatch):
+    own = kind == "averages of the own rows"
+    format.write(tmp_path, "metrics", {"x": np.array([3.0, 30.0])})
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    for index, wanted in enumerate([[3.0, 30.0], [0.0, 0.0] if own else [3.0, 30.0]]):
+        monkeypatch.setattr(processes, "index", lambda index=index: index)
+        found = format.read(tmp_path, "metrics", ["x"] if own else [])["x"].read()
+        np.testing.assert_array_equal(found, wanted)

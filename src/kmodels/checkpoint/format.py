@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
     return paths
 
 
-def read(path: Path, part: str) -> dict[str, LazyArray]:
+def read(path: Path, part: str, counted: Iterable[str] = ()) -> dict[str, LazyArray]:
     """Returns the whole arrays of a part, with this process's own where they differ.
 
     Where the run has another number of processes now, random generators are those of a former
@@ -113,6 +113,8 @@ def read(path: Path, part: str) -> dict[str, LazyArray]:
     Args:
         path: path of the checkpoint, verified.
         part: one of `PARTS`.
+        counted: names of running averages that count the rows of their own process. Those that were
+            written over all rows are the first process's, and begin from nothing in the others.
 
     Raises:
         InputError: for files that are damaged.
@@ -130,6 +132,8 @@ def read(path: Path, part: str) -> dict[str, LazyArray]:
         else:  # In the order of the processes, since names are sorted.
             differ.setdefault(name[match.end() :], []).append(array)
     index, count = processes.index(), processes.count()
+    for name in found.keys() & set(counted) if index > 0 else ():
+        found[name] = _sum([], found[name], 1)
     for name, arrays in differ.items():
         if part == "metrics":
             found[name] = _sum(arrays[index::count], arrays[0], 1)

@@ -183,7 +183,7 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """Returns variables, with what this process holds of each."""
-    found = {part: format.read(path, part) for part in wanted}
+    found = {part: format.read(path, part, _counted(part, wanted[part])) for part in wanted}
     if any(found[part].keys() != variables.keys() for part, variables in wanted.items()):
         found = as_counted(found, wanted)
     check_fits(path, found, wanted)
@@ -197,6 +197,11 @@ def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[
         for part, variables in wanted.items()
         for name, variable in variables.items()
     ]
+
+
+def _counted(part: str, variables: Mapping[str, Any]) -> list[str]:
+    """Returns the names of what counts the rows of this process alone."""
+    return [name for name, v in variables.items() if part == "metrics" and not in_parts(v)]
 
 
 def check_fits(
