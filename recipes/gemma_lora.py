@@ -156,6 +156,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === LoRA ===
     prompts = held_out[: settings.samples]
+    if prompts and not recipe.can_generate(model):
+        recipe.say("no samples: each process holds a part of the weights, and generate needs all")
+        prompts = []
     recipe.working(f"answering {len(prompts)} samples before the training")
     before = {"answers": answers(model, prompts, settings)}
     if settings.quantize:
@@ -228,7 +231,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working("saving the adapter and the merged model")
     plots.curves(folder.path / "curves.png", runner.history.rows)
     model.save_adapter(folder.path / "adapter")
-    if not settings.quantize:
+    if not settings.quantize and not recipe.can_merge(model):
+        adapter = folder.path / "adapter"
+        recipe.say(
+            "not merged, since each process holds a part of the weights; on one machine run "
+            f"kmodels convert {origin} merged --to hf --adapter {adapter}"
+        )
+    elif not settings.quantize:
         model.merge_lora()
         model.save_to_preset(folder.path / "model")
         if settings.export:

@@ -29,13 +29,16 @@ if [[ $KERAS_BACKEND == torch ]]; then
     head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     # Restarted processes meet in a new store, where nothing is left of those before them.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    srun --ntasks-per-node=1 --cpus-per-task=96 --kill-on-bad-exit=1 torchrun \
+    # Without both numbers srun takes SLURM_NTASKS, a task for each GPU.
+    srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --cpus-per-task=96 \
+        --kill-on-bad-exit=1 torchrun \
         --nnodes="$SLURM_NNODES" --nproc-per-node=8 --max-restarts=3 \
         --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:29500" \
         "${run[@]}" || status=$?
 else
-    # Where one process ends, SLURM ends the others, which would wait for it.
-    srun --kill-on-bad-exit=1 python "${run[@]}" || status=$?
+    # Where one process ends, SLURM ends the others, which would wait for it. From 22.05 to 23.02
+    # srun did not take over the number of CPUs.
+    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 python "${run[@]}" || status=$?
 fi
 
 # 2 is a wrong setting, which no restart makes right; everything else goes on from its checkpoint.

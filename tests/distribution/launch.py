@@ -36,11 +36,13 @@ class Process:
             is a module.
         arguments: for it.
         env: variables beside those of the tests; None takes one away.
+        folder: where it runs, by default that of the tests.
     """
 
     script: Path | str
     arguments: Sequence[str] = ()
     env: Mapping[str, str | None] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class _Child:
             self.popen = subprocess.Popen(
                 [sys.executable, __file__, str(process.script), *process.arguments],
                 stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=env,
-                start_new_session=True,
+                cwd=process.folder, start_new_session=True,
             )  # fmt: skip
 
     def running(self) -> bool:

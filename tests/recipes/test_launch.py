@@ -1,12 +1,18 @@
-"""The launch files: their syntax, and that flags, mesh and devices in them fit each other."""
+"""The launch files: their syntax, and that flags, mesh and devices in them fit each other.
+
+tests/distribution/test_launch_files.py runs them.
+"""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -107,6 +113,59 @@ def test_jobset():
     assert told["KERAS_DISTRIBUTION_JOB_ADDRESSES"].startswith(f"{address}:")
     volumes = {volume["name"] for volume in template["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def closed(schema: Any) -> Any:
+    """A schema of Kubernetes' in which each field has to be named, as `kubectl apply` asks for."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: closed(part) for key, part in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "type" in schema:
+        # What it says of metadata is left to all kinds alike.
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+@pytest.fixture(scope="module")
+def resource():
+    """What a cluster with JobSet's controller checks of a set."""
+    schema = json.loads(Path(__file__).with_name("jobset_v1alpha2.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(closed(schema))
+
+
+def test_jobset_is_valid(resource):
+    found = read("jobset.yaml")
+    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert [error.message for error in resource.iter_errors(found)] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "said"),
+    [
+        ("spec.failurePolicy", "maxRestart", 3, "'maxRestart' was unexpected"),
+        ("spec.failurePolicy", "maxRestarts", "ten", "is not of type 'integer'"),
+        ("spec.replicatedJobs.0", "replica", 1, "'replica' was unexpected"),
+        ("spec.replicatedJobs.0.template.spec", "completion", 4, "'completion' was unexpected"),
+        (
+            "spec.replicatedJobs.0.template.spec.template.spec",
+            "restartPolice",
+            "Never",
+            "unexpected",
+        ),
+        ("spec.replicatedJobs.0.template.spec.template.spec.containers.0", "name", 1, "'string'"),
+        ("spec.replicatedJobs.0.template.spec.template.spec.volumes.2", "emptyDir", 1, "'object'"),
+    ],
+)
+def test_a_field_that_no_cluster_knows_is_seen(resource, place, name, value, said):
+    found = inner = read("jobset.yaml")
+    for part in place.split("."):
+        inner = inner[int(part) if part.isdecimal() else part]
+    inner[name] = value
+    (error,) = resource.iter_errors(found)
+    assert said in error.message
 
 
 def test_what_does_not_fit_is_seen():

@@ -31,6 +31,8 @@ __all__ = [
     "Folder",
     "InputError",
     "at_least",
+    "can_generate",
+    "can_merge",
     "causal_lm_of",
     "check_backend",
     "check_fractions",
@@ -84,6 +86,20 @@ def causal_lm_of(path: Any) -> type:
     from kmodels import presets
 
     return presets.causal_lm_of(path)
+
+
+def can_generate(model: "keras.Model") -> bool:
+    """Returns whether `generate` works; in FSDP2 layers have their weights in a step alone."""
+    from kmodels.weights import gather
+
+    return _passes(gather.check_callable, model)
+
+
+def can_merge(model: "keras.Model") -> bool:
+    """Returns whether adapters can be merged, for which a process must hold all weights."""
+    from kmodels.weights import gather
+
+    return _passes(gather.check_whole, model)
 
 
 def parallelize(model: "keras.Model") -> Any:
@@ -186,6 +202,14 @@ def work(settings: Any, recipe: str, train: Callable[[Any, Folder], None], comma
         working(None)
         if folder is not None:
             folder.close()
+
+
+def _passes(check: Callable[["keras.Model", str], None], model: "keras.Model") -> bool:
+    try:
+        check(model, "the recipe")
+    except InputError:
+        return False
+    return True
 
 
 def _command(argv: Sequence[str] | None, program: str) -> str:
