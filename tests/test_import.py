@@ -12,7 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = ("jax", "torch", "tensorflow")
 ENVIRONMENT = os.environ.get("KMODELS_ENVIRONMENT", "")
-HEAVY = {"matplotlib", "sklearn", "PIL", "transformers", "timm", "peft", "keras_hub", "pandas"}
+HEAVY = {
+    "matplotlib",
+    "sklearn",
+    "PIL",
+    "transformers",
+    "timm",
+    "peft",
+    "keras_hub",
+    "pandas",
+    "ray",
+}
 # What keras itself loads is not ours to answer for, so each list is taken after it.
 CHILD = (
     "import sys, keras; before = set(sys.modules)\n{}\nprint(*sorted(set(sys.modules) - before))"

@@ -26,7 +26,8 @@ run=(recipes/gemma_lora.py --weights "${WEIGHTS:?a directory that every node see
 status=0
 if [[ $KERAS_BACKEND == torch ]]; then
     # torchrun starts the processes of a node, so SLURM starts one torchrun there.
-    head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    # Not through head, whose end would end scontrol, and by pipefail this script.
+    read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     # Restarted processes meet in a new store, where nothing is left of those before them.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     # Without both numbers srun takes SLURM_NTASKS, a task for each GPU.

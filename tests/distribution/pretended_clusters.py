@@ -109,7 +109,7 @@ def sbatch(script: str, state: str) -> list[int]:
 def scontrol(*words: str) -> int:
     """The two uses of it that the script has."""
     if words == ("show", "hostnames", os.environ["SLURM_JOB_NODELIST"]):
-        print(*NODES, sep="\n")
+        print("\n".join(NODES))
         return 0
     if words == ("requeue", os.environ["SLURM_JOB_ID"]):
         Path(os.environ[STATE], "requeued").touch()

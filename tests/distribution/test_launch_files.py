@@ -119,7 +119,7 @@ def run(command: list[str], folder: Path, out: str, rank: int, step: int) -> Out
         "KMODELS_TEST_SMALL": "1" if BACKEND == "jax" else None,
     }
     (output,) = launch([Process(CLUSTERS, command, env, folder)], 240)
-    assert (folder / out / "died").exists()
+    assert (folder / out / "died").exists(), output.stdout + output.stderr
     assert f"resumed from {checkpoint} at step {int(checkpoint[-8:])}" in output.stdout
     return output
 

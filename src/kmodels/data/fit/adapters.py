@@ -27,13 +27,14 @@ from kmodels.data.fit.batches import (
 )
 from kmodels.data.fit.feed import DatasetAdapter, InstrumentedData
 from kmodels.data.fit.native import Native
+from kmodels.data.fit.ray_batches import FASTER, RayBatches
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.stream import Calls, Chunks, Stream
 from kmodels.data.images.loader import ImageLoader
 
 _ACCEPTED = (
-    "arrays, a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face dataset, an "
-    "iterable of (x, y) batches, or a function that gives one"
+    "arrays, a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face dataset, a Ray "
+    "Dataset, an iterable of (x, y) batches, or a function that gives one"
 )
 # A length beyond this is how endless data sets answer.
 _ENDLESS = 2**40
@@ -54,8 +55,8 @@ def as_dataset(
 
     Args:
         x: arrays (nested, too), a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face
-            dataset, a sequence of samples, an iterable of batches, or a function that gives one
-            for each epoch.
+            dataset, a Ray Dataset, a sequence of samples, an iterable of batches, or a function
+            that gives one for each epoch.
         y: labels, where x is arrays.
         sample_weight: weights, where x is arrays.
         batch_size: for arrays and for datasets of single samples; 32 by default.
@@ -95,6 +96,9 @@ def as_dataset(
         return Stream(x, count if count >= 0 else None, preprocess, class_weight, _PIPELINE)
     if arrays.package(x) == "datasets":
         return _hugging_face(x, size, settings, class_weight)
+    if arrays.package(x) == "ray" and hasattr(x, "iter_batches"):
+        rows = RayBatches(x, size)
+        return Stream(rows, rows.count, preprocess, class_weight, FASTER)
     if isinstance(x, str | bytes):
         raise InputError(f"cannot train on {x!r}; give {_ACCEPTED}")
     if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not hasattr(x, "__iter__"):
