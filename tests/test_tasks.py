@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -39,6 +40,9 @@ RUNS = [
 # These ask for more than one environment has but the full one.
 ACROSS = [
     ("export", 0, "tensorflow", r"(vit\.onnx|vit\.tflite|gemma\.gguf|\n)+"),
+    ("tune", 0, "torch", r"best: \{'learning_rate': 0\.\d+, 'weight_decay': 0\.0\d*\}\n"),
+    ("tune", 1, "torch", r"best: 0\.003\n(.*\n)*2\n"),
+    ("serve_on_ray", 0, "torch", r"of France is Paris\.\nThe capital of Italy is Rome\.\n(.*\n)*"),
     ("change_backend", 0, "jax", rf"at step 88\n(.*\n)* +4/4 .*\n(.*\n)*{END}"),
 ]
 NEEDS = re.compile(r'Needs\s+`pip install "kmodels\[([\w,]+)\]"`')
@@ -72,17 +76,25 @@ def _run(programs, tmp_path, backend, commands):
     folder, home = tmp_path / "folder", tmp_path / "home"
     folder.mkdir()
     home.mkdir()
-    done = subprocess.run(
+    # The paths of Ray's sockets have to be short, and its logs stay when it ends.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
+        env = installed_wheel.variables(programs, home, backend) | {"RAY_TMPDIR": short}
+        done = _bash(commands, folder, env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert not [*home.glob("*ray*"), *home.glob(".ray*")]
+    return done.stdout
+
+
+def _bash(commands, folder, env):
+    return subprocess.run(
         ["bash", "-e"],
         input=commands,
         cwd=folder,
-        env=installed_wheel.variables(programs, home, backend),
+        env=env,
         capture_output=True,
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize(("page", "number", "backend", "ending"), _cases())
