@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from kmodels.core.errors import InputError
@@ -84,7 +85,7 @@ def connected(needed: Mapping[str, float]) -> Iterator[Any]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _short(ray: Any, needed: Mapping[str, float]) -> str:
+def _short(ray: ModuleType, needed: Mapping[str, float]) -> str:
     """Returns what there is too little of, as words."""
     there = ray.cluster_resources()
     return " and ".join(
@@ -94,17 +95,17 @@ def _short(ray: Any, needed: Mapping[str, float]) -> str:
     )
 
 
-def _say_where_short(ray: Any, needed: Mapping[str, float]) -> None:
+def _say_where_short(ray: ModuleType, needed: Mapping[str, float]) -> None:
     """Tells what a cluster lacks now; one that grows may have it in a while."""
     if short := _short(ray, needed):
         print(f"the Ray cluster has {short} now; the run waits for the others", flush=True)
 
 
-def _quiet(ray: Any) -> dict[str, Any]:
+def _quiet(ray: ModuleType) -> dict[str, Any]:
     return {"logging_level": "ERROR", "logging_config": ray.LoggingConfig(log_level="ERROR")}
 
 
-def _connect(ray: Any) -> None:
+def _connect(ray: ModuleType) -> None:
     """Connects to the cluster at RAY_ADDRESS.
 
     Raises:
@@ -119,7 +120,7 @@ def _connect(ray: Any) -> None:
         ) from error
 
 
-def _start(ray: Any, needed: Mapping[str, float], folder: str) -> None:
+def _start(ray: ModuleType, needed: Mapping[str, float], folder: str) -> None:
     """Starts a cluster of this machine, which ends with this process."""
     ray.init(
         address="local",

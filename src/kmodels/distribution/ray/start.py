@@ -137,7 +137,11 @@ def run(
 
 
 def _check(
-    workers: Any, max_failures: Any, keep: Any, mode: str, resources: Mapping[str, float]
+    workers: int | tuple[int, ...],
+    max_failures: int,
+    keep: int | None,
+    mode: str,
+    resources: Mapping[str, float],
 ) -> int:
     """Returns the largest number of workers."""
     several = workers if isinstance(workers, tuple) else (workers, workers)

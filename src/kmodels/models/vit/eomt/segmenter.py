@@ -324,8 +324,8 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
     def compute_loss(
         self,
         x: Tree = None,
-        y: Any = None,
-        y_pred: Any = None,
+        y: Tree = None,
+        y_pred: Tree = None,
         sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
@@ -342,10 +342,11 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
             raise InputError(
                 f"sample_weight has shape {tuple(sample_weight.shape)}; give one for each image"
             )
+        found: Any = y_pred
         loss = self.criterion(
             y,
-            y_pred["masks"],
-            y_pred["classes"],
+            found["masks"],
+            found["classes"],
             seed=self.seed_generator if training else 0,
             sample_weight=sample_weight,
             ignore_class=self.ignore_class,
@@ -355,11 +356,12 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         return loss
 
     def compute_metrics(
-        self, x: Tree, y: Any, y_pred: Any, sample_weight: Tensor | None = None
+        self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tensor | None = None
     ) -> Any:
         """Returns metrics of the class scores of the last prediction."""
         if self._step.active:
-            last = Prediction(y_pred["masks"][:, -1], y_pred["classes"][:, -1])
+            found: Any = y_pred
+            last = Prediction(found["masks"][:, -1], found["classes"][:, -1])
             y_pred = class_scores(last, self.image_size)
         if self._step.chosen:
             y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)

@@ -345,8 +345,8 @@ class ViTMAEForPreTraining(PatchPixels, Task):
     def compute_loss(
         self,
         x: Tree = None,
-        y: Any = None,
-        y_pred: Any = None,
+        y: Tree = None,
+        y_pred: Tree = None,
         sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
@@ -355,7 +355,8 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         self._check_hidden()
         (images,) = keras_internals.standardized(self, x)
-        loss = self._error(y_pred["pixels"], y_pred["hidden"], images, sample_weight)
+        found: Any = y_pred
+        loss = self._error(found["pixels"], found["hidden"], images, sample_weight)
         for extra in keras_internals.additional_losses(self):
             loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
