@@ -8,7 +8,7 @@ import pytest
 from kmodels.models import ImageTextSimilarity
 from recipe_modules import load
 
-SMALL = ("--data", "digits", "--batch-size", "64", "--learning-rate", "2e-3")
+SMALL = ("--data", "digits", "--batch-size", "16")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def recipe():
 )
 def test_it_learns_digits_by_their_names(recipe, tmp_path, preset):
     out = tmp_path / "run"
-    arguments = [*SMALL, "--preset", preset, "--epochs", "6"]
+    arguments = [*SMALL, "--preset", preset, "--epochs", "2"]
     assert recipe.main([*arguments, "--out", str(out)]) == 0
     found = json.loads((out / "result.json").read_text())
     losses = found["step_losses"]
