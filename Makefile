@@ -5,7 +5,7 @@ ARGS ?=
 WHEELS ?=
 WHEELS_PYTHON ?= 3.12
 
-.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-nightly test-newest test-lowest lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
+.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-nightly test-newest test-lowest test-ray lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make test-newest           the same with the newest versions of everything"
 	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
+	@echo "make test-ray              runs on real Ray clusters, minutes of them, in the full environment"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
 	@echo "make accelerator           all tables of a GPU, in pieces that resume (ARGS='--minutes 9', WHEELS=DIR, ARGS=--list)"
 	@echo "make accelerator-wheels    wheels that such a machine may lack, to carry there (WHEELS=DIR, default wheels/)"
@@ -53,6 +54,11 @@ accelerator-wheels:
 site: full-environment
 	$(VENV)/full/bin/python docs/site/notebooks.py
 	KERAS_BACKEND=torch NO_MKDOCS_2_WARNING=1 $(VENV)/full/bin/python -m mkdocs build
+
+test-ray: full-environment
+	$(PYTHON) tests/run.py --references
+	KERAS_BACKEND=torch KMODELS_ENVIRONMENT=full KMODELS_REFERENCES=tests/.references PYTHONPATH=src \
+		$(VENV)/full/bin/python -m pytest -q --across --ray tests/distribution/on_ray tests/test_tasks.py
 
 # Separate targets, so that --keep-going tells everything at once.
 lint: lint-ruff lint-format lint-types lint-docstrings lint-prose

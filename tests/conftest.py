@@ -126,6 +126,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only the tests that need two frameworks or optional packages",
     )
+    parser.addoption(
+        "--ray", action="store_true", help="run the tests whose Ray clusters take minutes, too"
+    )
 
 
 def pytest_report_header() -> str:
@@ -161,6 +164,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if across:  # what waits for the backends' own suites comes last
         chosen.sort(key=lambda item: "exchange" in getattr(item, "fixturenames", ()))
     items[:] = chosen
+    for item in [] if config.getoption("--ray") else items:
+        if item.get_closest_marker("ray_cluster"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes of Ray: make test-ray"))
     if ENVIRONMENT == "full":
         return  # there a missing package is a failure
     for item in items:

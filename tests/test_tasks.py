@@ -45,6 +45,8 @@ ACROSS = [
     ("serve_on_ray", 0, "torch", r"of France is Paris\.\nThe capital of Italy is Rome\.\n(.*\n)*"),
     ("change_backend", 0, "jax", rf"at step 88\n(.*\n)* +4/4 .*\n(.*\n)*{END}"),
 ]
+# These start a Ray cluster of their own.
+CLUSTERS = [("tune", 1), ("serve_on_ray", 0)]
 NEEDS = re.compile(r'Needs\s+`pip install "kmodels\[([\w,]+)\]"`')
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -60,7 +62,11 @@ def _block(page, number):
 def _cases():
     here = [run for run in RUNS if run[2] == os.environ["KERAS_BACKEND"]]
     marked = [(run, ()) for run in here]
-    marked += [(run, pytest.mark.across(run[2])) for run in ACROSS]
+    on_ray = [pytest.mark.ray_cluster]
+    marked += [
+        (run, [pytest.mark.across(run[2]), *(on_ray if run[:2] in CLUSTERS else [])])
+        for run in ACROSS
+    ]
     return [pytest.param(*run, id=f"{run[0]}-{run[1]}", marks=marks) for run, marks in marked]
 
 

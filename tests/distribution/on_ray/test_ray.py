@@ -15,7 +15,8 @@ from kmodels.runs import shipped
 from tolerances import tolerance
 
 # One driver serves both backends, so the test runs once.
-pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray"), pytest.mark.multiprocess]
+pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
+pytestmark += [pytest.mark.multiprocess, pytest.mark.ray_cluster]
 
 CASES = Path(ray_cases.__file__)
 BACKENDS = ("torch", "jax")
