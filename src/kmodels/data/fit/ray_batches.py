@@ -65,6 +65,8 @@ class RayBatches:
             if self._given > skipped:
                 yield as_tuple({name: _as_list(column) for name, column in columns.items()})
         else:
+            if not self._given:
+                raise InputError("the data gave no batch; give at least one")
             if self._given >= skipped:
                 return
         raise InputError(
