@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,4 +36,9 @@ def started() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        # Its processes write a little longer.
+        for _ in range(50):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.exists(folder):
+                break
+            time.sleep(0.1)
