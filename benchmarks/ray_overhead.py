@@ -4,8 +4,10 @@
 
 Two workers of Ray and two of torchrun train the same ViT at the same time, but in turn: each side
 makes an epoch of steps, with a checkpoint in its midst, while the other one waits for a file. So
-noise hits both alike. The ratio is the median over the pairs of epochs. What Ray's other processes
-take of a core is told too, since they run beside both.
+noise hits both alike. The ratios are medians over the pairs of epochs: of wall time, and of the CPU
+time of both processes. On a machine that does other work too, only the second one says something:
+Linux shares its cores out by session, and a side with more sessions gets more. What Ray's other
+processes take of a core is told as well, since they run beside both.
 """
 
 import argparse
@@ -44,17 +46,17 @@ def train(folder: str, side: str, rounds: int) -> None:
     class Turns(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             wait_for(place / f"{side}-{epoch}")
-            self.begun = time.perf_counter()
+            self.begun = time.perf_counter(), time.process_time()
 
         def on_train_batch_end(self, batch, logs=None):
             if batch == STEPS // 2:
                 checkpoint.save()
 
         def on_epoch_end(self, epoch, logs=None):
-            taken = time.perf_counter() - self.begun
-            processes.all_gather_object("turn", epoch)
+            taken = time.perf_counter() - self.begun[0], time.process_time() - self.begun[1]
+            walls, cpus = zip(*processes.all_gather_object("turn", taken), strict=True)
             if processes.is_rank_zero():
-                write(place / f"{side}-{epoch}-done", f"{taken}")
+                write(place / f"{side}-{epoch}-done", json.dumps([max(walls), sum(cpus)]))
 
     plan = distribute("data=-1", batch_size=BATCH)
     keras_internals.set_random_seed(0)
@@ -103,16 +105,16 @@ def helpers_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def take_turns(place: Path, rounds: int) -> dict[str, list[float]]:
-    """Lets the sides train in turn, the first of a pair now one and now the other."""
-    seconds: dict[str, list[float]] = {"ray": [], "torchrun": []}
+def take_turns(place: Path, rounds: int) -> dict[str, list[list[float]]]:
+    """Wall and CPU seconds of the sides, which train in turn, the first one now this, now that."""
+    seconds: dict[str, list[list[float]]] = {"ray": [], "torchrun": []}
     for number in range(rounds):
         order = ["ray", "torchrun"] if number % 2 else ["torchrun", "ray"]
         for side in order:
             write(place / f"{side}-{number}", "")
             wait_for(place / f"{side}-{number}-done")
-            seconds[side].append(float((place / f"{side}-{number}-done").read_text()))
-        print(number, {side: round(found[-1], 3) for side, found in seconds.items()}, flush=True)
+            seconds[side].append(json.loads((place / f"{side}-{number}-done").read_text()))
+        print(number, {side: found[-1] for side, found in seconds.items()}, flush=True)
     return seconds
 
 
@@ -137,7 +139,7 @@ def main() -> None:
         ]  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         other = subprocess.Popen(command, env=environment)
-        results: dict[str, list[float]] = {}
+        results: dict[str, list[list[float]]] = {}
         beside: list[float] = []
 
         def conduct() -> None:
@@ -156,17 +158,20 @@ def main() -> None:
             thread.join()
         finally:
             other.wait(60) if results else other.kill()
-    ratios = [a / b for a, b in zip(results["ray"][1:], results["torchrun"][1:], strict=True)]
-    found = {
-        "question": QUESTION,
-        "ratio_median": round(statistics.median(ratios), 4),
-        "ratio_quartiles": [round(value, 4) for value in statistics.quantiles(ratios, n=4)],
-        "seconds_per_epoch": {
-            side: round(statistics.median(values[1:]), 4) for side, values in results.items()
-        },
+    found: dict[str, object] = {"question": QUESTION}
+    for at, kind in enumerate(("wall", "cpu")):
+        sides = {side: [pair[at] for pair in pairs[1:]] for side, pairs in results.items()}
+        ratios = [a / b for a, b in zip(sides["ray"], sides["torchrun"], strict=True)]
+        found[f"{kind}_ratio_median"] = round(statistics.median(ratios), 4)
+        quartiles = statistics.quantiles(ratios, n=4)
+        found[f"{kind}_ratio_quartiles"] = [round(value, 4) for value in quartiles]
+        found[f"{kind}_ratios"] = [round(ratio, 4) for ratio in ratios]
+        found[f"{kind}_seconds_per_epoch"] = {
+            side: round(statistics.median(values), 4) for side, values in sides.items()
+        }
+    found |= {
         "steps_per_epoch": STEPS,
-        "pairs": len(ratios),
-        "ratios": [round(ratio, 4) for ratio in ratios],
+        "pairs": options.rounds - 1,
         "share_of_a_core_of_rays_other_processes": round(beside[0], 4),
         "load_average": os.getloadavg()[0],
         "cpus": os.cpu_count(),
