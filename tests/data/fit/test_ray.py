@@ -18,7 +18,12 @@ from kmodels.distribution.input.fit import shard
 from kmodels.distribution.input.sharding_rule import BatchSharding
 from kmodels.distribution.mesh import parse_mesh
 
-pytestmark = [pytest.mark.across, pytest.mark.needs("ray")]
+# Ray leaves a log file of each data set open, which the garbage collector finds in any later test.
+pytestmark = [
+    *(pytest.mark.across, pytest.mark.needs("ray"), pytest.mark.ray_cluster),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 X = np.random.default_rng(0).normal(size=(22, 2)).astype("float32")
 Y = np.arange(22, dtype="float32")[:, None]

@@ -11,7 +11,7 @@ from kmodels.core.types import Tensor
 class AssignmentBackend(Protocol):
     """A backend whose steps run in Python, and can ask SciPy on the host."""
 
-    def on_host(self, cost: Tensor, valid: Tensor) -> Any:
+    def on_host(self, cost: Any, valid: Any) -> Any:
         """Returns what `linear_sum_assignment` returns, or None where SciPy is not there."""
         ...
 
