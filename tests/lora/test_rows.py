@@ -84,7 +84,7 @@ def test_rows_learn_what_the_same_rows_of_a_trained_table_learn(metrics):
     before, losses = values(some), []
     for model in (whole, some):
         model.compile(keras.optimizers.SGD(0.5), metrics=metrics)
-        assert model.head._chosen == (metrics is None)
+        assert model.head.chosen == (metrics is None)
         losses.append(model.fit(X, Y, batch_size=4, verbose=0).history["loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     wanted, found = values(whole), values(some)

@@ -1,7 +1,6 @@
 """The output layer of a causal model in training: its loss and accuracy without logits."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,21 +11,20 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import MetricsLike, Tensor
 from kmodels.layers.embedding import Embedding
 from kmodels.overrides import meshes
+from kmodels.training.inside_step import InsideStep
 
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
 
 
-class Head:
+class Head(InsideStep):
     """The output layer during training: cross-entropy straight from hidden states.
 
     An object of its own, so that Keras does not track the metrics a second time.
     """
 
     def __init__(self) -> None:
-        # Replicas on TensorFlow are threads, which enter and leave a step in turns.
-        self._inside = 0
-        self._chosen = False
+        super().__init__()
         self._reduction = REDUCTIONS[0]
         self._metrics: Sequence[Any] = ()
 
@@ -35,7 +33,7 @@ class Head:
         weighted = list(weighted_metrics or ())
         known = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
         settings = loss.get_config() if known else {}
-        self._chosen = (
+        self.chosen = (
             settings.get("from_logits", False)
             and settings.get("ignore_class") is None
             and not settings.get("label_smoothing")
@@ -43,22 +41,8 @@ class Head:
             and not metrics
             and all(type(m) is keras.metrics.SparseCategoricalAccuracy for m in weighted)
         )
-        self._metrics = weighted if self._chosen else ()
-        self._reduction = loss.reduction if self._chosen else REDUCTIONS[0]
-
-    @contextmanager
-    def inside_step(self) -> Iterator[None]:
-        """Gives hidden states instead of logits inside the block, if that was chosen."""
-        self._inside += self._chosen
-        try:
-            yield
-        finally:
-            self._inside -= self._chosen
-
-    @property
-    def active(self) -> bool:
-        """True inside a step that needs no logits."""
-        return self._inside > 0
+        self._metrics = weighted if self.chosen else ()
+        self._reduction = loss.reduction if self.chosen else REDUCTIONS[0]
 
     def loss(
         self, hidden: Tensor, embedding: Embedding, labels: Tensor, weights: Tensor | None

@@ -13,7 +13,6 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
-from kmodels.models.vit.eomt.inside_step import InsideStep
 from kmodels.models.vit.eomt.mask_transformer import (
     MaskTransformer,
     Prediction,
@@ -25,6 +24,7 @@ from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.task import CompiledByDefault, Task
+from kmodels.training.inside_step import InsideStep
 from kmodels.training.matching.criterion import SetCriterion
 from kmodels.training.matching.targets import labels_of
 from kmodels.training.mean_iou import MeanIoU
@@ -225,7 +225,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Images to class scores; inside a step with the model's own loss, all predictions."""
-        if mask is not None:
+        if keras_internals.has_mask(mask):
             return super().call(inputs, training=training, mask=mask)
         found = self._predictions(inputs, training)
         if not self._step.active:
@@ -313,12 +313,12 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
 
     def train_step(self, *args: object) -> Any:
         """Runs one step of `fit`."""
-        with self._step.inside():
+        with self._step.inside_step():
             return super().train_step(*args)
 
     def test_step(self, *args: object) -> Any:
         """Runs one step of `evaluate`."""
-        with self._step.inside():
+        with self._step.inside_step():
             return super().test_step(*args)
 
     def compute_loss(

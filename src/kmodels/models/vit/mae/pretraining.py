@@ -1,7 +1,5 @@
 """MAE's pretraining: a ViT that sees some patches of each image, and says what the others are."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -19,6 +17,7 @@ from kmodels.models.vit.mae.positions import Sines
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Task
+from kmodels.training.inside_step import InsideStep
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -162,7 +161,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             "seed": seed,
         }
         self.head_dtype = policy
-        self._own_loss, self._inside = True, 0
+        self._step = InsideStep(chosen=True)
         if (table := self.fixed) is not None:
             keras_internals.begin_with(table, Sines(config.grid, config.num_special_positions))
 
@@ -211,30 +210,21 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             return super().call(inputs, training=training, mask=mask)
         (images,) = keras_internals.standardized(self, inputs)
         told = {} if training is None else {"training": training}
-        if not self._inside:
+        if not self._step.active:
             return self.reconstruct(images, noise, **told)
         # The loss of a step has to know what was hidden in it.
         noise = self.draw_noise(keras.ops.shape(images)[0]) if training else None
         pixels = self.reconstruct(images, noise, **told)
         return {"pixels": pixels, "hidden": self.hidden(noise)}
 
-    @contextmanager
-    def _inside_step(self) -> Iterator[None]:
-        """Has the call draw masks, and give them too, where the loss is the model's own."""
-        self._inside += self._own_loss
-        try:
-            yield
-        finally:
-            self._inside -= self._own_loss
-
     def train_step(self, *args: object) -> Any:
         """Runs one step of `fit`."""
-        with self._inside_step():
+        with self._step.inside_step():
             return super().train_step(*args)
 
     def test_step(self, *args: object) -> Any:
         """Runs one step of `evaluate`."""
-        with self._inside_step():
+        with self._step.inside_step():
             return super().test_step(*args)
 
     def compile(
@@ -271,7 +261,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
                 f"{self.name} learns from images alone, and metrics compare with labels; leave "
                 "them out, or give a loss of labels too"
             )
-        self._own_loss = loss is None
+        self._step.chosen = loss is None
         super().compile(
             optimizer,
             loss,
@@ -351,7 +341,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         training: bool = True,
     ) -> Any:
         """Returns the loss of a batch of `fit`: of hidden patches, or what `compile` was given."""
-        if not self._inside:
+        if not self._step.active:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         self._check_hidden()
         (images,) = keras_internals.standardized(self, x)
