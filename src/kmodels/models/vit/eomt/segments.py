@@ -7,12 +7,12 @@ import keras
 import numpy as np
 
 from kmodels.core.types import Data
-from kmodels.data.fit.batches import to_numpy
 from kmodels.models.vit.eomt import postprocess
+from kmodels.models.vit.segmentation.masks import of_each
 
 
 class Segments:
-    """What a model with a mask transformer says of images of any size.
+    """Methods that give a model with a mask transformer the segments of images of any size.
 
     Attributes:
         mask_transformer: a `MaskTransformer`.
@@ -61,12 +61,7 @@ class Segments:
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
         """
-        found = self._each(postprocess.semantic, images, batch_size)
-        if isinstance(images, list | tuple) or isinstance(found, np.ndarray):
-            return found
-        if not found:
-            return np.zeros(to_numpy(images).shape[:3], "int32")
-        return np.stack(found)
+        return self._each(postprocess.semantic, images, batch_size, stack=True)
 
     def segment_instances(self, images: Data, threshold: float = 0.8, batch_size: int = 32) -> Any:
         """Returns instances of images, see `postprocess.instances`.
@@ -114,15 +109,20 @@ class Segments:
             stuff_classes=stuff_classes,
         )
 
-    def _each(self, process: Callable[..., Any], images: Data, batch_size: int, **more: Any) -> Any:
-        """Returns what a function of `postprocess` makes of each image, or of a single one."""
-        listed = isinstance(images, list | tuple)
-        given: Any = images if listed else to_numpy(images)
-        if not listed and given.ndim == 3:
-            return self._each(process, given[None], batch_size, **more)[0]
-        sizes = [np.shape(image)[:2] for image in given]
-        if not sizes:
-            return []
-        said = self.predict_queries(given, batch_size)
-        rows = zip(said["masks_queries_logits"], said["class_queries_logits"], sizes, strict=True)
-        return [process(masks, own, self.image_size, size, **more) for masks, own, size in rows]
+    def _each(
+        self,
+        process: Callable[..., Any],
+        images: Data,
+        batch_size: int,
+        stack: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Returns what a function of `postprocess` makes of each image, see `masks.of_each`."""
+
+        def found(given: Any, sizes: list[Any]) -> list[Any]:
+            said = self.predict_queries(given, batch_size)
+            parts = said["masks_queries_logits"], said["class_queries_logits"]
+            rows = zip(*parts, sizes, strict=True)
+            return [process(held, own, self.image_size, size, **more) for held, own, size in rows]
+
+        return of_each(images, found, stack)

@@ -1,9 +1,12 @@
 """Masks of any size from the logits of patches, in NumPy: no size has to be compiled."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from kmodels.core.types import Data
+from kmodels.data.fit.batches import to_numpy
 from kmodels.weights.positions import resize_matrix
 
 # Logits of so many numbers are made at a time.
@@ -43,6 +46,33 @@ def classes(grid: np.ndarray, size: Sequence[int]) -> np.ndarray:
         band = np.tensordot(down[start : start + step], wide, 1)
         found[start : start + step] = band.argmax(-1)
     return found
+
+
+def of_each(
+    images: Data, process: Callable[[Any, list[Any]], list[Any]], stack: bool = False
+) -> Any:
+    """Returns what is made of each image, in the form in which the images were given.
+
+    Args:
+        images: (B, H, W, C), one image (H, W, C), or a list of images of any size.
+        process: makes a list of images, at least one, and of their (height, width).
+        stack: makes one array of masks (H, W) where the images were one.
+
+    Returns:
+        A list; of one image (H, W, C) its result alone.
+    """
+    listed = isinstance(images, list | tuple)
+    given: Any = images if listed else to_numpy(images)
+    single = not listed and given.ndim == 3
+    if single:
+        given = given[None]
+    sizes = [np.shape(image)[:2] for image in given]
+    found = process(given, sizes) if sizes else []
+    if single:
+        return found[0]
+    if listed or not stack:
+        return found
+    return np.stack(found) if found else np.zeros(given.shape[:3], "int32")
 
 
 def _matrices(grid: np.ndarray, size: Sequence[int]) -> list[np.ndarray]:

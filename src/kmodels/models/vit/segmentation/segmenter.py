@@ -10,7 +10,6 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, OptimizerLike
-from kmodels.data.fit.batches import to_numpy
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
@@ -212,17 +211,13 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
         """
-        listed = isinstance(images, list | tuple)
-        given: Any = images if listed else to_numpy(images)
-        if not listed and given.ndim == 3:
-            return self.segment(given[None], batch_size)[0]
-        sizes = [np.shape(image)[:2] for image in given]
-        if not sizes:
-            return given if listed else np.zeros(given.shape[:3], "int32")
-        pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
-        grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
-        found = [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
-        return found if listed else np.stack(found)
+
+        def found(given: Any, sizes: list[Any]) -> list[np.ndarray]:
+            pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
+            grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
+            return [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
+
+        return masks.of_each(images, found, stack=True)
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
