@@ -1,15 +1,13 @@
 """A recipe on a Ray cluster: its workers are the processes that train together."""
 
 import dataclasses
-import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.files import local_path
+from kmodels.runs.run_folder import check_new, has_checkpoints, path_of
 
 Work = Callable[[Any], None]
 
@@ -30,9 +28,9 @@ def run(recipe: str, settings: Any, train: Callable[..., None], work: Work) -> N
     if getattr(settings, "evaluate", False):
         raise InputError("--evaluate needs one process; leave --on out")
     check_whole("--workers", settings.workers, 0)
-    out = _out(recipe, settings)
+    out = directory(recipe, settings)
     resources = _resources(settings.resources)
-    function = of_workers(recipe, settings, train, work, out)
+    function = of_workers(settings, train, work, out)
     from kmodels.distribution import ray
 
     ray.run(
@@ -46,19 +44,18 @@ def run(recipe: str, settings: Any, train: Callable[..., None], work: Work) -> N
 
 
 def of_workers(
-    recipe: str, settings: Any, train: Callable[..., None], work: Work, out: str | Path
+    settings: Any, train: Callable[..., None], work: Work, out: str
 ) -> Callable[[], None]:
     """Returns what each worker calls, which carries the recipe's file with it.
 
     Args:
-        recipe: its name.
         settings: a `Common`.
         train: the recipe's function.
         work: what is called with the settings of a worker.
-        out: directory of the run.
+        out: `directory` of the run.
 
     Raises:
-        InputError: where Ray is missing, or the directory holds a run that is not to be resumed.
+        InputError: where Ray is missing.
     """
     from kmodels.distribution.ray.cluster import check_installed
 
@@ -69,27 +66,28 @@ def of_workers(
     module = sys.modules[train.__module__]
     if module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
-    given = dataclasses.replace(settings, out=os.fspath(out))
     mesh = settings.mesh or "data=-1"
-    inside = dataclasses.replace(given, out=_out(recipe, given), mesh=mesh, on=None, workers=0)
+    inside = dataclasses.replace(settings, out=out, mesh=mesh, on=None, workers=0)
 
     def call() -> None:
         # Workers that are started again find checkpoints, which are their own.
-        begun = any(Path(inside.out, "checkpoints").glob("step_*"))
-        work(dataclasses.replace(inside, resume=begun))
+        work(dataclasses.replace(inside, resume=has_checkpoints(Path(out))))
 
     return call
 
 
-def _out(recipe: str, settings: Any) -> str:
-    """Returns the directory of the run, which Ray and all workers have to find."""
-    name = settings.out or f"runs/{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    out = local_path(name).resolve()
-    if not settings.resume and any((out / "checkpoints").glob("step_*")):
-        raise InputError(
-            f"--out {out} holds checkpoints of a run; add --resume to continue it, or give another "
-            "directory"
-        )
+def directory(recipe: str, settings: Any) -> str:
+    """Returns the directory of a run, which Ray and all workers have to find.
+
+    Args:
+        recipe: its name.
+        settings: a `Common`.
+
+    Raises:
+        InputError: where it holds a run that is not to be resumed.
+    """
+    out = path_of(recipe, settings.out).resolve()
+    check_new(out, settings.resume)
     return str(out)
 
 

@@ -17,6 +17,25 @@ from kmodels.runs import report
 NOTES = "run.json"
 
 
+def path_of(recipe: str, out: str | None) -> Path:
+    """Returns the directory of a run, `out` or runs/<recipe>-<time>."""
+    return local_path(out or f"runs/{recipe}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def has_checkpoints(path: Path) -> bool:
+    """Returns whether a run was saved in a directory."""
+    return any((path / "checkpoints").glob("step_*"))
+
+
+def check_new(path: Path, resume: bool) -> None:
+    """Raises `InputError` where a directory holds a run that is not to be resumed."""
+    if not resume and has_checkpoints(path):
+        raise InputError(
+            f"--out {path} holds checkpoints of a run; add --resume to continue it, or give "
+            "another directory"
+        )
+
+
 class Folder:
     """The directory of a run, held against a second run by a lock that dies with the process.
 
@@ -46,8 +65,7 @@ class Folder:
             self.path = Path(path)
 
     def _take(self, out: str | None, resume: bool) -> str:
-        name = out or f"runs/{self.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.path = local_path(name)
+        self.path = path_of(self.recipe, out)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
@@ -60,18 +78,17 @@ class Folder:
         except OSError as error:
             self._lock.close()
             raise InputError(f"another run is using --out {self.path}; give another") from error
-        if not resume and self.has_checkpoints:
+        try:
+            check_new(self.path, resume)
+        except InputError:
             self.close()
-            raise InputError(
-                f"--out {self.path} holds checkpoints of a run; add --resume to continue it, or "
-                "give another directory"
-            )
+            raise
         return str(self.path)
 
     @property
     def has_checkpoints(self) -> bool:
         """True if a run was saved in it."""
-        return any((self.path / "checkpoints").glob("step_*"))
+        return has_checkpoints(self.path)
 
     def begin(self, command: str) -> None:
         """Notes in run.json that a part of the run begins.

@@ -4,8 +4,10 @@
 `kmodels/recipes`; an editable installation reads them where they are.
 """
 
+import dataclasses
 import functools
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,7 +90,8 @@ def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Cal
     work = functools.partial(
         recipe.work, recipe=name, train=module.train, command=" ".join([program, *words])
     )
-    return on_ray.of_workers(name, settings, module.train, work, out)
+    given = dataclasses.replace(settings, out=os.fspath(out))
+    return on_ray.of_workers(settings, module.train, work, on_ray.directory(name, given))
 
 
 def load(name: str) -> ModuleType:
