@@ -11,6 +11,11 @@ class InputError(ValueError):
     """
 
 
+def one_line(error: BaseException) -> str:
+    """Returns the message of an error in one line, or its kind where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raises `InputError` for what is not a whole number, or too small.
 

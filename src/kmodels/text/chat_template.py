@@ -14,7 +14,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 from kmodels.text.settings import DEFAULT, token_text
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _render(
     try:
         text = _compiled(template).render(messages=chat, **given)
     except Exception as error:  # a template is a program and may fail in any way
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise InputError(f"the chat template cannot write this chat: {reason}") from error
     return _before_tag(text, tag) if is_open else text
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -65,7 +65,7 @@ def decode(content: bytes, name: str) -> np.ndarray:
         raise PictureError(name, "not a JPEG, PNG or WebP image") from error
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError) as error:
         # Pillow raises all of these for damaged files, depending on the format.
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise PictureError(name, f"truncated or damaged ({reason})") from error
 
 

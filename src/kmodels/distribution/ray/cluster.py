@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 
 # Of the line that Ray's objects take; no data goes through them.
 _OBJECT_STORE = 200_000_000
@@ -116,7 +116,7 @@ def _connect(ray: ModuleType) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(
             f"no Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: "
-            f"{' '.join(str(error).split())[:200]}; start one, or unset it"
+            f"{one_line(error)[:200]}; start one, or unset it"
         ) from error
 
 

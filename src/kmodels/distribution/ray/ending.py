@@ -1,10 +1,10 @@
-"""How a run on Ray ends: at once where the work raised something, and always with one line."""
+"""End a run on Ray at once where the work raised something, and always with one line."""
 
 from typing import Any
 
 from ray.train import UserCallback
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 
 # The attribute that Ray's error of a worker that it misses has.
 _MISSED = "health_check_failure"
@@ -33,7 +33,7 @@ def explain(error: Exception, storage: str, failures: str) -> InputError:
     """
     found = getattr(error, "controller_failure", None) or error
     if isinstance(found, InputError):
-        told = InputError(_line(found))
+        told = InputError(one_line(found))
         if stack := getattr(found, "stack", ""):
             told.add_note(stack)
         return told
@@ -43,13 +43,9 @@ def explain(error: Exception, storage: str, failures: str) -> InputError:
         order = {rank: (not hasattr(error, _MISSED), rank) for rank, error in lost.items()}
         rank = min(lost, key=lambda rank: order[rank])
         cause = getattr(lost[rank], _MISSED, lost[rank])
-        reason = _line(cause).partition(". ")[0][:300]
+        reason = one_line(cause).partition(". ")[0][:300]
         return InputError(
             f"worker {rank} was lost and {failures} had been allowed: {reason}; run it again to "
             f"continue from the newest checkpoint in {storage}"
         )
-    return InputError(f"Ray ended the run in {storage}: {_line(found)[:300]}")
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return InputError(f"Ray ended the run in {storage}: {one_line(found)[:300]}")

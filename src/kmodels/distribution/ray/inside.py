@@ -12,7 +12,7 @@ from typing import Any
 
 from kmodels.checkpoint import keeper
 from kmodels.checkpoint.run_state import RunState
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 from kmodels.core.remote import mirror
 from kmodels.distribution import processes
 from kmodels.distribution.ray.workers import workers_backend
@@ -68,7 +68,7 @@ def directory() -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What each worker does.
+    """The work of each worker, which Ray calls there.
 
     Args:
         function: what is called.
@@ -104,7 +104,7 @@ class Work:
             found = self.function(*self.arguments)
         except Exception as error:
             if any(backend.is_lost(one) or isinstance(one, TimeoutError) for one in _chain(error)):
-                raise WorkerLost(_line(error)) from error
+                raise WorkerLost(one_line(error)) from error
             # Where another worker's end was the reason, Ray has seen that by then.
             if processes.count() > 1:
                 time.sleep(self.patience)
@@ -121,16 +121,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _told(error: Exception) -> WorkerError:
     if isinstance(error, InputError):
-        return WorkerError(_line(error))
+        return WorkerError(one_line(error))
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(where.filename).name}:{where.lineno}"
-    line = f"{type(error).__name__}: {_line(error)} ({place}, in worker {processes.index()})"
+    line = f"{type(error).__name__}: {one_line(error)} ({place}, in worker {processes.index()})"
     return WorkerError(line, traceback.format_exc())
 
 

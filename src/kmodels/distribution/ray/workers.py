@@ -1,4 +1,4 @@
-"""What each backend needs of Ray Train, so that its workers are processes of one run."""
+"""Choose the file by which a backend joins the workers of Ray Train into one run."""
 
 import importlib.util
 from collections.abc import Mapping

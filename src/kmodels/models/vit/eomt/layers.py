@@ -119,7 +119,7 @@ class MaskProbabilities(Layer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class QueryMasking(Layer):
-    """What each token may see where queries see only the patches of the mask that they predict.
+    """The attention mask where queries see only the patches of the mask that they predict.
 
     Queries see each other and the tokens in front of the patches; all other tokens see everything.
     In training a query is left alone with 1 minus the block's share; otherwise a block with a share

@@ -47,7 +47,7 @@ def check_backbone(backbone: ViTBackbone, num_blocks: int) -> None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the queries say behind a block.
+    """The predictions of all queries behind a block.
 
     Args:
         masks: logits (B, Q, h, w), float32.

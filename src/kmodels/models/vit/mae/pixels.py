@@ -1,4 +1,4 @@
-"""What MAE compares and shows: the pixels of patches."""
+"""Compute the pixels of patches, which MAE compares and shows."""
 
 from typing import TYPE_CHECKING, Any
 
