@@ -4,11 +4,9 @@ import json
 
 import keras
 import numpy as np
-import pytest
 
 from kmodels.models import ViTImageClassifier
-from kmodels.runs.runner import Runner
-from recipe_modules import load
+from recipe_modules import load, run_killed
 
 # 48 images in batches of 8: epochs of 6 steps.
 SMALL = (
@@ -18,15 +16,11 @@ SMALL = (
 )
 
 
-class Killed(Exception):
-    """What stands for kill -9 inside a test: nothing of the run happens after it."""
-
-
 def result(folder):
     return json.loads((folder / "result.json").read_text())
 
 
-def test_a_run_and_one_that_was_killed_end_with_the_same_teacher(tmp_path, monkeypatch, capsys):
+def test_a_run_and_one_that_was_killed_end_with_the_same_teacher(tmp_path, capsys):
     recipe, whole, cut = load("dino"), tmp_path / "whole", tmp_path / "cut"
     assert recipe.main([*SMALL, "--out", str(whole)]) == 0
     expected = result(whole)
@@ -38,18 +32,7 @@ def test_a_run_and_one_that_was_killed_end_with_the_same_teacher(tmp_path, monke
     assert model.preprocessor.image_size == (16, 16)
     assert "pretrained weights" in capsys.readouterr().out
 
-    real = Runner.on_train_batch_end
-
-    def on_train_batch_end(self, batch, logs=None):
-        real(self, batch, logs)
-        if self.step == 5:
-            self.checkpoint.wait()
-            raise Killed
-
-    monkeypatch.setattr(Runner, "on_train_batch_end", on_train_batch_end)
-    with pytest.raises(Killed):
-        recipe.main([*SMALL, "--out", str(cut)])
-    monkeypatch.undo()
+    run_killed(recipe, [*SMALL, "--out", str(cut)], 5)
     keras.utils.set_random_seed(5)
     assert recipe.main(["--resume", "--out", str(cut)]) == 0
     found = result(cut)

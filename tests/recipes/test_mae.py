@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from kmodels.models import ViTImageClassifier, ViTMAEForPreTraining
-from kmodels.runs.runner import Runner
-from recipe_modules import load
+from recipe_modules import load, run_killed
 
 # 96 images in batches of 16, 6 steps to an epoch: the masks of resumed steps count.
 SMALL = (
@@ -17,10 +16,6 @@ SMALL = (
     *("--decoder-dim", "8", "--decoder-layers", "1", "--decoder-heads", "2"),
     *("--neighbours", "3", "--probe-images", "40", "--crop", "0.5", "--flip"),
 )
-
-
-class Killed(Exception):
-    """What stands for kill -9 inside a test: nothing of the run happens after it."""
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +60,8 @@ def test_a_run_leaves_a_picture_a_probe_and_an_encoder(recipe, whole, capsys):
     assert "pretrained weights" in capsys.readouterr().out
 
 
-def test_a_killed_run_ends_with_the_same_bits(recipe, whole, tmp_path, monkeypatch):
-    real = Runner.on_train_batch_end
-
-    def on_train_batch_end(self, batch, logs=None):
-        real(self, batch, logs)
-        if self.step == 5:
-            self.checkpoint.wait()
-            raise Killed
-
-    monkeypatch.setattr(Runner, "on_train_batch_end", on_train_batch_end)
-    with pytest.raises(Killed):
-        recipe.main([*SMALL, "--out", str(tmp_path)])
-    monkeypatch.undo()
+def test_a_killed_run_ends_with_the_same_bits(recipe, whole, tmp_path):
+    run_killed(recipe, [*SMALL, "--out", str(tmp_path)], 5)
     keras.utils.set_random_seed(5)
     assert recipe.main(["--resume", "--out", str(tmp_path)]) == 0
     expected, found = result(whole), result(tmp_path)

@@ -7,12 +7,7 @@ import pytest
 from PIL import Image
 
 from kmodels.models import EoMTImageSegmenter, ViTImageSegmenter
-from recipe_modules import load
-
-
-class Killed(BaseException):
-    """What stands for kill -9 inside a test: nothing of the run is saved after it."""
-
+from recipe_modules import load, run_killed
 
 SMALL = (
     *("--data", "scenes:40", "--image-size", "16", "--batch-size", "8", "--epochs", "2"),
@@ -29,7 +24,7 @@ def result(folder, name="result.json"):
     return json.loads((folder / name).read_text())
 
 
-def test_scenes_are_learned_and_a_killed_run_goes_on(recipe, tmp_path, monkeypatch):
+def test_scenes_are_learned_and_a_killed_run_goes_on(recipe, tmp_path):
     """The rest of a run gives the same bits: order, cuts, mirroring, dropout, batch norm."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert recipe.main([*SMALL, "--out", str(whole)]) == 0
@@ -43,18 +38,8 @@ def test_scenes_are_learned_and_a_killed_run_goes_on(recipe, tmp_path, monkeypat
     assert model.count_params() == found["parameters"] and model.preprocessor is not None
     masks = model.segment([np.zeros((9, 21, 3), "uint8")])
     assert masks[0].shape == (9, 21)
-    from kmodels.runs import runner
-
-    real = runner.Runner.on_train_batch_end
-
-    def on_train_batch_end(self, batch, logs=None):
-        real(self, batch, logs)
-        if self.step == 5:
-            raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
-        recipe.main([*SMALL, "--out", str(cut), "--checkpoint-every", "3"])
+    arguments = [*SMALL, "--out", str(cut), "--checkpoint-every", "3"]
+    run_killed(recipe, arguments, 5, checkpoint_is_written=False)
     assert recipe.main(["--resume", "--out", str(cut)]) == 0
     for key in ("step_losses", "weights_digest", "metrics"):
         assert result(cut)[key] == found[key], key
