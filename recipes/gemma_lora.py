@@ -230,14 +230,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         return
     recipe.working("saving the adapter and the merged model")
     plots.curves(folder.path / "curves.png", runner.history.rows)
-    model.save_adapter(folder.path / "adapter")
-    if not settings.quantize and not recipe.can_merge(model):
-        adapter = folder.path / "adapter"
-        recipe.say(
-            "not merged, since each process holds a part of the weights; on one machine run "
-            f"kmodels convert {origin} merged --to hf --adapter {adapter}"
-        )
-    elif not settings.quantize:
+    adapter = folder.path / "adapter"
+    model.save_adapter(adapter)
+    if not settings.quantize and recipe.can_merge(model, origin, adapter):
         model.merge_lora()
         model.save_to_preset(folder.path / "model")
         if settings.export:

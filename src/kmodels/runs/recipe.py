@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.backend_choice import check_backend
@@ -95,11 +96,25 @@ def can_generate(model: "keras.Model") -> bool:
     return _passes(gather.check_callable, model)
 
 
-def can_merge(model: "keras.Model") -> bool:
-    """Returns whether adapters can be merged, for which a process must hold all weights."""
+def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
+    """Returns whether adapters can be merged, for which a process must hold all weights.
+
+    Where it does not, a line says how they are merged afterwards.
+
+    Args:
+        model: with adapters.
+        origin: what it was made of.
+        adapter: directory of the adapters.
+    """
     from kmodels.weights import gather
 
-    return _passes(gather.check_whole, model)
+    merges = _passes(gather.check_whole, model)
+    if not merges:
+        say(
+            "not merged, since each process holds a part of the weights; on one machine run "
+            f"kmodels convert {origin} merged --to hf --adapter {adapter}"
+        )
+    return merges
 
 
 def parallelize(model: "keras.Model") -> Any:

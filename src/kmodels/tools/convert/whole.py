@@ -1,4 +1,4 @@
-"""What a source holds beside the model that is converted, so that no part is dropped unsaid."""
+"""Tell what a source holds beside the model that is converted, so that nothing is lost unsaid."""
 
 from pathlib import Path
 

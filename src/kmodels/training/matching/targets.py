@@ -9,6 +9,9 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor, Tree
 from kmodels.training.matching import points as at
 
+# Of segments that are given as masks with classes.
+KEYS = ("mask_labels", "class_labels")
+
 
 class Targets:
     """Masks of each image, at most T, with their classes.
@@ -126,7 +129,7 @@ def targets_of(y: Tree, num_classes: int, most: int, ignore_class: int | None = 
         InputError: for labels in another form.
     """
     if isinstance(y, Mapping):
-        return MaskTargets(*_parts(y))
+        return MaskTargets(*parts_of(y))
     labels = labels_of(y)
     if ignore_class is not None:
         labels = keras.ops.where(labels == ignore_class, -1, labels)
@@ -148,7 +151,7 @@ def labels_of(y: Tree, none: int = -1) -> Any:
     """
     ops = keras.ops
     if isinstance(y, Mapping):
-        masks, classes = _parts(y)
+        masks, classes = parts_of(y)
         classes = ops.cast(classes, "int32")
         there = ops.cast(masks, "bool") & ops.expand_dims(classes >= 0, (2, 3))
         first = ops.argmax(ops.cast(there, "int32"), axis=1)
@@ -166,9 +169,10 @@ def labels_of(y: Tree, none: int = -1) -> Any:
     return ops.cast(labels, "int32")
 
 
-def _parts(y: Mapping[str, Any]) -> tuple[Any, Any]:
-    if set(y) != {"mask_labels", "class_labels"}:
+def parts_of(y: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns masks and classes of labels by name; raises `InputError` for other names."""
+    if set(y) != set(KEYS):
         raise InputError(
-            f"labels have the keys {', '.join(map(str, y))}; give mask_labels and class_labels"
+            f"labels have the keys {', '.join(map(str, y))}; give {' and '.join(KEYS)}"
         )
-    return y["mask_labels"], y["class_labels"]
+    return y[KEYS[0]], y[KEYS[1]]

@@ -7,8 +7,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.data.fit.batches import to_numpy
-
-KEYS = ("mask_labels", "class_labels")
+from kmodels.training.matching.targets import KEYS, parts_of
 
 
 def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
@@ -25,10 +24,7 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
     Raises:
         InputError: for other keys, or numbers that differ.
     """
-    if set(y) != set(KEYS):
-        raise InputError(f"labels have the keys {', '.join(y)}; give {' and '.join(KEYS)}")
-    masks = [to_numpy(one) for one in y["mask_labels"]]
-    classes = [to_numpy(one) for one in y["class_labels"]]
+    masks, classes = ([to_numpy(one) for one in part] for part in parts_of(y))
     numbers = [len(one) for one in masks]
     if numbers != [len(one) for one in classes]:
         raise InputError(
