@@ -9,7 +9,6 @@ import keras
 
 from kmodels.checkpoint import extra_state, format, manager, run_state
 from kmodels.checkpoint.extra_state import CallbackStates
-from kmodels.checkpoint.keeper import keeper_of
 from kmodels.checkpoint.preemption import Preemption
 from kmodels.checkpoint.resuming import Phase, Resumer, say, say_who_resumes
 from kmodels.checkpoint.run_state import RunState
@@ -86,7 +85,7 @@ class FitRun:
         self.given = self.resumer.restore(model, self._settings, steps, self.given)
         self.epoch, self.batch, self.step = run.epoch, run.batch, run.step
         self.saver.saved_step = run.step
-        if (keeper := keeper_of(self.directory)) is not None:
+        if (keeper := self.saver.keeper) is not None:
             keeper.resume(manager.up_to(path), run)
         return path
 

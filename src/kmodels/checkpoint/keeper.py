@@ -35,15 +35,11 @@ class Keeper(Protocol):
         ...
 
 
-_keeper: Keeper | None = None
+# Who keeps checkpoints in this process; None where each run keeps its own.
+current: Keeper | None = None
 
 
 def set_keeper(keeper: Keeper | None) -> None:
     """Says who keeps checkpoints in this process; None takes it back."""
-    global _keeper
-    _keeper = keeper
-
-
-def keeper_of(directory: Path) -> Keeper | None:
-    """Returns who keeps the checkpoints of a directory, or None where the run itself does."""
-    return _keeper if _keeper is not None and _keeper.keeps(directory) else None
+    global current
+    current = keeper

@@ -13,10 +13,9 @@ from typing import Any
 
 import keras
 
-from kmodels.checkpoint import extra_state, format, manager, state
+from kmodels.checkpoint import extra_state, format, keeper, manager, state
 from kmodels.checkpoint.extra_state import CallbackStates
 from kmodels.checkpoint.format import Arrays
-from kmodels.checkpoint.keeper import keeper_of
 from kmodels.checkpoint.run_state import RunState
 from kmodels.core.errors import InputError, check_whole
 from kmodels.distribution import processes
@@ -290,6 +289,12 @@ class Saver:
         self.writer = BackgroundWriter()
         self.begin()
 
+    @property
+    def keeper(self) -> keeper.Keeper | None:
+        """Who keeps the checkpoints of the directory, or None where the run itself does."""
+        held = keeper.current
+        return held if held is not None and held.keeps(self._directory) else None
+
     def begin(self) -> None:
         """A run begins, whose model is not known yet."""
         self.memory = EpochMemory()
@@ -345,12 +350,11 @@ class Saver:
         )
         optimizer = format.replace(snapshot.arrays["optimizer"], extra_state.rates(now))
         whole = manager.Snapshot(run, {**snapshot.arrays, "optimizer": optimizer})
-        keeper = keeper_of(self._directory)
-        keep = self._keep if keeper is None else None
+        keep = self._keep if self.keeper is None else None
         done = self.writer.submit(
             lambda: manager.save(self._directory, whole, keep, self._best.name, self._best.mode)
         )
         self.saved_step = run.step
-        if keeper is not None:
-            keeper.tell(manager.path_of(self._directory, run.step), run, done)
+        if self.keeper is not None:
+            self.keeper.tell(manager.path_of(self._directory, run.step), run, done)
         return True
