@@ -7,6 +7,7 @@ from keras import ops
 
 from kmodels.core.dispatch import op
 from kmodels.core.types import Tensor
+from kmodels.ops.dense import dense
 
 
 @op
@@ -46,9 +47,9 @@ def quantized_dense(
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor | None, ...]:
             upstream = args[0] if upstream is None else upstream
             wide = dequantize(*arrays, rows=width, dtype=dtype)
-            return ops.matmul(upstream, ops.transpose(wide)), *[None] * len(arrays)
+            return dense(upstream, ops.transpose(wide)), *[None] * len(arrays)
 
-        return ops.matmul(x, dequantize(*arrays, rows=width, dtype=dtype)), gradient
+        return dense(x, dequantize(*arrays, rows=width, dtype=dtype)), gradient
 
     y = product(x, *arrays)
     return y if bias is None else ops.add(y, bias)

@@ -23,6 +23,7 @@ from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides._attention_blocks_torch import Kept, Options, Products, forward_alone, plain
 from kmodels.overrides._attention_choice_torch import Facts, choose, repeats_keys
 from kmodels.overrides._backward_torch import Context, backward
+from kmodels.overrides._half_products_torch import widens
 from kmodels.overrides._tensors_torch import as_tensor
 
 # Keys from which SDPA is taken on CPUs too, where it needs no mask of length x keys.
@@ -39,6 +40,8 @@ def supports(call: OpCall) -> str | None:
     if on_cuda(query) and query.shape[1] > 1:
         choice = choose(known(call))
         return choice.reason if choice.kernel == "generic" else None
+    if widens(query) and query.shape[1] > 1:
+        return None
     if call.block_ids is not None:
         return "image blocks are left to the op's own body"
     if drops and not isinstance(call.seed, keras.random.SeedGenerator):
@@ -126,6 +129,11 @@ def attention_torch(
     if length == 1 and window is None and soft_cap is None and (not dropout or seed is None):
         output = _one_query(query, key, value, mask, scale)
         return _fused(output, query, key, value, mask, None, False, None, scale, 0.0)
+    if widens(query):
+        options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
+        hidden = {"segment_ids": segments, "block_ids": block_ids}
+        dropped = {"dropout": dropout, "seed": seed}
+        return in_float32(query, key, value, mask, **options, **hidden, **dropped)
     far = window is not None or segments is not None
     rate = dropout if seed is not None else 0.0
     if on_cuda(query):
@@ -175,6 +183,33 @@ def attention_torch(
         output = torch.where(some, output, output.new_zeros(()))
     output = output.transpose(1, 2)
     return _fused(output, query, key, value, mask, segments, causal, window, scale, rate)
+
+
+def in_float32(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arguments: object, **options: Any
+) -> torch.Tensor:
+    """Returns the op of the same numbers in float32, of which half precision is kept."""
+    op: Any = attention
+    narrow = query, key, value
+    inputs = [x.float() for x in narrow]
+    call = op.generic if op.declines(*inputs, *arguments, **options) else op.override
+    if not torch.is_grad_enabled():
+        return call(*inputs, *arguments, **options).to(query.dtype)
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        """Returns the narrow tensor, which is there anyway, in place of one of the inputs."""
+        for kept, given in zip(narrow, inputs, strict=True):
+            if x.data_ptr() == given.data_ptr() and x.shape[-1:] == given.shape[-1:]:
+                for view, like in ((kept, given), (kept.transpose(1, 2), given.transpose(1, 2))):
+                    if x.shape == like.shape and x.stride() == like.stride():
+                        return view
+        return x
+
+    def unpack(x: torch.Tensor) -> torch.Tensor:
+        return x.float() if x.dtype == query.dtype else x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return call(*inputs, *arguments, **options).to(query.dtype)
 
 
 def _on_cuda(

@@ -1,8 +1,9 @@
 """Affine map for torch: one call, and on CPUs oneDNN's product where it is faster than torch's.
 
-torch takes MKL in float32, which leaves the wide registers of processors that are not Intel's
-unused: oneDNN, which torch carries too, was measured to be more than twice as fast there. torch
-takes oneDNN in bfloat16, but writes the bias to the result first; oneDNN can add it to its sums.
+torch takes MKL in float32, which leaves AVX512 of processors that are not Intel's unused: oneDNN,
+which torch carries too, was measured to be more than twice as fast there, and slower with AVX2.
+torch takes oneDNN in bfloat16, but writes the bias to the result first; oneDNN can add it to its
+sums. A CPU without products of half precision makes them in float32.
 """
 
 from functools import cache
@@ -15,7 +16,9 @@ from torch.nn import functional
 from kmodels.core.dispatch import override
 from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.dense import check_width, dense
+from kmodels.overrides import _half_products_torch
 from kmodels.overrides._backward_torch import Context, backward
+from kmodels.overrides._half_products_torch import widens
 from kmodels.overrides._tensors_torch import as_tensor, stored
 
 # Multiplications below which the call itself takes as long.
@@ -42,15 +45,17 @@ def has_narrow_products() -> bool:
     """Returns whether oneDNN is there and multiplies bfloat16 on this processor."""
     if not torch.backends.mkldnn.is_available() or not internals_torch.has_onednn_linear():
         return False
-    return internals_torch.has_bfloat16_matmul()
+    return internals_torch.has_matmul(torch.bfloat16)
 
 
 @cache
 def mkl_is_slow() -> bool:
-    """Returns whether torch multiplies by MKL on a processor of AMD, and has oneDNN too."""
+    """Returns whether torch multiplies by MKL on AMD's AVX512, and has oneDNN too."""
     if not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available():
         return False
     if not internals_torch.has_onednn_linear():
+        return False
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     return INFO.is_file() and "AuthenticAMD" in INFO.read_text()
 
@@ -63,7 +68,7 @@ def dense_torch(
     x, bias = as_tensor(x), None if bias is None else as_tensor(bias)
     kernel = stored(kernel) if torch.is_grad_enabled() else as_tensor(kernel)
     check_width(x, kernel)
-    if by_onednn(x, kernel, bias is not None):
+    if widens(x) or by_onednn(x, kernel, bias is not None):
         return _Affine.apply(x, kernel, bias)
     if kernel.dtype is not x.dtype:
         kernel = kernel.to(x.dtype)
@@ -73,20 +78,25 @@ def dense_torch(
 
 
 def _again(ctx: Context) -> Any:
+    x, kernel, bias = ctx.saved_tensors
+    if x is None:  # the gradient of x hangs on its dtype and shape alone
+        x = torch.zeros((), dtype=ctx.dtype, device=kernel.device).expand(ctx.shape)
+
     def function(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return functional.linear(x, kernel.to(x.dtype).T, bias)
 
-    return ctx.saved_tensors, function
+    return (x, kernel, bias), function
 
 
 class _Affine(torch.autograd.Function):
-    """A kernel that is narrower than its variable is cast again, and not kept."""
+    """Casts a kernel again that is narrower than its variable, and keeps x for the kernel alone."""
 
     @staticmethod
     def forward(
         ctx: Context, x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, kernel, bias)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, kernel, bias)
+        ctx.dtype, ctx.shape = x.dtype, x.shape
         return product(x, kernel.to(x.dtype), bias)
 
     @staticmethod
@@ -96,7 +106,7 @@ class _Affine(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         for_x = for_kernel = for_bias = None
         if ctx.needs_input_grad[0]:
-            for_x = affine(gradient, kernel.to(x.dtype).T)
+            for_x = affine(gradient, kernel.to(ctx.dtype).T)
         rows = gradient.flatten(0, -2)
         if ctx.needs_input_grad[1]:
             for_kernel = matmul(x.flatten(0, -2).T, rows).to(kernel.dtype)
@@ -108,17 +118,19 @@ class _Affine(torch.autograd.Function):
 def product(
     x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns x (..., in) @ kernel (in, out) + bias by oneDNN, without autograd."""
+    """Returns x (..., in) @ kernel (in, out) + bias by oneDNN or in float32, without autograd."""
+    if widens(x):
+        return _half_products_torch.product(x, kernel, bias)
     return internals_torch.onednn_linear(x, kernel, bias)
 
 
 def affine(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the faster way to x (..., in) @ kernel (in, out) + bias, without autograd."""
-    if by_onednn(x, kernel, bias is not None):
+    if widens(x) or by_onednn(x, kernel, bias is not None):
         return product(x, kernel, bias)
     return functional.linear(x, kernel.T, bias)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Returns the faster product of two matrices, without autograd."""
-    return product(a, b) if by_onednn(a, b) else torch.mm(a, b)
+    return product(a, b) if widens(a) or by_onednn(a, b) else torch.mm(a, b)

@@ -8,6 +8,7 @@ from torch.nn.functional import grouped_mm
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
+from kmodels.overrides._half_products_torch import product, widens
 from kmodels.overrides._tensors_torch import as_tensor
 
 # Bytes of which torch wants each row to be a multiple.
@@ -31,6 +32,8 @@ def supports(call: OpCall) -> str | None:
     x, kernel = as_tensor(call.x), as_tensor(call.kernel)
     if x.dtype == torch.float64 or x.dtype != kernel.dtype:
         return "grouped_mm has no float64, and no two dtypes"
+    if widens(x) and x.shape[0]:
+        return outside_graph(call)
     if any(width * x.element_size() % ALIGNED for width in kernel.shape[1:]):
         return "grouped_mm wants rows of a multiple of 16 bytes"
     if not x.shape[0]:
@@ -43,6 +46,21 @@ def supports(call: OpCall) -> str | None:
     elif x.device.type != "cpu":
         return "grouped_mm is for CPU and CUDA"
     return outside_graph(call)
+
+
+def of_groups(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Returns rows (M, in) by kernels (G, in, out), or columns (in, M) by rows (M, out)."""
+    if not widens(a):
+        return grouped_mm(a, b, offs=ends)
+    stops = ends.tolist()
+    groups = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+    if b.ndim == 2:
+        return torch.stack([product(a[:, group], b[group]) for group in groups])
+    output = a.new_zeros(a.shape[0], b.shape[2])
+    for group, kernel in zip(groups, b, strict=True):
+        if group.stop > group.start:
+            output[group] = product(a[group], kernel)
+    return output
 
 
 def _again(ctx: Context) -> Any:
@@ -58,7 +76,7 @@ class _Grouped(torch.autograd.Function):
         ctx: Context, x: torch.Tensor, kernel: torch.Tensor, ends: torch.Tensor, sizes: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(x, kernel, ends, sizes)
-        return grouped_mm(x, kernel, offs=ends)
+        return of_groups(x, kernel, ends)
 
     @staticmethod
     @backward(_again)
@@ -67,9 +85,9 @@ class _Grouped(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         for_x = for_kernel = None
         if ctx.needs_input_grad[0]:
-            for_x = grouped_mm(gradient, kernel.transpose(1, 2), offs=ends)
+            for_x = of_groups(gradient, kernel.transpose(1, 2), ends)
         if ctx.needs_input_grad[1]:
-            for_kernel = grouped_mm(x.T, gradient, offs=ends)
+            for_kernel = of_groups(x.T, gradient, ends)
         return for_x, for_kernel, None, None
 
 
@@ -80,5 +98,5 @@ def grouped_dense_torch(x: torch.Tensor, kernel: torch.Tensor, sizes: torch.Tens
     check_grouped(x, kernel)
     ends = torch.cumsum(sizes, 0, dtype=torch.int32)
     if not torch.is_grad_enabled():
-        return grouped_mm(x, kernel, offs=ends)
+        return of_groups(x, kernel, ends)
     return _Grouped.apply(x, kernel, ends, sizes)

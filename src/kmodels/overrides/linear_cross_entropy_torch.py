@@ -13,6 +13,7 @@ from kmodels.ops.linear_cross_entropy import (
     tile_of,
 )
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
+from kmodels.overrides._half_products_torch import wide
 from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.dense_torch import matmul
 
@@ -95,7 +96,7 @@ class _Losses(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         frozen = not ctx.needs_input_grad[1]
         held = table if rows is None else table.index_copy(0, row_ids, rows.to(table.dtype))  # type: ignore[arg-type]
-        total, right, top, slope = _walk(hidden, held, labels, soft_cap, gradient and frozen)
+        total, right, top, slope = _walk(wide(hidden), held, labels, soft_cap, gradient and frozen)
         ctx.soft_cap, ctx.frozen = soft_cap, frozen
         if slope is not None:
             slope = slope.mul_(weights[:, None]).to(hidden.dtype)
@@ -112,11 +113,12 @@ class _Losses(torch.autograd.Function):
         hidden, table, rows, row_ids, labels, weights, total, slope = ctx.saved_tensors
         weights = weights * scale
         if not ctx.frozen:
-            found = _gradients(hidden, table, labels, weights, total, ctx.soft_cap)
-            return *found, *(None,) * 6
+            slopes = _gradients(wide(hidden), table, labels, weights, total, ctx.soft_cap)
+            return slopes[0].to(hidden.dtype), slopes[1], *(None,) * 6
         for_rows = None
         if ctx.needs_input_grad[2]:
-            for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, ctx.soft_cap)
+            known = labels, weights, total, ctx.soft_cap
+            for_rows = gradient_of_rows(wide(hidden), rows, row_ids, *known)
         return slope * scale.to(slope.dtype), None, for_rows, *(None,) * 5
 
 
@@ -254,4 +256,4 @@ def _gradients(
         score = room.operand(score)
         for_hidden.add_(_product(score, tile, dtype))
         for_table[start : start + step] = _product(score.T, hidden, table.dtype)
-    return for_hidden.to(hidden.dtype), for_table
+    return for_hidden, for_table

@@ -8,6 +8,7 @@ from kmodels import ops
 from kmodels.core.dispatch import Op
 from kmodels.overrides import attention_torch
 from kmodels.overrides._attention_choice_torch import choose
+from kmodels.overrides._half_products_torch import widens
 from kmodels.overrides.attention_torch import by_products
 from kmodels.overrides.dense_torch import by_onednn
 
@@ -21,6 +22,8 @@ def devices() -> list[str]:
 
 def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
     """Returns which of its bodies an override takes here; None if it has only one."""
+    if op in (ops.attention, ops.dense) and widens(given[0]):
+        return "products in float32, since this CPU has none of half precision"
     if op is ops.attention:
         rate = more.get("dropout", 0.0)
         products = by_products(given[0], given[1], more.get("causal", False), rate)

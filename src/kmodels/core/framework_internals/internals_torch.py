@@ -133,10 +133,11 @@ def has_onednn_linear() -> bool:
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def has_bfloat16_matmul() -> bool:
-    """Tells whether oneDNN multiplies matrices in bfloat16 on this CPU."""
-    name = "_is_mkldnn_bf16_supported"
-    return hasattr(torch.ops.mkldnn, name) and getattr(torch.ops.mkldnn, name)()
+def has_matmul(dtype: torch.dtype) -> bool:
+    """Tells whether oneDNN multiplies matrices in bfloat16 or float16 on this CPU."""
+    name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    supported = getattr(torch.ops.mkldnn, name[dtype], None)
+    return supported is not None and supported()
 
 
 def onednn_linear(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

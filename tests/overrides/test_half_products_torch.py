@@ -1,0 +1,122 @@
+"""Products of half precision on a CPU that has none; collects nothing on the other backends."""
+
+import keras
+import numpy as np
+import pytest
+
+import op_cases
+from gradients import to_numpy, value_and_grad
+from kmodels import ops
+from tolerances import tolerance
+
+if keras.backend.backend() == "torch":
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from kmodels.overrides import _half_products_torch
+    from kmodels.overrides._half_products_torch import product, widens
+
+    HALF = ("bfloat16", "float16")
+    PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm", "convolution")
+    MULTIPLY = ("attention", "dense", "grouped_dense", "linear_cross_entropy", "mlp")
+    CASES = [case for case in op_cases.few_cases() if case[0] in (*MULTIPLY, "patch_embedding")]
+
+    @pytest.fixture(autouse=True, params=[True, False], ids=["without", "with"])
+    def lacks(request, monkeypatch) -> bool:
+        """A processor without products of half precision, and one with them."""
+        monkeypatch.setattr(_half_products_torch, "lacks_products", lambda dtype: request.param)
+        return request.param
+
+    class Recorded(TorchDispatchMode):
+        """The dtypes that products of torch are given."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.dtypes: set[torch.dtype] = set()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.name().removeprefix("aten::").partition(".")[0]
+            if name in PRODUCTS or "attention" in name or "linear" in name:
+                self.dtypes |= {x.dtype for x in args if isinstance(x, torch.Tensor)}
+            return func(*args, **(kwargs or {}))
+
+    def _first(found):
+        return found[0] if isinstance(found, tuple) else found
+
+    def test_each_op_that_multiplies_has_a_case() -> None:
+        assert {case[0] for case in CASES} == {*MULTIPLY, "patch_embedding"}
+
+    @pytest.mark.parametrize("dtype", HALF)
+    @pytest.mark.parametrize(
+        ("name", "label", "arrays", "keywords"),
+        CASES,
+        ids=lambda x: x if isinstance(x, str) else "",
+    )
+    def test_values_and_gradients(name, label, arrays, keywords, dtype, lacks) -> None:
+        op = getattr(ops, name)
+        tensors = [keras.ops.convert_to_tensor(x, dtype) for x in arrays]
+        if not lacks and op.declines(*tensors, **keywords):
+            return  # which the parity of overrides looks at
+        one_query = name == "attention" and arrays[0].shape[1] == 1  # torch's kernel serves it
+        with Recorded() as recorded:
+            value, gradients = value_and_grad(
+                lambda *x: _first(op(*x, **keywords)), *arrays, dtype=dtype
+            )
+        narrow = recorded.dtypes & {torch.bfloat16, torch.float16}
+        assert recorded.dtypes  # products were seen
+        assert not (lacks and narrow and not one_query)
+        expected, slopes = value_and_grad(
+            lambda *x: _first(op.generic(*x, **keywords)),
+            *[to_numpy(x) for x in tensors],
+            dtype="float64",
+        )
+        allowed, expected = tolerance(name, dtype), to_numpy(expected)
+        assert value.dtype == getattr(torch, "float32" if "entropy" in name else dtype)
+        assert np.abs(to_numpy(value) - expected).max() <= allowed * max(1, np.abs(expected).max())
+        for found, wanted in zip(gradients, slopes, strict=True):
+            assert np.abs(wanted).max() > 0  # the input matters
+            assert np.abs(found - wanted).max() <= allowed * max(1, np.abs(wanted).max())
+
+    @pytest.mark.parametrize("shape", [(3, 5, 7), (2500, 7), (0, 7), (1, 1, 7)])
+    def test_parts_of_a_product_make_the_whole(shape, monkeypatch) -> None:
+        monkeypatch.setattr(_half_products_torch, "TILE", 21)
+        generator = torch.Generator().manual_seed(0)
+        x, kernel, bias = (
+            torch.randn(size, generator=generator).to(torch.bfloat16)
+            for size in (shape, (7, 10), 10)
+        )
+        right = (x.double() @ kernel.double() + bias.double()).to(torch.bfloat16)
+        found = product(x, kernel, bias)
+        assert found.dtype == torch.bfloat16
+        assert found.shape == right.shape
+        assert torch.allclose(found, right, rtol=2**-7, atol=2**-9)
+        assert torch.equal(product(x, kernel.T.contiguous().T), product(x, kernel))
+
+    def test_attention_keeps_no_wide_inputs(lacks) -> None:
+        """As many heads as tokens: a view of (B, N, T, H) has the shape of (B, T, N, H)."""
+        inputs = [torch.randn(2, 6, 6, 8).to(torch.bfloat16).requires_grad_() for _ in range(3)]
+        kept = []
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            kept.append(x)
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            output = ops.attention(*inputs)
+        places = {x.data_ptr() for x in inputs}
+        if lacks:
+            assert not kept  # the inner hooks keep all
+        found = torch.autograd.grad(output.float().square().sum(), inputs)
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        right = torch.autograd.grad(ops.attention.generic(*wide).square().sum(), wide)
+        assert len(places) == 3
+        for mine, theirs in zip(found, right, strict=True):
+            assert np.abs(to_numpy(mine) - to_numpy(theirs)).max() <= tolerance(
+                "attention", "bfloat16"
+            ) * float(theirs.abs().max())
+
+    def test_accelerators_and_compiled_code_keep_their_products(lacks) -> None:
+        assert widens(torch.zeros(2, dtype=torch.bfloat16)) == lacks
+        assert not widens(torch.zeros(2))
+        assert not widens(torch.zeros(2, dtype=torch.int16))
+        assert not widens(torch.zeros(2, dtype=torch.bfloat16, device="meta"))
