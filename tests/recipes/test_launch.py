@@ -168,6 +168,35 @@ def test_a_field_that_no_cluster_knows_is_seen(resource, place, name, value, sai
     assert said in error.message
 
 
+@pytest.fixture(scope="module")
+def task():
+    """What SkyPilot checks of a file."""
+    schema = json.loads(Path(__file__).with_name("skypilot_task.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_skypilot_is_valid(task):
+    assert [error.message for error in task.iter_errors(read("skypilot.yaml"))] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "said"),
+    [
+        ("", "node_count", 2, "'node_count' was unexpected"),
+        ("", "num_nodes", "two", "is not of type 'integer'"),
+        ("resources", "accelerator", "H100:8", "'accelerator' was unexpected"),
+        ("resources", "infra", "kubernets", "does not match"),
+        ("resources", "job_recovery", {"max_restarts_on_errors": -1}, "is not valid under any"),
+    ],
+)
+def test_a_field_that_skypilot_refuses_is_seen(task, place, name, value, said):
+    found = read("skypilot.yaml")
+    (found[place] if place else found)[name] = value
+    (error,) = task.iter_errors(found)
+    assert said in error.message
+
+
 def test_what_does_not_fit_is_seen():
     with pytest.raises(AssertionError):
         check("recipes/vit.py", ["--mesh=data=2", "--batch-size=8", "--out=o", "--resume"], 4)
