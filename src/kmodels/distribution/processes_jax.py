@@ -26,6 +26,13 @@ _HEARTBEAT = 60
 _LAST_WORDS = 2.0
 
 
+def tell(address: str, count: int, index: int) -> None:
+    """Tells this process by the variables that `join` reads which one of how many it is."""
+    os.environ[f"{_PREFIX}JOB_ADDRESSES"] = address
+    os.environ[f"{_PREFIX}NUM_PROCESSES"] = str(count)
+    os.environ[f"{_PREFIX}PROCESS_ID"] = str(index)
+
+
 def join(seconds: float) -> None:
     """See `processes`."""
     if jax.distributed.is_initialized():

@@ -1,6 +1,5 @@
-"""A backend of Ray Train that tells workers the variables by which they find each other."""
+"""A backend of Ray Train that tells JAX workers the variables by which they find each other."""
 
-import os
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import ray
 from ray.train.backend import Backend, BackendConfig
 
-_PREFIX = "KERAS_DISTRIBUTION_"
+from kmodels.distribution.processes_jax import tell
 
 
 @dataclass
@@ -26,7 +25,7 @@ class _Addresses(Backend):
         """Called by Ray once all workers are there, before they begin."""
         address = worker_group.execute_single(0, _free_address)
         for index in range(len(worker_group)):
-            worker_group.execute_single(index, _tell, address, len(worker_group), index)
+            worker_group.execute_single(index, tell, address, len(worker_group), index)
 
 
 def _free_address() -> str:
@@ -36,9 +35,3 @@ def _free_address() -> str:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _tell(address: str, count: int, index: int) -> None:
-    os.environ[f"{_PREFIX}JOB_ADDRESSES"] = address
-    os.environ[f"{_PREFIX}NUM_PROCESSES"] = str(count)
-    os.environ[f"{_PREFIX}PROCESS_ID"] = str(index)

@@ -16,7 +16,7 @@ _LOST = ("gloo", "unavailable", "deadline_exceeded", "coordination service", "co
 
 def config(resources: Mapping[str, float], seconds: float) -> Any:
     """See `WorkersBackend`."""
-    from kmodels.distribution.ray.addresses import AddressConfig
+    from kmodels.distribution.ray.addresses_jax import AddressConfig
 
     return AddressConfig()
 
