@@ -93,7 +93,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if skipped:
         recipe.say(f"left out {len(skipped)} bad records, the first: {skipped[0]}")
     recipe.working("building the model")
-    model = demonstration(settings) if settings.weights is None else read(settings)
+    origin: Any = settings.weights or folder.path / "base"
+    if settings.weights is None and settings.rank and not (origin / "config.json").is_file():
+        recipe.parallelize(demonstration(settings)).save_to_preset(origin)
+    if settings.weights is None and not settings.rank:
+        model = demonstration(settings)
+    else:
+        model = read(origin, settings)
     model.preprocessor.sequence_length = settings.sequence_length
     chosen = parts(model, settings)
 
@@ -138,18 +144,23 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Results ===
     asked = held_out[: settings.answers]
+    if not recipe.can_generate(model):
+        recipe.say("no answers: each process holds a part of the weights, and generate needs all")
+        asked = []
     recipe.working(f"answering {len(asked)} held-out records")
     said = answers(model, asked, settings)
     wanted = [answer(record) for record in asked]
-    right = sum(a == b for a, b in zip(said, wanted, strict=True)) / len(asked)
     recipe.working(None)
-    recipe.say(f"{right:.1%} of {len(asked)} held-out answers are right, word for word")
     metrics = dict(runner.metrics) if runner else {}
+    if asked:
+        right = sum(a == b for a, b in zip(said, wanted, strict=True)) / len(asked)
+        recipe.say(f"{right:.1%} of {len(asked)} held-out answers are right, word for word")
+        metrics["exact_match"] = right
     content = results.result(
         model,
         recipe=folder.recipe,
         settings=settings,
-        metrics={**metrics, "exact_match": right},
+        metrics=metrics,
         runner=runner,
     )
     content |= {"examples": len(learnt), "skipped": len(skipped)}
@@ -160,13 +171,17 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         folder.write_json("evaluation.json", content)
         return
     plots.curves(folder.path / "curves.png", runner.history.rows)
-    plots.captions(
-        folder.path / "predictions.png", shown(model, asked[:32]), said[:32], wanted[:32]
-    )
+    if asked:
+        plots.captions(
+            folder.path / "predictions.png", shown(model, asked[:32]), said[:32], wanted[:32]
+        )
+    adapter = folder.path / "adapter"
     if settings.rank:
-        model.save_adapter(folder.path / "adapter")
-        model.merge_lora()
-    model.save_to_preset(folder.path / "model")
+        model.save_adapter(adapter)
+    if not settings.rank or recipe.can_merge(model, origin, adapter):
+        if settings.rank:
+            model.merge_lora()
+        model.save_to_preset(folder.path / "model")
     folder.write_json("result.json", content)
 
 
@@ -235,15 +250,13 @@ def demonstration(settings: Settings) -> Any:
     )
 
 
-def read(settings: Settings) -> Any:
-    """The user's model; it says what it lacks."""
+def read(path: Any, settings: Settings) -> Any:
+    """The user's model, or the base of the demonstration's adapters; it says what it lacks."""
     from kmodels.models import Gemma3ImageTextLM
 
-    model = Gemma3ImageTextLM.from_preset(settings.weights, dtype=settings.precision)
+    model = Gemma3ImageTextLM.from_preset(path, dtype=settings.precision)
     if model.preprocessor is None:
-        raise recipe.InputError(
-            f"{settings.weights} holds no tokenizer; put tokenizer.json beside the weights"
-        )
+        raise recipe.InputError(f"{path} holds no tokenizer; put tokenizer.json beside the weights")
     return model
 
 

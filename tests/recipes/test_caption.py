@@ -2,8 +2,11 @@
 
 import json
 
+import keras
 import pytest
+from launch import Process, jax_ranks, launch, torch_ranks
 
+from kmodels.models import Gemma3ImageTextLM
 from kmodels.weights import read_safetensors
 from recipe_modules import load
 
@@ -54,3 +57,29 @@ def test_lora_on_one_half(recipe, tmp_path):
 def test_weights_and_data_go_together(recipe, tmp_path, capsys):
     assert recipe.main(["--data", str(tmp_path), "--out", str(tmp_path / "a")]) == 2
     assert "--weights and --data go together" in capsys.readouterr().err
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(
+    keras.backend.backend() == "tensorflow", reason="its processes do not train together"
+)
+def test_processes_that_hold_parts_leave_an_adapter(backend, tmp_path):
+    """What needs all weights is left out in a line, and the adapter fits the base beside it."""
+    out = tmp_path / "run"
+    flags = [*SMALL, "--steps", "2", "--rank", "2", "--mesh", "fsdp=2", "--out", str(out)]
+    ranks = torch_ranks(2) if backend == "torch" else jax_ranks(2, devices=1)
+    said = launch([Process("kmodels", ["caption", *flags], rank) for rank in ranks], 300)[0].stdout
+    found = result(out)
+    assert len(found["step_losses"]) == 2
+    assert "not merged, since each process holds a part of the weights" in said
+    assert not (out / "model").exists()
+    # XLA gathers weights wherever a layer is called; FSDP2 within steps alone.
+    answers = 0 if backend == "torch" else 8
+    assert ("no answers: each process holds a part" in said) == (backend == "torch")
+    assert len(found["captions"]) == answers
+    assert (
+        ("exact_match" in found["metrics"]) == (out / "predictions.png").exists() == (answers > 0)
+    )
+    model = Gemma3ImageTextLM.from_preset(out / "base")
+    model.load_adapter(out / "adapter")
+    model.merge_lora()
