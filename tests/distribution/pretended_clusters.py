@@ -1,8 +1,9 @@
-"""What SLURM, SkyPilot and JobSet are to a launch file, on this machine as two nodes.
+"""What SLURM, SkyPilot, JobSet or nothing are to a launch file, on this machine as two nodes.
 
 python tests/distribution/pretended_clusters.py sbatch SCRIPT STATE
 python tests/distribution/pretended_clusters.py sky TASK.yaml
 python tests/distribution/pretended_clusters.py jobset JOBSET.yaml
+python tests/distribution/pretended_clusters.py machines SCRIPT
 
 Each runs a job, and again where the cluster would; the last line is the exit status of each time,
 as JSON. Tests start it by `launch`, which ends what is left. `srun` and `scontrol`, which a SLURM
@@ -64,6 +65,16 @@ def end(process: subprocess.Popen) -> None:
 def without(*prefixes: str) -> dict[str, str]:
     """The environment, less what this machine itself may have of a cluster's."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+# === Machines without a cluster ===
+
+
+def machines(script: str) -> int:
+    """Runs a script on each, as torchrun asks for; their addresses differ."""
+    # Where the command line says nothing, torchrun reads its options from such variables.
+    envs = [{**os.environ, "PET_LOCAL_ADDR": node} for node in NODES]
+    return together([["bash", script]] * len(NODES), envs)
 
 
 # === SLURM ===
@@ -210,10 +221,17 @@ def tried(run, more: int) -> list[int]:
     return statuses
 
 
+KINDS = {
+    "srun": srun,
+    "scontrol": scontrol,
+    "sbatch": sbatch,
+    "sky": sky,
+    "jobset": jobset,
+    "machines": machines,
+}
+
 if __name__ == "__main__":
-    found = {"srun": srun, "scontrol": scontrol, "sbatch": sbatch, "sky": sky, "jobset": jobset}[
-        sys.argv[1]
-    ](*sys.argv[2:])
-    if isinstance(found, int):
+    found = KINDS[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] in ("srun", "scontrol"):
         sys.exit(found)
     print(json.dumps(found), flush=True)
