@@ -86,7 +86,7 @@ class FitRun:
         self.epoch, self.batch, self.step = run.epoch, run.batch, run.step
         self.saver.saved_step = run.step
         if (keeper := self.saver.keeper) is not None:
-            keeper.resume(manager.up_to(path), run)
+            keeper.resume(manager.up_to(path), run, self.best.log)
         return path
 
     @property

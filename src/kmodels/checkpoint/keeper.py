@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kmodels.checkpoint.run_state import RunState
+
+
+class Best(NamedTuple):
+    """The log by which epochs are compared, and whether the best is the "min" or the "max"."""
+
+    name: str
+    mode: str
 
 
 class Keeper(Protocol):
@@ -15,22 +22,24 @@ class Keeper(Protocol):
         """Returns whether the checkpoints of a directory are its own to remove."""
         ...
 
-    def tell(self, path: Path, run: RunState, written: "Future[Any]") -> None:
+    def tell(self, path: Path, run: RunState, written: "Future[Any]", best: Best | None) -> None:
         """Receives a checkpoint; all processes call it, between the same steps.
 
         Args:
             path: path of the checkpoint, local where it is published at an address.
             run: its state.
             written: done once it is on the disk and published.
+            best: by which its run compares epochs.
         """
         ...
 
-    def resume(self, paths: Sequence[Path], run: RunState) -> None:
+    def resume(self, paths: Sequence[Path], run: RunState, best: Best | None) -> None:
         """Receives those that are there where a run continues; all processes call it.
 
         Args:
             paths: paths of the checkpoints, the newest last, which the run was restored from.
             run: state of that one.
+            best: by which the run compares epochs.
         """
         ...
 

@@ -42,6 +42,11 @@ class BestEpoch:
             mode = "max" if name and any(part in name for part in _HIGHER_IS_BETTER) else "min"
         self.directory, self.name, self.mode = directory, name, mode
 
+    @property
+    def log(self) -> keeper.Best | None:
+        """The log that is compared, for others who keep checkpoints."""
+        return None if self.name is None else keeper.Best(self.name, self.mode)
+
     def is_best(self, logs: Mapping[str, float]) -> bool:
         """Compares an epoch with those before it; all processes call it, and the first one decides.
 
@@ -356,5 +361,6 @@ class Saver:
         )
         self.saved_step = run.step
         if self.keeper is not None:
-            self.keeper.tell(manager.path_of(self._directory, run.step), run, done)
+            path = manager.path_of(self._directory, run.step)
+            self.keeper.tell(path, run, done, self._best.log)
         return True

@@ -40,6 +40,7 @@ def run(recipe: str, settings: Any, train: Callable[..., None], work: Work) -> N
         storage=out,
         max_failures=settings.max_failures,
         keep=settings.keep,
+        best=True,
     )
 
 

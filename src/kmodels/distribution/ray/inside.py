@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kmodels.checkpoint import keeper
+from kmodels.checkpoint import keeper, manager
 from kmodels.checkpoint.run_state import RunState
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.remote import mirror
@@ -19,8 +19,8 @@ from kmodels.distribution.ray.workers import workers_backend
 
 # Where the checkpoints of a run are, in its directory.
 CHECKPOINTS = "checkpoints"
-# The metric by which Ray compares checkpoints, and that of those which have none of their own.
-SCORE, WORST = "score", 1e300
+# The metric by which Ray compares checkpoints, and the worst one, of those without the log.
+SCORE, _WORST = "score", 1e300
 _LATER = 120.0
 # Set in workers: the directory of the run, local or an address.
 ENVIRONMENT = "KMODELS_RAY_DIRECTORY"
@@ -77,8 +77,8 @@ class Work:
         storage: directory of the run, local or an address.
         folder: working directory of the process that started the run.
         patience: seconds in which Ray sees that a worker has gone.
-        best: the log of an epoch by which Ray keeps checkpoints, or None.
-        mode: whether the best is the "min" or the "max".
+        best: the log of an epoch by which Ray keeps checkpoints; True for that of their run.
+        mode: whether the best score is the "min" or the "max".
     """
 
     function: Callable[..., Any]
@@ -87,7 +87,7 @@ class Work:
     storage: str
     folder: str
     patience: float
-    best: str | None
+    best: str | bool | None
     mode: str
 
     def __call__(self) -> Any:
@@ -133,30 +133,51 @@ def _told(error: Exception) -> WorkerError:
 class _RayKeeper:
     """Tells Ray of checkpoints in the directory of a run; Ray removes the older ones."""
 
-    def __init__(self, storage: str, best: str | None, mode: str):
-        self._storage, self._best = storage, best
-        self._worst = -WORST if mode == "max" else WORST
+    def __init__(self, storage: str, best: str | bool | None, mode: str):
+        self._storage, self._best, self._mode = storage, best, mode
         self._known: set[str] | None = None
 
     def keeps(self, directory: Path) -> bool:
         return self._name(directory) is not None
 
-    def tell(self, path: Path, run: RunState, written: Future[Any]) -> None:
-        self._report(path, run.step, run.epoch, run.logs, written)
+    def tell(
+        self, path: Path, run: RunState, written: Future[Any], best: keeper.Best | None
+    ) -> None:
+        compared = self._compared(best)
+        value = None if compared is None else run.logs.get(compared.name)
+        self._report(path, run.step, run.epoch, run.logs, self._score(compared, value), written)
 
-    def resume(self, paths: Sequence[Path], run: RunState) -> None:
+    def resume(self, paths: Sequence[Path], run: RunState, best: keeper.Best | None) -> None:
         # A worker that is killed takes along what it had not told Ray yet.
-        *before, newest = paths
-        for path in before:
-            self._report(path, int(path.name.rpartition("_")[2]))
-        self._report(newest, run.step, run.epoch, run.logs)
+        compared = self._compared(best)
+        for path in paths:
+            found = None if compared is None else manager.find_best([path], *compared)
+            score = self._score(compared, None if found is None else found[0])
+            if path == paths[-1]:
+                self._report(path, run.step, run.epoch, run.logs, score)
+            else:
+                self._report(path, int(path.name.rpartition("_")[2]), None, {}, score)
+
+    def _compared(self, best: keeper.Best | None) -> keeper.Best | None:
+        if isinstance(self._best, str):
+            return keeper.Best(self._best, self._mode)
+        return best if self._best else None
+
+    def _score(self, compared: keeper.Best | None, value: float | None) -> float | None:
+        """Returns the number by which Ray compares a checkpoint; None where the newest stay."""
+        if compared is None:
+            return None
+        if value is None:
+            return -_WORST if self._mode == "max" else _WORST
+        return value if compared.mode == self._mode else -value
 
     def _report(
         self,
         path: Path,
         step: int,
-        epoch: int | None = None,
-        logs: Mapping[str, float | None] | None = None,
+        epoch: int | None,
+        logs: Mapping[str, float | None],
+        score: float | None,
         written: Future[Any] | None = None,
     ) -> None:
         from ray import train
@@ -178,9 +199,9 @@ class _RayKeeper:
                 written.result()
             return checkpoint
 
-        numbers = {name: value for name, value in (logs or {}).items() if value is not None}
-        if self._best is not None:  # Ray wants one of each, also within an epoch.
-            numbers[SCORE] = numbers.get(self._best, self._worst)
+        numbers = {name: value for name, value in logs.items() if value is not None}
+        if self._best:  # Ray wants one of each; without epochs to compare, the newest is the best.
+            numbers[SCORE] = step if score is None else score
         found = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
         # A thread of Ray waits for what is being written; the training does not.
         train.report(

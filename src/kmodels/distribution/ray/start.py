@@ -29,7 +29,7 @@ def run(
     storage: str | Path,
     max_failures: int = 3,
     keep: int | None = 2,
-    best: str | None = None,
+    best: str | bool | None = None,
     mode: Literal["min", "max"] = "min",
     backend: str | None = None,
     environment: Mapping[str, str] | None = None,
@@ -58,7 +58,7 @@ def run(
         max_failures: how often lost workers are replaced; -1 for any number.
         keep: how many of the newest checkpoints stay; None for all.
         best: a log of an epoch, such as "val_loss"; those with the best values stay then, and the
-            newest one.
+            newest one. True takes the log of the function's own `Checkpoint`, as recipes do.
         mode: whether the best is the "min" or the "max".
         backend: Keras backend of the workers; that of this process by default.
         environment: variables that the workers have beside those of this process's cluster.
@@ -77,8 +77,11 @@ def run(
         # Recipes are found by their names; their package is above this one, and starts runs by it.
         recipes = importlib.import_module("kmodels.runs.shipped")
         function, arguments = recipes.on_ray_of(recipe_or_function, arguments, storage), ()
+        best = True if best is None else best
     else:
         function = recipe_or_function
+    if best is True:
+        mode = "max"  # Scores of those whose smallest is the best are negative.
     resources = dict(resources or {"CPU": 1})
     backend = backend or running_backend()
     most = _check(workers, max_failures, keep, mode, resources)
@@ -120,7 +123,7 @@ def run(
                 failure_config=train.FailureConfig(max_failures=max_failures),
                 checkpoint_config=train.CheckpointConfig(
                     num_to_keep=keep,
-                    checkpoint_score_attribute=None if best is None else SCORE,
+                    checkpoint_score_attribute=SCORE if best else None,
                     checkpoint_score_order=mode,
                 ),
                 callbacks=[EndAtErrors()],
