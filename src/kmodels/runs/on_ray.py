@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import is_remote
 from kmodels.runs.run_folder import check_new, has_checkpoints, path_of
 
 Work = Callable[[Any], None]
@@ -85,8 +86,13 @@ def directory(recipe: str, settings: Any) -> str:
         settings: a `Common`.
 
     Raises:
-        InputError: where it holds a run that is not to be resumed.
+        InputError: for an address, or where it holds a run that is not to be resumed.
     """
+    if settings.out is not None and is_remote(settings.out):
+        raise InputError(
+            f"{settings.out} is an address, and a recipe writes its files to a disk; give a "
+            "directory that all nodes see"
+        )
     out = path_of(recipe, settings.out).resolve()
     check_new(out, settings.resume)
     return str(out)

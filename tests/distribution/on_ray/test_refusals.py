@@ -1,0 +1,76 @@
+"""What a run on Ray refuses before there is a cluster, in one line each."""
+
+import importlib.util
+
+import pytest
+
+from kmodels.core.errors import InputError
+from kmodels.distribution import ray
+from kmodels.runs import shipped
+
+pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workers": 0}, "workers is 0; give"),
+        ({"workers": (4, 1)}, r"workers is \(4, 1\); give the smaller number first"),
+        ({"workers": (1, 2, 4)}, r"workers is \(1, 2, 4\); give a number, or two as in \(1, 4\)"),
+        ({"max_failures": -2}, "max_failures is -2"),
+        ({"keep": 0}, "keep is 0; give"),
+        ({"mode": "best"}, "mode is 'best'; choose one of min, max"),
+        ({"resources": {"TPU": 4}}, "resources has TPU, whose slices Ray places by a topology"),
+        ({"backend": "numpy"}, "the backend of the workers is 'numpy', which is unknown or not"),
+        ({"backend": "tensorflow"}, "2 workers on tensorflow would each train alone: its replicas"),
+        ({"storage": "memory://run"}, "memory://run is in the memory of this process, which no"),
+        ({"storage": "/dev/null/run"}, "cannot write to /dev/null/run: Not a directory; give"),
+    ],
+)
+def test_settings(given, said, tmp_path):
+    with pytest.raises(InputError, match=said) as caught:
+        ray.run(print, **{"storage": tmp_path, **given})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "storage", "said"),
+    [
+        ("bert", [], "run", "there is no recipe 'bert'; give a function, or one of vit, "),
+        ("vit", ["--on", "ray"], "run", "the recipe is started on Ray already; leave --on out"),
+        ("vit", [], "s3://bucket/run", "s3://bucket/run is an address, and a recipe writes its"),
+    ],
+)
+def test_recipes(recipe, flags, storage, said):
+    with pytest.raises(InputError, match=said):
+        ray.run(recipe, flags, storage=storage)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--evaluate"], "--evaluate needs one process; leave --on out"),
+        (["--workers", "-1"], "--workers is -1"),
+        (["--resources", "GPU"], "--resources is 'GPU'; write it as in GPU=1,CPU=4"),
+        (["--out", "s3://bucket/run"], "give a directory that all nodes see"),
+    ],
+)
+def test_flags(flags, said, capsys):
+    assert shipped.run("vit", ["--on", "ray", *flags]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_ray(monkeypatch, tmp_path, capsys):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else real(name)
+    )
+    with pytest.raises(InputError, match=r"needs the package ray: pip install 'kmodels\[ray\]'"):
+        ray.run(print, storage=tmp_path)
+    assert shipped.run("vit", ["--on", "ray", "--out", str(tmp_path / "run")]) == 2
+    assert "pip install 'kmodels[ray]'" in capsys.readouterr().err
+
+
+def test_outside_of_a_worker():
+    with pytest.raises(InputError, match=r"directory\(\) is asked for outside of a worker of Ray"):
+        ray.directory()
