@@ -16,6 +16,14 @@ from kmodels.distribution import processes
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Asking the others waits for the slowest of them, so they are asked about so often.
 SECONDS = 1.0
+# The signal that came to whoever started this process elsewhere, as on a cluster.
+_told: int | None = None
+
+
+def tell(signum: int | None) -> None:
+    """Has a signal count as one that came to this process; None takes it back."""
+    global _told
+    _told = signum
 
 
 class Interrupted(SystemExit):
@@ -148,13 +156,17 @@ class Preemption:
     @property
     def signum(self) -> int | None:
         """The number of the signal after which this run stops, or None."""
-        return self.stop.signum if processes.count() == 1 else self._requests.signum
+        return self._own if processes.count() == 1 else self._requests.signum
 
     def ask(self, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
         """Asks the other processes if there are several, see `Requests.ask`."""
         if processes.count() == 1:
             return failed, due
-        return self._requests.ask(self.stop.signum, failed, due, at_once)
+        return self._requests.ask(self._own, failed, due, at_once)
+
+    @property
+    def _own(self) -> int | None:
+        return self.stop.signum or _told
 
     def leave(self, step: int, how_to_go_on: str) -> None:
         """Ends the process after a signal; the caller has released all that it held."""

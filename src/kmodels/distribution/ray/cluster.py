@@ -1,5 +1,6 @@
 """The Ray cluster that a run is on: the one at RAY_ADDRESS, or one of this machine for the run."""
 
+import fcntl
 import importlib.util
 import os
 import secrets
@@ -7,12 +8,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kmodels.core.errors import InputError, one_line
 
+_FOLDER = "kmodels-ray-"
 # Of the line that Ray's objects take; no data goes through them.
 _OBJECT_STORE = 200_000_000
 # Ray looks at its workers every two seconds, and takes one report of each at a time.
@@ -70,19 +73,52 @@ def connected(needed: Mapping[str, float]) -> Iterator[Any]:
             finally:
                 ray.shutdown()
             return
-        # Names of Ray's sockets have to be short.
-        folder = tempfile.mkdtemp(prefix="kmodels-ray-")
+        with _folder() as folder:
+            try:
+                _start(ray, needed, folder)
+                if short := _short(ray, needed):
+                    raise InputError(
+                        f"this machine has {short}; give other resources or fewer workers, or set "
+                        "RAY_ADDRESS to a cluster"
+                    )
+                yield ray
+            finally:
+                ray.shutdown()
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Gives a folder for a cluster's files, held by a lock that dies with this process.
+
+    Those of processes that were killed are removed first. Ray's sockets need a short name.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with suppress(OSError):
+            # One without files belongs to a process that has not locked it yet.
+            if any(left.iterdir()):
+                with _locked(left):
+                    shutil.rmtree(left, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=_FOLDER)
+    with _locked(folder):
         try:
-            _start(ray, needed, folder)
-            if short := _short(ray, needed):
-                raise InputError(
-                    f"this machine has {short}; give other resources or fewer workers, or set "
-                    "RAY_ADDRESS to a cluster"
-                )
-            yield ray
+            yield folder
         finally:
-            ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: str | Path) -> Iterator[None]:
+    """Locks a folder.
+
+    Raises:
+        OSError: where another process holds it.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)
 
 
 def _short(ray: ModuleType, needed: Mapping[str, float]) -> str:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.checkpoint import keeper, manager
+from kmodels.checkpoint.preemption import Interrupted
 from kmodels.checkpoint.run_state import RunState
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.remote import mirror
 from kmodels.distribution import processes
+from kmodels.distribution.ray.stopping import Stopped, listening
 from kmodels.distribution.ray.workers import workers_backend
 
 # Where the checkpoints of a run are, in its directory.
@@ -79,6 +81,7 @@ class Work:
         patience: seconds in which Ray sees that a worker has gone.
         best: the log of an epoch by which Ray keeps checkpoints; True for that of their run.
         mode: whether the best score is the "min" or the "max".
+        key: of the run, for signals to whoever started it.
     """
 
     function: Callable[..., Any]
@@ -89,6 +92,7 @@ class Work:
     patience: float
     best: str | bool | None
     mode: str
+    key: str
 
     def __call__(self) -> Any:
         """Does the work; what it raises is a line, and says whether to begin again."""
@@ -101,7 +105,10 @@ class Work:
         backend = workers_backend(self.backend)
         keeper.set_keeper(_RayKeeper(self.storage, self.best, self.mode))
         try:
-            found = self.function(*self.arguments)
+            with listening(self.key):
+                found = self.function(*self.arguments)
+        except Interrupted as stop:
+            found = Stopped(stop.signum, str(stop))
         except Exception as error:
             if any(backend.is_lost(one) or isinstance(one, TimeoutError) for one in _chain(error)):
                 raise WorkerLost(one_line(error)) from error

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from kmodels.checkpoint.preemption import Interrupted
 from kmodels.core.dispatch import backend as running_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import is_remote, local_path
@@ -14,6 +15,7 @@ from kmodels.core.units import pluralize
 from kmodels.distribution import processes
 from kmodels.distribution.ray.cluster import SECONDS_BETWEEN_LOOKS, check_installed, connected
 from kmodels.distribution.ray.inside import SCORE, Work
+from kmodels.distribution.ray.stopping import Stopped, new_key, wait
 from kmodels.distribution.ray.workers import workers_backend
 
 # Ray has looked at its workers by then, also where the machine is busy.
@@ -71,6 +73,7 @@ def run(
     Raises:
         InputError: for wrong settings, where Ray or a backend is missing, where the work raised
             something, or where workers were lost too often; one line each.
+        Interrupted: after Ctrl-C or SIGTERM, once the workers have saved and stopped.
     """
     check_installed()
     if isinstance(recipe_or_function, str):
@@ -92,6 +95,7 @@ def run(
             "or take jax or torch"
         )
     place, options = _storage(storage)
+    key = new_key()
     work = Work(
         function,
         tuple(arguments),
@@ -101,6 +105,7 @@ def run(
         patience=_PATIENCE,
         best=best,
         mode=mode,
+        key=key,
     )
     least = min(workers) if isinstance(workers, tuple) else workers
     with connected({name: least * amount for name, amount in resources.items()}):
@@ -134,9 +139,12 @@ def run(
             ),
         )
         try:
-            return trainer.fit()
+            result = wait(trainer.fit, key)
         except Exception as error:
             raise explain(error, place, pluralize(max_failures, "failure")) from error
+    if isinstance(stopped := result.return_value, Stopped):
+        raise Interrupted(stopped.signum, stopped.message)
+    return result
 
 
 def _check(
