@@ -59,6 +59,10 @@ test-ray: full-environment
 	$(PYTHON) tests/run.py --references
 	KERAS_BACKEND=torch KMODELS_ENVIRONMENT=full KMODELS_REFERENCES=tests/.references PYTHONPATH=src \
 		$(VENV)/full/bin/python -m pytest -q --across --ray tests/distribution/on_ray tests/data/fit/test_ray.py tests/test_tasks.py
+	for backend in jax tensorflow; do \
+		KERAS_BACKEND=$$backend KMODELS_ENVIRONMENT=full KMODELS_REFERENCES=tests/.references PYTHONPATH=src \
+		$(VENV)/full/bin/python -m pytest -q --across --ray tests/data/fit/test_ray.py || exit 1; \
+	done
 
 # Separate targets, so that --keep-going tells everything at once.
 lint: lint-ruff lint-format lint-types lint-docstrings lint-prose

@@ -25,6 +25,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+# What steps see of it is each backend's own; the rest is asked on one alone.
+every_backend = pytest.mark.across("torch", "jax", "tensorflow")
+
 X = np.random.default_rng(0).normal(size=(22, 2)).astype("float32")
 Y = np.arange(22, dtype="float32")[:, None]
 
@@ -93,6 +96,7 @@ def fit(made, data, *callbacks, **given):
     return run(made, "fit", data, **settings)
 
 
+@every_backend
 @pytest.mark.parametrize("made", [None, slow_first()], ids=["made", "lazy"])
 def test_rows_come_once_and_in_order(made):
     data = as_dataset(rows(made), batch_size=4)
@@ -123,6 +127,7 @@ def test_texts_and_arrays_of_any_shape_are_lists():
     assert columns == {"text": ["a", "b"]}
 
 
+@every_backend
 @pytest.mark.parametrize("made", [None, slow_first()], ids=["made", "lazy"])
 @pytest.mark.parametrize("steps", [3, 8])
 def test_a_run_continues(made, steps, tmp_path):
