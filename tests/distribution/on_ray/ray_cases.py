@@ -1,7 +1,7 @@
 """What workers of Ray train, and processes without Ray for comparison.
 
-python ray_cases.py plain FOLDER        one process, or those that a launcher joins: no Ray
-python ray_cases.py ray FOLDER NAME...  a driver: the cases of these names, on one cluster
+python ray_cases.py plain FOLDER [NAME...]  one process, or those that a launcher joins: no Ray
+python ray_cases.py ray FOLDER NAME...      a driver: the cases of these names, on one cluster
 """
 
 import hashlib
@@ -295,6 +295,6 @@ CASES = {"recipe": recipe, "killed": killed, "elastic": elastic, "faults": fault
 if __name__ == "__main__":
     how, folder, *rest = sys.argv[1:]
     if how == "plain":
-        train(folder)
+        train(folder, rest or ("vit", "gemma"))
     else:
         drive(folder, rest)
