@@ -56,6 +56,27 @@ def make_vit(dtype="float32", lora=False):
     return model, (IMAGES, LABELS), {}
 
 
+def make_rows():
+    """A ViT on rows of patches, in each of which two images of different grids stand."""
+    backbone = models.NaFlexViTBackbone(
+        image_shape=(16, 16, 3),
+        patch_size=4,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=32,
+        mlp_dim=64,
+        dropout_rate=0.1,
+    )
+    draw = np.random.default_rng(1)
+    grids = np.array([[[2, 3], [1, 4]], [[3, 3], [0, 0]]])[np.arange(ROWS) % 2]
+    patches = draw.normal(size=(ROWS, 12, 48)).astype("float32")
+    there = grids.prod(-1) > 0
+    labels = np.where(there, draw.integers(0, 10, (ROWS, 2)), 0)
+    given = {"pixel_values": patches, "spatial_shapes": grids.astype("int32")}
+    weights = {"sample_weight": there.astype("float32")}
+    return models.NaFlexViTImageClassifier(backbone, 10), (given, labels), weights
+
+
 def make_gemma(dtype="float32", lora=True):
     backbone = models.GemmaBackbone(
         vocabulary_size=64,
@@ -125,6 +146,7 @@ def make_experts(dtype="float32", lora=False):
 CASES = {
     "vit": (make_vit, {}, ("data=8", "data=4,model=2", "data=2,fsdp=4")),
     "vit in bfloat16": (make_vit, {"dtype": "mixed_bfloat16"}, ("fsdp=8",)),
+    "rows of patches": (make_rows, {}, ("data=2,fsdp=2,model=2", "data=8")),
     "gemma": (make_gemma, {"lora": False}, ("data=2,fsdp=2,model=2",)),
     "experts": (make_experts, {}, ("data=2,fsdp=2,model=2", "model=8")),
     "experts with lora": (make_experts, {"lora": True}, ("data=2,model=4",)),

@@ -25,6 +25,7 @@ from kmodels.models.vit.weights import (
     eva,
     huggingface,
     timm,
+    timm_naflex,
 )
 from kmodels.models.vit.weights.keras_hub_config import PEERS
 from kmodels.weights.tensors import LazyArray
@@ -77,7 +78,7 @@ FAMILY = Family(
     backbone=ViTBackbone,
     tasks=(ViTImageClassifier, ViTImageSegmenter, EoMTImageSegmenter, ViTMAEForPreTraining),
     presets=PRESETS,
-    formats=(huggingface, dinov2, dinov3, eomt, clip_siglip, eva, timm, augreg),
+    formats=(huggingface, dinov2, dinov3, eomt, clip_siglip, eva, timm_naflex, timm, augreg),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
         "num_classes": (*HEADS, "pixel_logits/", "class_logits/"),

@@ -45,6 +45,8 @@ def transformers_form(
     """
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
+    if "pooling/" in backbone.own_parts and model is backbone:
+        settings = {"pooling": "map", "num_classes": 0}  # a tower that pools without a task
     form = next((form for form in FORMS if form.suits(config, settings)), None)
     if form is None:
         nearest = MAE if "mask_ratio" in settings else VIT

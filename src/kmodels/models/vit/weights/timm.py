@@ -47,6 +47,7 @@ BY_NAME: dict[re.Pattern[str], Statistics] = {
     re.compile(r"vit_pe_(core|lang|spatial)_\w+_patch\d+_\d+(\..*)?"): HALF,
     re.compile(r"vit_\w+_patch\d+_siglip(_gap)?_\d+(\..*)?"): HALF,
     re.compile(r"vit_\w+_patch\d+(_\d+)?\.augreg\w*"): HALF,
+    re.compile(r"naflexvit_\w+_patch\d+_\w+(\..*)?"): HALF,
     re.compile(
         r"vit_(?!large_patch14_clip_)\w+_patch\d+(_plus)?_clip(_quickgelu)?_\d+(\..*)?"
     ): CLIP,
@@ -146,7 +147,7 @@ def open_checkpoint(
     _check_activation(path, name, arguments)
     backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
-    tensors = _with_zero_biases(tensors, config)
+    tensors = with_zero_biases(tensors, config)
     statistics = statistics_of(name, description, config.image_shape[2])
     pictures = statistics and {
         "image_size": config.image_shape[:2],
@@ -350,8 +351,13 @@ def task_of(
     }
 
 
-def _with_zero_biases(tensors: dict[str, LazyArray], config: ViTConfig) -> dict[str, LazyArray]:
-    """Adds the biases that `qkv_bias=False` leaves out where the output projection has its own."""
+def with_zero_biases(tensors: Mapping[str, LazyArray], config: ViTConfig) -> dict[str, LazyArray]:
+    """Adds the biases that `qkv_bias=False` leaves out where the output projection has its own.
+
+    Args:
+        tensors: those of a file.
+        config: config of the backbone.
+    """
     found = dict(tensors)
     for i in range(config.num_layers):
         for part, size in (("qkv", 3), ("proj", 1)):
