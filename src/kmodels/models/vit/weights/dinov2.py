@@ -69,6 +69,19 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
     ]
 
 
+def newer_rules(prefix: str = "") -> list[Rule]:
+    """Returns the rules of gated MLPs as transformers 5 holds them.
+
+    It writes the others unless `save_original_format=False`.
+
+    Args:
+        prefix: as of `rules`.
+    """
+    apart = zip(("gate", "up", "down"), (*GATED, "block_{i}/mlp/down"), strict=True)
+    table = encoder_rules.dense({f"{BLOCK}.mlp.{x}_proj": ours for x, ours in apart})
+    return encoder_rules.prefixed(prefix, table)
+
+
 def gated_dim(width: int, ratio: int) -> int:
     """Returns the width of the gate: two thirds of an MLP's, rounded up to a multiple of 8."""
     return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
@@ -96,6 +109,7 @@ def open_checkpoint(
     kind, get = description["model_type"], description.get
     registers = kind == "dinov2_with_registers"
     tensors = read_safetensors(path) if weights else {}
+    tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_ATTENTION)
     prefix = prefix_of(tensors, f"{kind}.")
     mask = f"{prefix}{MASK}" in tensors if weights else registers or get("use_mask_token", True)
     width, ratio, gated = (
@@ -135,6 +149,6 @@ def open_checkpoint(
         task={"pooling": "token" if classes is None else "token_gap", "num_classes": classes},
         **preprocessing(path, huggingface_config.preprocessor(path, config)),
         tensors=tensors,
-        rules=rules(config, prefix),
+        rules=[*rules(config, prefix), *newer_rules(prefix)],
         fit=fitting(config, prefix + POSITIONS),
     )

@@ -86,6 +86,7 @@ def open_checkpoint(
     }
     config = ViTConfig(**backbone)
     tensors = read_safetensors(path) if weights else {}
+    tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_BLOCKS)
     decoder, notice = mae.settings(description, tensors), mae.notice(tensors)
     prefix = prefix_of(tensors, PREFIXES[kind])
     block = f"{prefix}{BLOCK}.attention.attention."

@@ -1,6 +1,7 @@
 """Shared parts of the Hugging Face formats: their JSON files, and biases that they leave out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,21 @@ from kmodels.weights.readers import read_json
 
 # Pillow's numbers, in which Hugging Face writes them.
 INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+# What transformers 5 calls parts of an attention; it writes the older names unless it is told
+# `save_original_format=False`.
+NEWER_ATTENTION: dict[str, str | Callable[[re.Match[str]], str]] = {
+    r"\.attention\.([qkv])_proj\.": lambda m: f".attention.attention.{QUERY_KEY_VALUE[m[1]]}.",
+    r"\.attention\.o_proj\.": ".attention.output.dense.",
+}
+QUERY_KEY_VALUE = {"q": "query", "k": "key", "v": "value"}
+# The same of the blocks of ViT, DeiT, I-JEPA and MAE. Those of MAE's decoder are called
+# `decoder_layers` in published files, and `decoder_encoder.layer` where transformers 5 writes them.
+NEWER_BLOCKS: dict[str, str | Callable[[re.Match[str]], str]] = {
+    **NEWER_ATTENTION,
+    r"(^|\.|_)layers\.": r"\1encoder.layer.",
+    r"\.mlp\.fc1\.": ".intermediate.dense.",
+    r"\.mlp\.fc2\.": ".output.dense.",
+}
 
 
 def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16) -> dict[str, Any]:
@@ -121,6 +137,23 @@ def block_rules(source: str, target: str) -> list[Rule]:
         *encoder_rules.dense({f"{source}.{x}": f"{target}/{ours}" for x, ours in layers.items()}),
         *encoder_rules.norms({f"{source}.{x}": f"{target}/{ours}" for x, ours in norms.items()}),
     ]
+
+
+def by_older_names(
+    tensors: Mapping[str, LazyArray], newer: Mapping[str, str | Callable[[re.Match[str]], str]]
+) -> dict[str, LazyArray]:
+    """Returns tensors by the names that transformers had before its version 5.
+
+    Args:
+        tensors: those of a file.
+        newer: patterns of its newer names, and what each was.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        for pattern, older in newer.items():
+            name = re.sub(pattern, older, name)
+        found[name] = tensor
+    return found
 
 
 def with_zero_biases(
