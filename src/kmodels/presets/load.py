@@ -51,7 +51,7 @@ def load(
     fields, settings = _split(cls, owner, overrides)
     checkpoint = open_checkpoint(preset, family, fields, load_weights)
     if cls is not owner and "preprocessor" not in settings:
-        checkpoint.verify_preprocessor()
+        checkpoint.verify_preprocessor(cls.preprocessor_class)
     config = owner.make_config(**{**checkpoint.backbone, **fields})
     takes = set(inspect.signature(cls.__init__).parameters)
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings, takes)
@@ -131,7 +131,7 @@ def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
     """
     family = registry.family(cls.family)
     checkpoint = open_checkpoint(preset, family, {}, False)
-    checkpoint.verify_preprocessor()
+    checkpoint.verify_preprocessor(cls)
     config = family.backbone.make_config(**checkpoint.backbone)
     return cls.fitted(family.fit_preprocessor(checkpoint.preprocessor or {}, config), config)
 
@@ -173,7 +173,7 @@ def _changed_parts(
         if (
             settings is None
             or name not in takes
-            or (here is None and name in family.new_where_absent)
+            or (name not in checkpoint.task and name in family.new_where_absent)
             or (name in settings and (settings[name] or None) != here)
         ):
             skip.update(prefixes)

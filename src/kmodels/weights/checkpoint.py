@@ -24,7 +24,9 @@ class SourceCheckpoint:
         tensors: name to tensor.
         rules: what each tensor is in the model of this config.
         fit: changes the tensors to suit another config, such as another image size.
-        verify_preprocessor: raises `InputError` where files of the preprocessor are damaged.
+        verify_preprocessor: called with the class of the preprocessor that is made; raises
+            `InputError` where its files are damaged, and warns where there is nothing to make it
+            of.
         changes: what was done to the model before it was saved, see `kmodels.lora.changes`.
         left_out: parts of the model in the file that have no counterpart here.
         whole: name of the class that has them; empty where there is none.
@@ -41,7 +43,7 @@ class SourceCheckpoint:
     tensors: Tensors
     rules: Sequence[Rule]
     fit: Callable[[Tensors, Any], Tensors] = field(default=lambda tensors, config: tensors)
-    verify_preprocessor: Callable[[], None] = field(default=lambda: None)
+    verify_preprocessor: Callable[[type], None] = field(default=lambda kind: None)
     changes: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     whole: str = ""

@@ -107,7 +107,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> S
         preprocessor=_preprocessor(path, description.get("preprocessor")),
         tensors=tensors,
         rules=paths_as_names(tensors),
-        verify_preprocessor=lambda: verify_tokenizer(path, description.get("preprocessor")),
+        verify_preprocessor=lambda kind: verify_tokenizer(path, description.get("preprocessor")),
         changes={key: description[key] for key in CHANGES if weights and description.get(key)},
         left_out=description.get("left_out") or (),
     )

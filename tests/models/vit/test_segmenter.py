@@ -237,3 +237,21 @@ def test_what_cannot_be_is_said():
     pooled = models.SigLIPVisionEncoder(**{**SIZES, "num_register_tokens": 0})
     with pytest.raises(InputError, match="SigLIPVisionEncoder gives no tokens; give a ViTBackbone"):
         models.ViTImageSegmenter(pooled, 3)
+
+
+@pytest.mark.once
+def test_a_warning_names_the_preprocessor_of_the_task(tmp_path):
+    fields = {"patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+    siglip = {"approximate_gelu": True, "position_interpolation": "bilinear_antialias"}
+    backbone = models.ViTBackbone((16, 16, 3), use_class_token=False, **fields, **siglip)
+    backbone.export_to_transformers(tmp_path / "none")
+    for kind, given in (
+        (models.ViTImageSegmenter, r"ViTImageSegmenterPreprocessor\(image_size, mean, std\)"),
+        (models.ViTImageClassifier, r"ViTImageClassifierPreprocessor\(image_size, mean, std\)"),
+        (
+            models.NaFlexViTImageClassifier,
+            r"NaFlexViTImageClassifierPreprocessor\(patch_size, max_num_patches, mean, std\)",
+        ),
+    ):
+        with pytest.warns(UserWarning, match=f"no preprocessor; give preprocessor={given}, or"):
+            kind.from_preset(tmp_path / "none", num_classes=3)

@@ -90,7 +90,7 @@ FAMILY = Family(
         **dict.fromkeys(SIZES_OF_DECODER, DECODER),
         **OF_QUERIES,
     },
-    new_where_absent=frozenset({*SIZES_OF_DECODER, *OF_QUERIES}),
+    new_where_absent=frozenset({"use_batch_norm", *SIZES_OF_DECODER, *OF_QUERIES}),
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,
     fit=_fit,

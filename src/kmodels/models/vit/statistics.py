@@ -1,8 +1,12 @@
 """The statistics by which a checkpoint's images are normalised."""
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
+
+# The arguments of preprocessors that the warning names.
+DECISIVE = ("image_size", "patch_size", "max_num_patches", "mean", "std")
 
 
 def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any]:
@@ -14,12 +18,13 @@ def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any
             of which the user is warned when a model is made from it.
     """
 
-    def warn() -> None:
+    def warn(kind: type) -> None:
         if arguments is None:
+            known = inspect.signature(kind.__init__).parameters
+            given = ", ".join(name for name in DECISIVE if name in known)
             warnings.warn(
                 f"{path} does not say how its images are normalised, so the model has no "
-                "preprocessor; give preprocessor=ViTImageClassifierPreprocessor(image_size, mean, "
-                "std), or preprocessor=None",
+                f"preprocessor; give preprocessor={kind.__name__}({given}), or preprocessor=None",
                 stacklevel=4,
             )
 
