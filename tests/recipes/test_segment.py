@@ -48,6 +48,23 @@ def test_scenes_are_learned_and_a_killed_run_goes_on(recipe, tmp_path):
     assert again["test_mean_iou"] == pytest.approx(found["metrics"]["test_mean_iou"], abs=1e-6)
 
 
+def test_a_killed_run_of_queries_goes_on(recipe, tmp_path):
+    """To the same bits: points that the loss draws, and the share of queries that are masked."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    queries = ("--head", "eomt", "--queries", "6", "--query-blocks", "2", "--points", "16")
+    arguments = [*SMALL[:-2], *queries]
+    assert recipe.main([*arguments, "--out", str(whole)]) == 0
+    found = result(whole)
+    assert len(found["step_losses"]) == 8
+    arguments += ["--out", str(cut), "--checkpoint-every", "3"]
+    run_killed(recipe, arguments, 5, checkpoint_is_written=False)
+    assert recipe.main(["--resume", "--out", str(cut)]) == 0
+    for key in ("step_losses", "weights_digest", "metrics"):
+        assert result(cut)[key] == found[key], key
+    shares = [EoMTImageSegmenter.from_preset(x / "model").attn_mask_probs for x in (whole, cut)]
+    np.testing.assert_array_equal(*shares)
+
+
 @pytest.mark.once
 def test_a_folder_of_images_and_masks(recipe, tmp_path, capsys):
     from kmodels.data import made_scenes
