@@ -97,6 +97,8 @@ def write(folder: Path) -> None:
     turning = {"intermediate_size": 40, "pos_embed_rescale": None, "proj_bias": False}
     turning["rope_parameters"] = {"rope_theta": 50.0, "rope_type": "default"}
     case(folder, "dinov3", "EomtDinov3", 3, ones, image_size=24, **turning)
+    gated = {"use_gated_mlp": True, "hidden_act": "silu", "mlp_bias": False}
+    case(folder, "dinov3_gated", "EomtDinov3", 5, (0.0, 1.0), image_size=16, **turning, **gated)
     # As at the end of a training; and a tower without registers.
     plain = {"num_upscale_blocks": 1, "num_register_tokens": 0}
     case(folder, "dinov3_plain", "EomtDinov3", 4, (0.0, 0.0), image_size=16, **turning, **plain)

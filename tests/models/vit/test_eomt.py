@@ -15,7 +15,7 @@ from kmodels.models.vit.eomt.layers import MaskProbabilities, QueryMasking
 from points_drawn import points
 from tolerances import tolerance
 
-CASES = ("dinov2", "gated", "dinov3", "dinov3_plain")
+CASES = ("dinov2", "gated", "dinov3", "dinov3_gated", "dinov3_plain")
 SMALL = {
     "image_shape": (16, 24, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16,
     "mlp_dim": 24, "num_register_tokens": 1, "layer_scale": 1.0, "position_over_prefix": False,

@@ -20,6 +20,8 @@ from kmodels.models.vit.image_converter import (
 
 # Arguments of the preprocessor of NaFlex models, in files that models of one size read too.
 OF_PATCHES = ("patch_size", "max_num_patches", "enlarge")
+# The same of segmenters.
+OF_MASKS = ("resize_output_mask", "aspect_ratio")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -127,8 +129,9 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     @classmethod
     def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
-        """Returns a checkpoint's arguments, less those of patches; see `Preprocessor`."""
-        return {name: value for name, value in arguments.items() if name not in OF_PATCHES}
+        """Returns a checkpoint's arguments, less those of other tasks; see `Preprocessor`."""
+        others = {*OF_PATCHES, *OF_MASKS}
+        return {name: value for name, value in arguments.items() if name not in others}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""

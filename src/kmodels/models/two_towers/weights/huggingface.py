@@ -16,6 +16,7 @@ from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
 from kmodels.models.vit.exports import huggingface as vision_export
 from kmodels.models.vit.exports.patches import patch_form
+from kmodels.models.vit.exports.pictures import picture_form
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip
 from kmodels.models.vit.weights.huggingface_config import crops_middle, takes_patches
@@ -142,7 +143,7 @@ def _vision(model: keras.Model, config: TwoTowersConfig) -> tuple[dict[str, Any]
             f"transformers' {wanted} has no counterpart for the vision tower, which is a "
             f"{described['model_type']}"
         )
-    # A tower alone is written without the attention that pools.
+    # What is said of a tower alone.
     for name in ("architectures", "vision_use_head"):
         described.pop(name, None)
     images = getattr(getattr(model, "preprocessor", None), "image_preprocessor", None)
@@ -158,7 +159,7 @@ def _pictures(
     height, width = images.image_size
     crops = images.crop_to_aspect_ratio and height == width
     given = {**images.to_dict(), "crop_to_aspect_ratio": images.crop_to_aspect_ratio and not crops}
-    form = vision_export.picture_form(ViTImageClassifierPreprocessor(**given))
+    form = picture_form(ViTImageClassifierPreprocessor(**given))
     form["image_processor_type"] = f"{'CLIP' if projects else 'Siglip'}ImageProcessor"
     if crops:
         form["size"] = {"shortest_edge": height}

@@ -12,11 +12,18 @@ from kmodels.layers import Dense, Layer, LayerNorm
 
 # How fast the share of masked queries falls, in the original's schedule.
 POWER = 0.9
+# The activation of the heads where a backbone's gates have it, as in transformers.
+SILU = "silu"
 
 
 def uniform() -> keras.initializers.Initializer:
     """Returns torch's initializer of linear layers and convolutions."""
     return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+
+
+def activated(x: Tensor, approximate: bool | str) -> Any:
+    """Returns GELU, with `approximate` as in `ops.gelu`; "silu" is SiLU."""
+    return keras.ops.silu(x) if approximate == SILU else ops.gelu(x, approximate=approximate)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -177,7 +184,7 @@ class Upscale(Layer):
     """Doubles the sides of a map: a transposed convolution, GELU, a depthwise one, and a norm.
 
     Args:
-        approximate: as in `ops.gelu`.
+        approximate: as in `ops.gelu`, or "silu" for SiLU.
 
     Call:
         (B, h, w, D) -> (B, 2 h, 2 w, D).
@@ -211,7 +218,7 @@ class Upscale(Layer):
         y = keras.ops.reshape(y, (-1, height, width, 2, 2, channels))
         y = keras.ops.transpose(y, (0, 1, 3, 2, 4, 5))
         y = keras.ops.reshape(y, (-1, 2 * height, 2 * width, channels))
-        y = ops.gelu(y + keras.ops.cast(self.bias, dtype), approximate=self.approximate)
+        y = activated(y + keras.ops.cast(self.bias, dtype), self.approximate)
         kernel = keras.ops.cast(self.depthwise_kernel, dtype)
         y = keras.ops.depthwise_conv(y, kernel, padding="same", data_format="channels_last")
         return self.norm(y)
@@ -227,7 +234,7 @@ class MaskHead(Layer):
     """Three dense layers with GELU between them.
 
     Args:
-        approximate: as in `ops.gelu`.
+        approximate: as in `ops.gelu`, or "silu" for SiLU.
 
     Call:
         (B, Q, D) -> (B, Q, D).
@@ -252,8 +259,8 @@ class MaskHead(Layer):
 
     def call(self, x: Tensor) -> Any:
         """(B, Q, D) -> (B, Q, D)."""
-        x = ops.gelu(self.dense_0(x), approximate=self.approximate)
-        x = ops.gelu(self.dense_1(x), approximate=self.approximate)
+        x = activated(self.dense_0(x), self.approximate)
+        x = activated(self.dense_1(x), self.approximate)
         return self.dense_2(x)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> Any:

@@ -10,6 +10,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense
 from kmodels.models.vit.eomt.layers import (
+    SILU,
     MaskHead,
     MaskProbabilities,
     Queries,
@@ -82,7 +83,9 @@ class MaskTransformer:
         policy: keras.DTypePolicy,
     ):
         config = backbone.config
-        gelu = config.approximate_gelu
+        gated = config.use_swiglu_ffn and config.rope_theta is not None
+        # transformers has one activation for the gates of a DINOv3 and the heads.
+        gelu = SILU if gated else config.approximate_gelu
         self.backbone = backbone
         self.num_queries = num_queries
         self.dtype = policy.compute_dtype

@@ -14,26 +14,49 @@ from kmodels.models.vit.segmentation.masks import resized
 Size = Sequence[int]
 
 
-def semantic(masks: np.ndarray, classes: np.ndarray, model_size: Size, size: Size) -> np.ndarray:
-    """Returns the class of each pixel, the largest sum over queries of both shares.
+def class_scores(masks: np.ndarray, classes: np.ndarray, model_size: Size) -> np.ndarray:
+    """Returns what each class has of each pixel, the sum over queries of both shares.
 
     Args:
         masks: logits (Q, h, w).
         classes: logits (Q, num_classes + 1).
         model_size: (height, width) of the images of the model.
+
+    Returns:
+        float32 (height, width, num_classes).
+    """
+    shares = _softmax(classes)[:, :-1]
+    held = _sigmoid(_sized(masks, model_size))  # (Q, H, W)
+    return np.tensordot(held, shares, (0, 0))
+
+
+def semantic(
+    masks: np.ndarray,
+    classes: np.ndarray,
+    model_size: Size,
+    size: Size,
+    content: Size | None = None,
+) -> np.ndarray:
+    """Returns the class of each pixel, that with the largest score.
+
+    Args:
+        masks: see `class_scores`, like all up to `size`.
+        classes: see there.
+        model_size: see there.
         size: (height, width) of the image.
+        content: see `instances`.
 
     Returns:
         int32 (height, width).
     """
-    shares = _softmax(classes)[:, :-1]
-    held = _sigmoid(_sized(masks, model_size))  # (Q, H, W)
-    scores = np.tensordot(held, shares, (0, 0))  # (H, W, K)
-    if tuple(size) == tuple(model_size):
+    scores = class_scores(masks, classes, model_size)
+    if content is not None:
+        scores = scores[: content[0], : content[1]]
+    if tuple(size) == scores.shape[:2]:
         return scores.argmax(-1).astype("int32")
     found = np.zeros(tuple(size), "int32")
     best = np.full(tuple(size), -np.inf, "float32")
-    for number in range(shares.shape[1]):  # one class at a time: images may be large
+    for number in range(scores.shape[-1]):  # one class at a time: images may be large
         own = resized(scores[..., number : number + 1], size)[..., 0]
         better = own > best
         found[better], best[better] = number, own[better]

@@ -1,14 +1,20 @@
 """Segments of images from the queries of a model: semantic, instance and panoptic."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 
+from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.models.vit.eomt import postprocess
+from kmodels.models.vit.segmentation import aspect_ratio
 from kmodels.models.vit.segmentation.masks import of_each
+
+# What `predict_queries` returns.
+QUERIES = ("masks_queries_logits", "class_queries_logits")
 
 
 class Segments:
@@ -28,12 +34,20 @@ class Segments:
         """Returns which blocks mask."""
         raise NotImplementedError
 
+    @property
+    def _way(self) -> str:
+        """What the preprocessor does with images of other shapes."""
+        return getattr(self.preprocessor, "aspect_ratio", aspect_ratio.WAYS[0])
+
     def predict_queries(self, images: Data, batch_size: int = 32) -> dict[str, np.ndarray]:
         """Returns `query_logits` of any number of images, as NumPy arrays.
 
         Args:
             images: what the preprocessor takes; without one what the model takes.
             batch_size: images at a time.
+
+        Returns:
+            A row for each image, or for each window of one where the preprocessor cuts it.
         """
         masked = self._masking()
         if masked not in self._readers:
@@ -61,6 +75,8 @@ class Segments:
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
         """
+        if self._way == "split":
+            return of_each(images, partial(self._of_windows, batch_size=batch_size), stack=True)
         return self._each(postprocess.semantic, images, batch_size, stack=True)
 
     def segment_instances(self, images: Data, threshold: float = 0.8, batch_size: int = 32) -> Any:
@@ -118,11 +134,37 @@ class Segments:
         **more: Any,
     ) -> Any:
         """Returns what a function of `postprocess` makes of each image, see `masks.of_each`."""
+        way = self._way
+        if way == "split":
+            raise InputError(
+                "the preprocessor has aspect_ratio='split', whose windows give classes of pixels "
+                "alone; give one with 'pad' for instances"
+            )
 
         def found(given: Any, sizes: list[Any]) -> list[Any]:
             said = self.predict_queries(given, batch_size)
-            parts = said["masks_queries_logits"], said["class_queries_logits"]
+            parts = (said[name] for name in QUERIES)
+            pads = way == "pad"
             rows = zip(*parts, sizes, strict=True)
-            return [process(held, own, self.image_size, size, **more) for held, own, size in rows]
+            return [
+                process(
+                    held,
+                    own,
+                    self.image_size,
+                    size,
+                    **more,
+                    content=self.preprocessor.fitted_size(size) if pads else None,
+                )
+                for held, own, size in rows
+            ]
 
         return of_each(images, found, stack)
+
+    def _of_windows(self, given: Any, sizes: Sequence[Any], batch_size: int) -> list[np.ndarray]:
+        """Returns the classes of the pixels of each image, from those of its windows."""
+        said = self.predict_queries(given, batch_size)
+        scores = (
+            postprocess.class_scores(held, own, self.image_size)
+            for held, own in zip(*(said[name] for name in QUERIES), strict=True)
+        )
+        return aspect_ratio.of_images(scores, sizes, self.image_size[0], "split")

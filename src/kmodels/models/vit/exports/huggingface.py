@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.common.encoder.rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports.form import Form
-from kmodels.models.vit.exports.patches import patch_form
+from kmodels.models.vit.exports.pictures import picture_form
 from kmodels.models.vit.exports.traits import (
     BIAS,
     LOGITS,
@@ -21,7 +21,6 @@ from kmodels.models.vit.exports.traits import (
     head,
 )
 from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae
-from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
 # Multiples of the width among which DINOv2's MLPs are found.
@@ -184,11 +183,12 @@ def _turning(config: ViTConfig) -> dict[str, Any]:
 
 
 def _eomt(config: ViTConfig, settings: Settings) -> dict[str, Any]:
-    own = {**_turning(config), "use_gated_mlp": False}
+    gated = config.use_swiglu_ffn
+    own = {**_turning(config), "use_gated_mlp": gated, **({"hidden_act": "silu"} if gated else {})}
     if (theta := own.pop("rope_theta")) is not None:
         own["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     else:
-        own = {"mlp_ratio": _ratio(config), "use_swiglu_ffn": config.use_swiglu_ffn}
+        own = {"mlp_ratio": _ratio(config), "use_swiglu_ffn": gated}
     return {**eomt.describe(config, settings), **own}
 
 
@@ -323,7 +323,7 @@ EOMT = Form(
 EOMT_DINOV3 = Form(
     "EoMT on DINOv3",
     DINOV3.needs,
-    frozenset({BIAS, UNBIASED, "register tokens"}),
+    frozenset({BIAS, UNBIASED, "register tokens", "SwiGLU"}),
     EOMT.heads,
     _eomt,
     EOMT.table,
@@ -366,32 +366,3 @@ def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyAr
                         0.0, (size * len(rule.targets),)
                     )
     return found
-
-
-def picture_form(preprocessor: Any) -> dict[str, Any]:
-    """Returns preprocessor_config.json for a preprocessor of images; {} without one.
-
-    Args:
-        preprocessor: a `ViTImageClassifierPreprocessor`, or None.
-
-    Raises:
-        InputError: for one that transformers cannot express.
-    """
-    if preprocessor is None:
-        return {}
-    if hasattr(preprocessor, "max_num_patches"):
-        return patch_form(preprocessor)
-    preprocessor.check_plain("transformers' ViTImageProcessor")
-    numbers = {name: number for number, name in INTERPOLATION.items()}
-    height, width = preprocessor.image_size
-    return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "rescale_factor": 1 / 255,
-        "size": {"height": height, "width": width},
-        "resample": numbers[preprocessor.interpolation],
-        "image_mean": list(preprocessor.mean),
-        "image_std": list(preprocessor.std),
-    }

@@ -1,6 +1,7 @@
 """Images with masks to what a segmenter takes."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,16 +11,21 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.resizing import resize
+from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import ViTImageConverter, settings_of
-from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.preprocessor import OF_MASKS, ViTImageClassifierPreprocessor
+from kmodels.models.vit.segmentation.aspect_ratio import WAYS, fitted, windows
 from kmodels.models.vit.segmentation.mask_lists import padded
+
+# Of pixels that belong to no class, which loss and metric leave out.
+OUTSIDE = 255
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
     """`ViTImageClassifierPreprocessor` for images whose labels are masks.
 
-    Images are stretched, never cropped, so that each pixel of a mask belongs to one of its image.
+    Images are never cropped, so that each pixel of a mask belongs to one of its image.
 
     Args:
         image_size: (height, width) in pixels.
@@ -29,6 +35,10 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         antialias: see there.
         resize_output_mask: resizes masks to `image_size` by the nearest pixel; False where they
             have that size already. keras-hub's default is False.
+        aspect_ratio: "stretch" gives every image the model's shape. "pad" keeps its shape, and
+            fills what is left at the right or below with black, in masks with label 255. "split"
+            cuts an image whose shorter side fills the model's into windows that overlap; it is for
+            `segment` alone, and gives more images than there were. Both want a square image_size.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above except for
             `resize_output_mask` is read from it.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -42,7 +52,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         -> float32 images (B, height, width, C), and with y int32 masks (B, height, width).
 
     Raises:
-        InputError: for what is not a mask, or a converter that crops.
+        InputError: for what is not a mask, a converter that crops, another aspect_ratio, or masks
+            beside windows.
     """
 
     def __init__(
@@ -53,6 +64,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         interpolation: str = "bilinear",
         antialias: bool = True,
         resize_output_mask: bool = True,
+        aspect_ratio: str = "stretch",
         *,
         image_converter: ViTImageConverter | Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -73,14 +85,54 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                 )
         super().__init__(**given, **kwargs)
         self.resize_output_mask = resize_output_mask
+        self.aspect_ratio = aspect_ratio
+        if aspect_ratio not in WAYS:
+            raise InputError(f"aspect_ratio is {aspect_ratio!r}; choose {' or '.join(WAYS)}")
+        height, width = self.image_size
+        if aspect_ratio != "stretch" and height != width:
+            raise InputError(
+                f"aspect_ratio is {aspect_ratio!r} and image_size {self.image_size}; give a square "
+                "one, or aspect_ratio='stretch'"
+            )
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns normalised images, and masks of their size."""
+        if self.aspect_ratio == "split" and (y is not None or sample_weight is not None):
+            raise InputError(
+                "aspect_ratio='split' makes several images of one, which have no masks; train with "
+                "'pad' or 'stretch'"
+            )
+        if self.aspect_ratio != "stretch":
+            x = self._framed(x)
         return super().call(x, None if y is None else self._masks(y), sample_weight)
+
+    def fitted_size(self, size: Sequence[int]) -> tuple[int, int]:
+        """Returns the (height, width) that an image gets before it is padded or cut."""
+        return fitted(size, self.image_size[0], self.aspect_ratio)
+
+    def _framed(self, x: Data) -> Any:
+        """Returns padded images or windows, all of the model's size."""
+        listed = isinstance(x, list | tuple)
+        given: Any = x if listed else to_numpy(x)
+        single = not listed and given.ndim == 3
+        found: list[np.ndarray] = []
+        for one in [given] if single else given:
+            image: np.ndarray = to_numpy(one)
+            image = self.resizing(image, self.fitted_size(image.shape[:2]))
+            split = self.aspect_ratio == "split"
+            found += windows(image, self.image_size[0]) if split else [self._padded(image, 0)]
+        if single and self.aspect_ratio == "pad":
+            return found[0]
+        return found if listed else np.stack(found) if found else given
+
+    def _padded(self, image: np.ndarray, value: int) -> np.ndarray:
+        height, width = image.shape[:2]
+        below, right = self.image_size[0] - height, self.image_size[1] - width
+        return np.pad(image, ((0, below), (0, right), (0, 0)), constant_values=value)
 
     def _masks(self, y: Data) -> Any:
         if isinstance(y, Mapping):
-            return padded(y, self._mask)
+            return padded(y, partial(self._mask, outside=0))
         listed = isinstance(y, list | tuple)
         given: Any = y if listed else to_numpy(y)
         if not listed and given.ndim == 2:
@@ -89,7 +141,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
             return np.zeros((0, *self.image_size), "int32")
         return np.stack([self._mask(to_numpy(one)) for one in given])
 
-    def _mask(self, mask: np.ndarray) -> np.ndarray:
+    def _mask(self, mask: np.ndarray, outside: int = OUTSIDE) -> np.ndarray:
         if mask.ndim == 3 and mask.shape[-1] == 1:
             mask = mask[..., 0]
         if mask.ndim != 2:
@@ -98,10 +150,11 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
             raise InputError(f"a mask has values of {mask.dtype}; give whole numbers of classes")
         if self.resize_output_mask:
             # Whole numbers up to 2 ** 24 are themselves in float32.
-            height, width = self.image_size
+            pads = self.aspect_ratio == "pad"
+            height, width = self.fitted_size(mask.shape) if pads else self.image_size
             numbers = mask[..., None].astype("float32")
             found = resize(numbers, (height, width), None, "nearest")
-            mask = found[..., 0]
+            mask = (self._padded(found, outside) if pads else found)[..., 0]
         return mask.astype("int32")
 
     def compute_output_spec(
@@ -114,10 +167,18 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                 shape = shape[:-1]
             size = self.image_size if self.resize_output_mask else shape[-2:]
             y = keras.KerasTensor((*shape[:-2], *size), "int32")
+        if self.aspect_ratio == "split":  # of any number of windows
+            x = keras.KerasTensor((None, *x.shape[-3:]), x.dtype)
         return super().compute_output_spec(x, y, sample_weight)
+
+    @classmethod
+    def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
+        """Returns a checkpoint's arguments; see `Preprocessor`."""
+        own = {name: arguments[name] for name in OF_MASKS if name in arguments}
+        return {**super().fitted(arguments, config), **own}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
         held = super().to_dict()
         held.pop("crop_to_aspect_ratio")
-        return {**held, "resize_output_mask": self.resize_output_mask}
+        return {**held, **{name: getattr(self, name) for name in OF_MASKS}}

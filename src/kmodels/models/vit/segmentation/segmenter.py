@@ -14,7 +14,7 @@ from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
 from kmodels.models.vit.model import ViTBackbone
-from kmodels.models.vit.segmentation import masks
+from kmodels.models.vit.segmentation import aspect_ratio, masks
 from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.task import CompiledByDefault, Task
@@ -215,6 +215,11 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         def found(given: Any, sizes: list[Any]) -> list[np.ndarray]:
             pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
             grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
+            way = getattr(self.preprocessor, "aspect_ratio", aspect_ratio.WAYS[0])
+            if way != aspect_ratio.WAYS[0]:
+                whole = self.backbone.config.image_shape[:2]
+                logits = (masks.resized(grid, whole) for grid in grids)
+                return aspect_ratio.of_images(logits, sizes, whole[0], way)
             return [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
 
         return masks.of_each(images, found, stack=True)

@@ -83,14 +83,7 @@ def open_checkpoint(
         InputError: for settings that the model has no counterpart for.
     """
     get = description.get
-    gated = get("use_gated_mlp", False)
-    shown = description
-    if gated:
-        if (activation := get("hidden_act", "gelu")) != "silu":
-            raise InputError(
-                f"{path}: use_gated_mlp with hidden_act {activation!r}; only 'silu' is supported"
-            )
-        shown = {**description, "hidden_act": "gelu"}
+    shown = ungated(path, description)
     tensors = read_safetensors(path) if weights else {}
     defaults = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
     backbone = huggingface_config.backbone_fields(path, defaults | shown) | {
@@ -99,7 +92,7 @@ def open_checkpoint(
         "layer_scale": get("layerscale_value", 1.0),
         "num_register_tokens": get("num_register_tokens", 0),
         "use_mask_token": MASK in tensors if weights else True,
-        "use_swiglu_ffn": gated,
+        "use_swiglu_ffn": get("use_gated_mlp", False),
         "use_position_embedding": False,
         **turning(description),
     }
@@ -118,6 +111,25 @@ def open_checkpoint(
         tensors=tensors,
         rules=rules(config, DEEPER if deeper else ""),
     )
+
+
+def ungated(path: Path, description: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config.json that says GELU where SiLU belongs to gated MLPs.
+
+    Args:
+        path: path of the directory, for messages.
+        description: the object in config.json.
+
+    Raises:
+        InputError: for gates of another activation.
+    """
+    if not description.get("use_gated_mlp", False):
+        return description
+    if (activation := description.get("hidden_act", "gelu")) != "silu":
+        raise InputError(
+            f"{path}: use_gated_mlp with hidden_act {activation!r}; only 'silu' is supported"
+        )
+    return {**description, "hidden_act": "gelu"}
 
 
 def turning(description: dict[str, Any]) -> dict[str, Any]:

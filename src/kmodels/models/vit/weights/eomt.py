@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
@@ -167,19 +166,20 @@ def open_checkpoint(
         InputError: for settings that the model has no counterpart for.
     """
     get, turns = description.get, description["model_type"] == KINDS[1]
-    if get("use_gated_mlp", False):
-        raise InputError(
-            f"{path}: use_gated_mlp is True; only EoMT with plain MLPs is supported on DINOv3"
-        )
+    shown = dinov3.ungated(path, description) if turns else description
     tensors = dict(read_safetensors(path)) if weights else {}
-    backbone = huggingface_config.backbone_fields(path, SIZES | description) | {
+    backbone = huggingface_config.backbone_fields(path, SIZES | shown) | {
         "layer_norm_epsilon": get("layer_norm_eps", 1e-6),
         "drop_path_rate": get("drop_path_rate", 0.0),
         "layer_scale": get("layerscale_value", 1.0),
         "num_register_tokens": get("num_register_tokens", 4),
     }
     if turns:
-        backbone |= {"use_position_embedding": False, **dinov3.turning(description)}
+        backbone |= {
+            "use_position_embedding": False,
+            "use_swiglu_ffn": get("use_gated_mlp", False),
+            **dinov3.turning(description),
+        }
     else:
         width, ratio = backbone["hidden_dim"], get("mlp_ratio", 4)
         gated = get("use_swiglu_ffn", False)

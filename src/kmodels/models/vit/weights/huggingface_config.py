@@ -86,6 +86,9 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     found["interpolation"] = INTERPOLATION.get(held.get("resample", 2), "bilinear")
     if "max_num_patches" in held:
         found["max_num_patches"] = held["max_num_patches"]
+    for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
+        if held.get(key) and _kind(held).startswith("EomtImageProcessor"):
+            found["aspect_ratio"] = way
     return {**found, "image_size": config.image_shape[:2]}
 
 
@@ -98,7 +101,11 @@ def crops_middle(path: Path) -> bool:
 def takes_patches(path: Path) -> bool:
     """Returns whether a directory's image processor keeps aspect ratios, as SigLIP 2's."""
     held = _image_processor(path) or {}
-    return str(held.get("image_processor_type", "")).startswith("Siglip2ImageProcessor")
+    return _kind(held).startswith("Siglip2ImageProcessor")
+
+
+def _kind(held: Mapping[str, Any]) -> str:
+    return str(held.get("image_processor_type", ""))
 
 
 def _image_processor(path: Path) -> dict[str, Any] | None:
