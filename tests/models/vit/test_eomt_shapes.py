@@ -251,3 +251,5 @@ def test_messages():
     windows = ViTImageSegmenterPreprocessor((16, 16), aspect_ratio="split")
     with pytest.raises(InputError, match="several images of one, which have no masks; train with"):
         windows([pictures()[0]], [np.zeros(SIZES[0], int)])
+    with pytest.raises(InputError, match="converter has no counterpart for aspect_ratio='split'"):
+        _ = windows.image_converter

@@ -95,6 +95,20 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                 "one, or aspect_ratio='stretch'"
             )
 
+    @property
+    def image_converter(self) -> ViTImageConverter:
+        """The same as a layer with keras-hub's arguments, which stretches.
+
+        Raises:
+            InputError: where images keep their shape.
+        """
+        if self.aspect_ratio != "stretch":
+            raise InputError(
+                f"an image converter has no counterpart for aspect_ratio={self.aspect_ratio!r}; "
+                "give 'stretch'"
+            )
+        return super().image_converter
+
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns normalised images, and masks of their size."""
         if self.aspect_ratio == "split" and (y is not None or sample_weight is not None):
