@@ -214,9 +214,25 @@ CASES = {
         IDS,
     ),
 }
-cases = pytest.mark.parametrize(
-    ("make", "x"), list(CASES.values()), ids=[cls.__name__ for cls in CASES]
-)
+# On JAX and TensorFlow these are looked at in the tasks that hold them, or under another name: with
+# the settings above they are ViTBackbone, ViTImageClassifier or GemmaCausalLM.
+ONCE = {
+    *(models.NaFlexViTBackbone, models.SigLIPNaFlexVisionEncoder, models.GemmaBackbone),
+    *(models.DeiTBackbone, models.DINOV2Backbone, models.DINOV3Backbone),
+    *(models.SigLIPVisionEncoder, models.CLIPVisionEncoder, models.DeiTImageClassifier),
+    *(models.Gemma3ImageTextBackbone, models.Gemma4ImageTextBackbone, models.CLIPTextEncoder),
+    *(models.CLIPBackbone, models.Qwen3Backbone, models.Gemma3CausalLM, models.SigLIPTextEncoder),
+}
+
+
+def case(cls: type, *more: object, once: bool = False) -> Any:
+    """The parameters of a test of a class, which runs on torch alone where that is enough."""
+    marks = [pytest.mark.once] * (once or cls in ONCE)
+    name = "-".join([cls.__name__, *map(str, more)])
+    return pytest.param(*CASES[cls], *more, id=name, marks=marks)
+
+
+cases = pytest.mark.parametrize(("make", "x"), [case(cls) for cls in CASES])
 
 
 def random(model: Any, seed: int = 1) -> Any:
