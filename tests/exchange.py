@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import kmodels
 from kmodels.core.files import atomic_directory
 
 BACKENDS = ("jax", "torch", "tensorflow")
@@ -39,8 +38,7 @@ def find(exchange: Path, script: Path) -> dict[str, Path]:
     folders = {name: exchange / name / script.stem for name in BACKENDS}
     for name, folder in folders.items():
         if not folder.exists():
-            source = Path(kmodels.__file__).parents[1]
-            environment = {**os.environ, "KERAS_BACKEND": name, "PYTHONPATH": str(source)}
+            environment = {**os.environ, "KERAS_BACKEND": name}
             with atomic_directory(folder) as new:
                 command = [sys.executable, script, new]
                 subprocess.run(command, env=environment, check=True, timeout=280)

@@ -33,7 +33,6 @@ def modules_loaded_by(statement: str) -> set[str]:
     """Top-level names that a statement loads in a new process, on top of keras."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD.format(statement)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,
@@ -48,6 +47,13 @@ def test_import_loads_no_other_framework_and_nothing_heavy(backend):
     assert "kmodels" in loaded
     unwanted = loaded & (HEAVY | set(BACKENDS) - {backend})
     assert not unwanted, f"{statement} loads {sorted(unwanted)}"
+
+
+@pytest.mark.once
+def test_what_tests_spare_keras_is_there_for_others():
+    """tests/children/sitecustomize.py is at work here and in the processes of tests."""
+    statement = "assert not {'sklearn', 'matplotlib'} & before; import matplotlib.pyplot, sklearn"
+    assert {"sklearn", "matplotlib"} <= modules_loaded_by(statement)
 
 
 def test_every_public_name_is_there():

@@ -14,7 +14,7 @@ UNTIMED = {"correctness", "suite"}
 
 
 def accelerator(out: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    found = {"KMODELS_SMALL": "1", "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    found = {"KMODELS_SMALL": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "accelerator"), "--out", str(out), *arguments],
         env={**os.environ, **found, **environment},

@@ -1,7 +1,6 @@
 """The benchmark of packing in its smallest form: more useful tokens, the same losses."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ def test_packing_removes_padding_and_keeps_losses(backend, tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks" / "packing.py"), str(data), *small]
     done = subprocess.run(
         [*command, "--backends", backend],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,

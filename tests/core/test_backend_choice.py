@@ -180,7 +180,7 @@ def test_processes_with_an_old_keras(tmp_path, module):
 def test_commands_end_with_a_line_and_no_trace(program, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "kmodels", program],
-        env={**os.environ, "KERAS_BACKEND": "wrong", "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, "KERAS_BACKEND": "wrong"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -201,7 +201,7 @@ def test_a_fresh_home_works_twice(tmp_path, backend):
         known = {name: value for name, value in os.environ.items() if name not in left_out}
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**known, "HOME": str(tmp_path), "PYTHONPATH": str(SOURCE)},
+            env={**known, "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             check=True,

@@ -76,6 +76,6 @@ def test_an_import_that_fails_shows_why(path, tmp_path):
 @pytest.mark.needs("tensorflow")
 def test_a_wrong_use_on_tensorflow_is_one_line(tmp_path):
     words = ["-m", "kmodels", "vit", "--preset", "vit_nothing", "--out", str(tmp_path / "run")]
-    code, said = run(words, KERAS_BACKEND="tensorflow", PYTHONPATH=str(SOURCE))
+    code, said = run(words, KERAS_BACKEND="tensorflow")
     assert code == 2
     assert said.startswith("vit: error: 'vit_nothing' is neither") and said.count("\n") == 1

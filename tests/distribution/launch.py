@@ -149,6 +149,8 @@ class _Child:
         self.files = folder / "stdout", folder / "stderr"
         env: dict[str, str] = dict(os.environ)
         paths = [ROOT / "src", ROOT / "tests", ROOT / "tests" / "distribution"]
+        # What tests/conftest.py spares the processes that tests start.
+        paths += [ROOT / "tests" / "children"]
         env["PYTHONPATH"] = os.pathsep.join(map(str, paths))
         env.setdefault("OMP_NUM_THREADS", "1")
         for name, value in process.env.items():

@@ -62,7 +62,7 @@ print("tensorflow" in sys.modules)
 
 def test_only_gemma_3s_preprocessor_needs_it():
     tests = Path(__file__).resolve().parent.parent
-    path = os.pathsep.join([str(tests.parent / "src"), str(tests)])
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(tests)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": path},

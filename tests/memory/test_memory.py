@@ -194,7 +194,7 @@ def test_a_process_takes_about_what_was_foretold(backend):
     script = ROOT / "benchmarks" / "memory_plan.py"
     done = subprocess.run(
         [sys.executable, str(script), "--backends", backend, "--cases", "small"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": ""},
+        env={**os.environ, "XLA_FLAGS": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -68,8 +68,6 @@ def test_no_outputs_are_stored(path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_runs_at_small_size(path, tmp_path, monkeypatch, exchange_folder):
     monkeypatch.setenv("KMODELS_SMALL", "1")
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     notebook = nbformat.read(path, as_version=4)
     settings = {"timeout": 200, "kernel_name": "python3"}
     NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}, **settings).execute()

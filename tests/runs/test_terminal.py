@@ -39,7 +39,7 @@ def eighty_columns(monkeypatch):
 
 def environment():
     kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    return {**kept, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm-256color"}
+    return {**kept, "TERM": "xterm-256color"}
 
 
 def on_a_terminal(folder, *arguments):

@@ -11,7 +11,6 @@ from pathlib import Path
 import keras
 import pytest
 
-import kmodels
 from kmodels.core.errors import InputError
 from kmodels.tools import cli
 from kmodels.tools.bench import Refused, setting
@@ -24,12 +23,6 @@ def run(*arguments):
     with pytest.raises(SystemExit) as stopped:
         cli.main([str(argument) for argument in arguments])
     return stopped.value.code
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    source = Path(kmodels.__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", str(source))
 
 
 def test_one_backend_by_both_paths(capsys, tmp_path):
