@@ -30,8 +30,11 @@ def test_second_derivatives(name, label, arrays, keywords, mode) -> None:
     def first(found):
         return found[0] if isinstance(found, tuple) else found
 
-    found = second_derivative(lambda *x: first(op(*x, **keywords)), arrays, mode)
     expected = second_derivative(lambda *x: first(op.generic(*x, **keywords)), arrays, mode)
+    # Without an override a call of the op is one of its generic body.
+    found = expected
+    if op.override is not None:
+        found = second_derivative(lambda *x: first(op(*x, **keywords)), arrays, mode)
     for ours, right in zip(found, expected, strict=True):
         assert np.abs(right).max() > 0
         assert np.abs(ours - right).max() <= 10 * tolerance(name) * max(1.0, np.abs(right).max())
