@@ -133,7 +133,7 @@ def _train(make, mesh, callbacks, **options):
 def make_experts(dtype="float32", lora=False):
     """Two experts of eight for each token, of which a device of the axis `model` has some."""
     backbone = models.GemmaBackbone.from_preset(
-        "gemma4_moe_debug", vocabulary_size=64, num_experts=8, dtype=dtype
+        "gemma4_moe_debug", vocabulary_size=64, num_layers=1, num_experts=8, dtype=dtype
     )
     model = models.GemmaCausalLM(backbone)
     if lora:
