@@ -84,7 +84,11 @@ def merged(model):
     model.merge_lora()
 
 
-CHANGES = [frozen, frozen_in_parts, with_lora, with_dora, in_few_bits, in_four_bits, merged]
+CHANGES = [
+    *(frozen_in_parts, with_dora, in_four_bits, merged),
+    # A part of one of these each.
+    *(pytest.param(each, marks=pytest.mark.once) for each in (frozen, with_lora, in_few_bits)),
+]
 
 
 def names(variables):

@@ -151,6 +151,7 @@ def test_the_command(capsys):
     assert "trained weights" in shown and "it fits" in shown and "1.0 GiB" in shown
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

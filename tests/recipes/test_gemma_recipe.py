@@ -197,6 +197,7 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
     assert found["skipped"] == 1 and found["rows"] < found["examples"] == 18
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

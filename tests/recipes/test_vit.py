@@ -170,6 +170,7 @@ def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch
     assert found["metrics"]["loss"] < 10
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -203,7 +204,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(recipe, tmp_path, capsys, argum
 
 
 def test_an_unknown_backend_is_told_before_keras_is_imported(tmp_path):
-    environment = {**os.environ, "KERAS_BACKEND": "foo", "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "KERAS_BACKEND": "foo"}
     done = subprocess.run(
         [sys.executable, RECIPE, "--out", tmp_path], env=environment, capture_output=True, text=True
     )

@@ -357,6 +357,7 @@ def test_wrong_inputs_are_refused():
         backbone({"padding_mask": IDS})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "parameters"),
     # Those of transformers' models of the published configs, with their projections.

@@ -77,8 +77,15 @@ def records(count=12):
     ]
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("lora", "dtype"),
+    [
+        (False, "float32"),
+        (True, "mixed_bfloat16"),
+        pytest.param(False, "mixed_bfloat16", marks=pytest.mark.once),
+        pytest.param(True, "float32", marks=pytest.mark.once),
+    ],
+)
 def test_fit_learns(folder, lora, dtype):
     keras.utils.set_random_seed(0)
     model = made(folder, dtype=dtype)

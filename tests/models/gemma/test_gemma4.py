@@ -98,6 +98,7 @@ def test_logits(case):
     case.check_logits()
 
 
+@pytest.mark.once  # whether the reference would tell
 def test_every_feature_counts(case):
     for change in case.without:
         settings = change if isinstance(change, dict) else {}

@@ -239,6 +239,7 @@ def test_formats_without_a_place_for_it_say_so(model, tmp_path):
             other.export_to_transformers(tmp_path / "out")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

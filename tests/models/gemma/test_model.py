@@ -45,6 +45,7 @@ def test_debug_presets_are_small_and_each_generation_is_what_it_says(models):
         assert backbone.config.num_key_value_heads < backbone.config.num_query_heads
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

@@ -93,6 +93,7 @@ def test_places_of_tokens_may_come_as_keras_hub_gives_them_or_not_at_all(read):
     np.testing.assert_array_equal(whole.found({**inputs, "vision_indices": places}), expected)
 
 
+@pytest.mark.once  # whether the reference would tell
 @once
 @pytest.mark.parametrize("name", ["unified", "tower", "tower_small"])
 def test_each_rule_counts(read, name, monkeypatch):

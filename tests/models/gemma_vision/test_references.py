@@ -80,6 +80,7 @@ def test_places_of_images_may_come_as_keras_hub_gives_them_or_not_at_all(whole):
     np.testing.assert_array_equal(whole.found({**inputs, "vision_indices": places}), expected)
 
 
+@pytest.mark.once  # whether the reference would tell
 def test_each_rule_of_who_sees_whom_counts(whole, monkeypatch):
     inputs = whole.inputs("two")
     right = whole.found(inputs)

@@ -126,6 +126,7 @@ def test_mixed_bfloat16_and_lora_train():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
