@@ -3,16 +3,17 @@
     KERAS_BACKEND=tensorflow python benchmarks/floor.py gemma_lora [--write]
     KERAS_BACKEND=torch python benchmarks/floor.py vit_train [--write]
     python benchmarks/gemma_lora.py WEIGHTS --shapes e2b --systems kmodels transformers floor
+    python benchmarks/image_text_lora.py WEIGHTS --systems kmodels transformers_sdpa floor
 
-The last takes turns with the systems whose step it is. Times parts of the steps of `gemma_lora.py`
-and `vit_train.py` alone, one thread, by the fastest call that the backend has. `gemma_lora`: of
-each block the kernels, forward and for the gradient of their input, and of the head the logits of
-the weighted positions and the gradient of the hidden states. `vit_train`, the small model at batch
-8: of each block the kernels, forward and for both gradients, and the six products of attention; of
-the last block what the class token needs. On torch also, as `passes`, one pass forward and one
-back of GELU, softmax and layer norms, the additions to the residual stream, one cast of each
-kernel and of its gradient, and SGD's update. Nothing else is counted, so no step is faster on this
-processor. Seconds of CPU time, medians, times how often.
+The last two take turns with the systems whose step it is. Times parts of the steps of
+`gemma_lora.py` and `vit_train.py` alone, one thread, by the fastest call that the backend has.
+`gemma_lora`: of each block the kernels, forward and for the gradient of their input, and of the
+head the logits of the weighted positions and the gradient of the hidden states. `vit_train`, the
+small model at batch 8: of each block the kernels, forward and for both gradients, and the six
+products of attention; of the last block what the class token needs. On torch also, as `passes`, one
+pass forward and one back of GELU, softmax and layer norms, the additions to the residual stream,
+one cast of each kernel and of its gradient, and SGD's update. Nothing else is counted, so no step
+is faster on this processor. Seconds of CPU time, medians, times how often.
 """
 
 import argparse
@@ -52,6 +53,8 @@ def gemma_products(shapes: str, length: int) -> list[Product]:
     """Yields the products of a LoRA step at batch 2."""
     if shapes == "e2b":
         return e2b_products(length)
+    if shapes == "image_text":
+        return image_text_products(length)
     width, heads, key_heads, head, mlp, blocks, vocabulary = GEMMAS[shapes]
     tokens, counted = 2 * length, length - 1 + length * 3 // 4 - 1
     kernels = [(width, heads * head), (heads * head, width), (width, mlp), (width, mlp)]
@@ -82,6 +85,38 @@ def e2b_products(length: int) -> list[Product]:
     sizes: list[tuple[int, int, int, float]] = [(tokens, a, b, 1) for a, b in forward + backward]
     sizes += [(counted, width, TILE, tiles), (counted, TILE, width, tiles)]
     return [("dense", (rows, a), (a, b), times) for rows, a, b, times in sizes]
+
+
+def image_text_products(counted: int) -> list[Product]:
+    """Returns the products of a LoRA step of image_text_lora.py, on one image and one text.
+
+    In the first block of vision no gradient goes below queries and values, in those of text all
+    does. Attention has six products a block, its weights being kept.
+
+    Args:
+        counted: tokens of text whose logits count.
+    """
+    patches, pooled, blocks, vocabulary = 4096, 256, 4, 262208
+    tokens = 2 + pooled + counted + 1
+    wide, inner, heads, head = 1152, 4304, 16, 72
+    width, mlp, query, key = 2560, 10240, 2048, 1024
+    seen = [(wide, wide), (wide, inner), (inner, wide)]
+    sizes: list[tuple[int, int, int, float]] = [(patches, *pair, 2 * blocks) for pair in seen]
+    sizes += [(patches, wide, wide, 6 * blocks - 3), (patches, 588, wide, 1)]
+    sizes += [(pooled, wide, width, 1), (pooled, width, wide, 1)]
+    read = [(width, query), *[(width, key)] * 2, (query, width), *[(width, mlp)] * 2, (mlp, width)]
+    for a, b in read:
+        sizes += [(tokens, a, b, blocks), (tokens, b, a, blocks)]
+    tiles = vocabulary / TILE
+    sizes += [(counted, width, TILE, tiles), (counted, TILE, width, tiles)]
+    found: list[Product] = [("dense", (rows, a), (a, b), times) for rows, a, b, times in sizes]
+    rows, weights = (patches, head), (patches, patches)
+    return [
+        *found,
+        ("second", rows, rows, 2 * heads * blocks),
+        ("dense", weights, rows, 2 * heads * blocks),
+        ("first", weights, rows, heads * (2 * blocks - 1)),
+    ]
 
 
 def vit_products() -> list[Product]:

@@ -9,7 +9,8 @@ blocks of text and 4 of vision, and one image of 896 pixels, which takes 256 tok
 tokens count. kmodels goes through `fit`; transformers is a plain loop, with eager attention and
 with SDPA.
 
-Processes, clock, rounds and ratios are those of gemma_lora.py.
+Processes, clock, rounds and ratios are those of gemma_lora.py. `--systems kmodels floor` takes
+turns with the products of kmodels' step alone, see floor.py.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from vit_peers.child import hide_others
 
 IMAGE, SIZE, TOKENS, TEXT = 262_144, 896, 256, 64
 SYSTEMS = ("kmodels", "transformers_eager", "transformers_sdpa")
+FLOOR = Path(__file__).with_name("floor.py")
 
 
 def make_weights(folder: Path) -> None:
@@ -136,15 +138,24 @@ def serve(system: str, weights: str, dtype: str) -> None:
 
 def compare(systems: list[str], weights: str, dtype: str, rounds: int) -> dict:
     """Steps of systems in turn; what came of each."""
-    children = {system: Child("torch", [system, weights, dtype], __file__) for system in systems}
-    return take_turns(children, rounds)
+    children = {
+        system: Child("torch", [system, weights, dtype], __file__)
+        for system in systems
+        if system != "floor"
+    }
+    if "floor" in systems:
+        children["floor"] = Child("torch", ["floor", "image_text", dtype, TEXT - 1], str(FLOOR))
+    found = take_turns(children, rounds)
+    for name in ("peak_mb", "first_loss"):  # which say nothing of products alone
+        found.get("floor", {}).pop(name, None)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("weights", type=Path, nargs="?")
     parser.add_argument("--dtypes", default="bfloat16")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=(*SYSTEMS, "floor"), default=list(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -157,7 +168,7 @@ def main() -> None:
     rows = []
     for dtype in options.dtypes.split(","):
         found = compare(options.systems, str(options.weights), dtype, options.rounds)
-        losses = [row["first_loss"] for row in found.values()]
+        losses = [row["first_loss"] for row in found.values() if "first_loss" in row]
         rows.append({"dtype": dtype, "backend": "torch", "loss_spread": max(losses) - min(losses)})
         rows[-1] |= found
         if "kmodels" in found:
