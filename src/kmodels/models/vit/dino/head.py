@@ -69,7 +69,7 @@ class DINOHead(Layer):
         for part in self.parts[:-1]:
             x = ops.gelu(part(x), approximate=False)
         x = _unit(self.parts[-1](x), axis=-1)
-        return keras.ops.matmul(x, keras.ops.cast(_unit(self.directions, axis=0), x.dtype))
+        return ops.dense(x, keras.ops.cast(_unit(self.directions, axis=0), x.dtype))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """(B, K)."""

@@ -214,7 +214,7 @@ class Upscale(Layer):
         """(B, h, w, D) -> (B, 2 h, 2 w, D)."""
         height, width, channels = x.shape[1:]
         dtype = x.dtype
-        y = keras.ops.matmul(x, keras.ops.cast(self.kernel, dtype))
+        y = ops.dense(x, keras.ops.cast(self.kernel, dtype))
         y = keras.ops.reshape(y, (-1, height, width, 2, 2, channels))
         y = keras.ops.transpose(y, (0, 1, 3, 2, 4, 5))
         y = keras.ops.reshape(y, (-1, 2 * height, 2 * width, channels))
