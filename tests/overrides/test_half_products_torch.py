@@ -24,7 +24,8 @@ if keras.backend.backend() == "torch":
     @pytest.fixture(autouse=True, params=[True, False], ids=["without", "with"])
     def lacks(request, monkeypatch) -> bool:
         """A processor without products of half precision, and one with them."""
-        monkeypatch.setattr(_half_products_torch, "lacks_products", lambda dtype: request.param)
+        lacking = {torch.bfloat16, torch.float16} if request.param else set()
+        monkeypatch.setattr(_half_products_torch, "LACKING", lacking)
         return request.param
 
     class Recorded(TorchDispatchMode):
@@ -115,7 +116,48 @@ if keras.backend.backend() == "torch":
                 "attention", "bfloat16"
             ) * float(theirs.abs().max())
 
-    def test_accelerators_and_compiled_code_keep_their_products(lacks) -> None:
+    @pytest.mark.parametrize("rows", [1, 2, 3])
+    def test_few_rows_meet_a_kernel_that_lies_by_outputs_as_it_lies(rows, lacks) -> None:
+        """As a transposed table does, and the kernels that generation lays so."""
+        generator = torch.Generator().manual_seed(0)
+        x, kernel = (
+            torch.randn(shape, generator=generator).to(torch.bfloat16)
+            for shape in ((1, rows, 8), (8, 9))
+        )
+        turned = kernel.T.contiguous().T
+        right = to_numpy(x.double() @ kernel.double())
+        for held, narrow in ((kernel, False), (turned, rows < 3)):
+            with Recorded() as recorded, torch.no_grad():
+                found = ops.dense(x, held)
+            assert recorded.dtypes == {torch.bfloat16 if narrow or not lacks else torch.float32}
+            assert np.abs(to_numpy(found) - right).max() <= tolerance("dense", "bfloat16") * 8
+
+    @pytest.mark.parametrize("name", ["attention", "dense", "mlp"])
+    def test_compiled_code_multiplies_in_float32_too(name, lacks) -> None:
+        _, _, arrays, keywords = next(case for case in CASES if case[0] == name)
+        given = [keras.ops.convert_to_tensor(x, "bfloat16") for x in arrays]
+        recorded = Recorded()
+
+        def watched(graph, inputs):
+            def run(*x):
+                with recorded:
+                    return graph.forward(*x)
+
+            return run
+
+        torch.compiler.reset()
+        op = getattr(ops, name)
+        found = torch.compile(lambda *x: op(*x, **keywords), backend=watched, fullgraph=True)(
+            *given
+        )
+        assert recorded.dtypes == {torch.float32 if lacks else torch.bfloat16}
+        right = to_numpy(op.generic(*[x.double() for x in given], **keywords))
+        assert found.dtype == torch.bfloat16
+        assert np.abs(to_numpy(found) - right).max() <= tolerance(name, "bfloat16") * max(
+            1, np.abs(right).max()
+        )
+
+    def test_accelerators_keep_their_products(lacks) -> None:
         assert widens(torch.zeros(2, dtype=torch.bfloat16)) == lacks
         assert not widens(torch.zeros(2))
         assert not widens(torch.zeros(2, dtype=torch.int16))

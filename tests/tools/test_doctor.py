@@ -45,13 +45,15 @@ def cases(name: str) -> dict:
 
 def test_the_path_of_attention_is_told_by_dtype_dropout_and_length(monkeypatch) -> None:
     if BACKEND == "torch":
+        import torch
+
         from kmodels.overrides import _half_products_torch
 
-        monkeypatch.setattr(_half_products_torch, "lacks_products", lambda dtype: True)
+        monkeypatch.setattr(_half_products_torch, "LACKING", {torch.bfloat16})
         path = cases("attention")["8x197x6x64 dropout 0.0", "bfloat16"]["path"]
         if keras.ops.zeros(1).device.type == "cpu":
             assert path == "products in float32, since this CPU has none of half precision"
-        monkeypatch.setattr(_half_products_torch, "lacks_products", lambda dtype: False)
+        monkeypatch.setattr(_half_products_torch, "LACKING", frozenset())
     paths = {key: case["path"] for key, case in cases("attention").items()}
     images, dropped = "8x197x6x64 dropout 0.0", "8x197x6x64 dropout 0.1"
     if BACKEND == "torch":

@@ -192,6 +192,8 @@ def in_float32(
     op: Any = attention
     narrow = query, key, value
     inputs = [x.float() for x in narrow]
+    if torch.compiler.is_compiling():
+        return op.generic(*inputs, *arguments, **options).to(query.dtype)
     call = op.generic if op.declines(*inputs, *arguments, **options) else op.override
     if not torch.is_grad_enabled():
         return call(*inputs, *arguments, **options).to(query.dtype)

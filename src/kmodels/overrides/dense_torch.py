@@ -18,7 +18,7 @@ from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.dense import check_width, dense
 from kmodels.overrides import _half_products_torch
 from kmodels.overrides._backward_torch import Context, backward
-from kmodels.overrides._half_products_torch import widens
+from kmodels.overrides._half_products_torch import by_rows, widens
 from kmodels.overrides._tensors_torch import as_tensor, stored
 
 # Multiplications below which the call itself takes as long.
@@ -38,6 +38,11 @@ def by_onednn(x: torch.Tensor, kernel: torch.Tensor, biased: bool = False) -> bo
     if x.dtype == torch.float32:
         return mkl_is_slow()
     return biased and x.dtype == torch.bfloat16 and has_narrow_products()
+
+
+def in_float32(x: torch.Tensor, kernel: torch.Tensor) -> bool:
+    """Returns whether this processor multiplies these operands sooner in float32."""
+    return widens(x) and not by_rows(x, kernel)
 
 
 @cache
@@ -68,7 +73,11 @@ def dense_torch(
     x, bias = as_tensor(x), None if bias is None else as_tensor(bias)
     kernel = stored(kernel) if torch.is_grad_enabled() else as_tensor(kernel)
     check_width(x, kernel)
-    if widens(x) or by_onednn(x, kernel, bias is not None):
+    is_wide = in_float32(x, kernel)
+    if is_wide and torch.compiler.is_compiling():
+        added = None if bias is None else bias.float()
+        return functional.linear(x.float(), kernel.to(x.dtype).float().T, added).to(x.dtype)
+    if is_wide or by_onednn(x, kernel, bias is not None):
         return _Affine.apply(x, kernel, bias)
     if kernel.dtype is not x.dtype:
         kernel = kernel.to(x.dtype)
@@ -119,18 +128,18 @@ def product(
     x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns x (..., in) @ kernel (in, out) + bias by oneDNN or in float32, without autograd."""
-    if widens(x):
+    if in_float32(x, kernel):
         return _half_products_torch.product(x, kernel, bias)
     return internals_torch.onednn_linear(x, kernel, bias)
 
 
 def affine(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the faster way to x (..., in) @ kernel (in, out) + bias, without autograd."""
-    if widens(x) or by_onednn(x, kernel, bias is not None):
+    if in_float32(x, kernel) or by_onednn(x, kernel, bias is not None):
         return product(x, kernel, bias)
     return functional.linear(x, kernel.T, bias)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Returns the faster product of two matrices, without autograd."""
-    return product(a, b) if widens(a) or by_onednn(a, b) else torch.mm(a, b)
+    return product(a, b) if in_float32(a, b) or by_onednn(a, b) else torch.mm(a, b)
