@@ -28,6 +28,10 @@ def on_every_processor(monkeypatch) -> None:
         from kmodels.overrides import dense_torch
 
         monkeypatch.setattr(dense_torch, "mkl_is_slow", lambda: True)
+    if keras.backend.backend() == "tensorflow":
+        from kmodels.overrides import dense_tensorflow
+
+        monkeypatch.setattr(dense_tensorflow, "truncates", lambda dtype: dtype.size == 2)
 
 
 def _first(found):

@@ -54,6 +54,15 @@ def test_the_path_of_attention_is_told_by_dtype_dropout_and_length(monkeypatch) 
         if keras.ops.zeros(1).device.type == "cpu":
             assert path == "products in float32, since this CPU has none of half precision"
         monkeypatch.setattr(_half_products_torch, "LACKING", frozenset())
+    if BACKEND == "tensorflow":
+        from kmodels.overrides import attention_tensorflow
+
+        monkeypatch.setattr(attention_tensorflow, "truncates", lambda dtype: dtype.size == 2)
+        path = cases("attention")["8x197x6x64 soft cap", "bfloat16"]["path"]
+        assert path == (
+            "the op's own body in float32, since this CPU rounds no products of bfloat16"
+        )
+        monkeypatch.setattr(attention_tensorflow, "truncates", lambda dtype: False)
     paths = {key: case["path"] for key, case in cases("attention").items()}
     images, dropped = "8x197x6x64 dropout 0.0", "8x197x6x64 dropout 0.1"
     if BACKEND == "torch":

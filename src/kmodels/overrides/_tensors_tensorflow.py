@@ -1,8 +1,32 @@
 """Shared parts of the overrides with a backward pass of their own."""
 
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
+
+
+@cache
+def truncates(dtype: tf.DType) -> bool:
+    """Returns whether products of a dtype have their last digits cut off, and not rounded.
+
+    TensorFlow does so in bfloat16 on CPUs without AVX512, and its einsum rounds each sum there.
+    """
+    if dtype.size != 2 or not dtype.is_floating or tf.config.list_physical_devices("GPU"):
+        return False
+    last = 2.0**-7 if dtype == tf.bfloat16 else 2.0**-10
+    with tf.init_scope():
+        found = tf.matmul(tf.ones((1, 2), dtype), tf.constant([[1.0], [0.75 * last]], dtype))
+        return float(found[0, 0]) == 1.0
+
+
+def product(
+    a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> tf.Tensor:
+    """`tf.matmul`, in float32 and rounded once where digits would be cut off."""
+    if not truncates(a.dtype):
+        return tf.matmul(a, b, transpose_a, transpose_b)
+    return tf.cast(tf.matmul(wide(a), wide(b), transpose_a, transpose_b), a.dtype)
 
 
 def wide(x: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ from kmodels.core.dispatch import OpCall, override
 from kmodels.ops._attention_parts import MASKED, allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import dropout_tensorflow
-from kmodels.overrides._tensors_tensorflow import later, static_shape, wide
+from kmodels.overrides._tensors_tensorflow import later, product, static_shape, truncates, wide
 from kmodels.overrides.blocks import Block, blocks, near
 
 # Queries of a block: measured between 64 and 256.
@@ -26,7 +26,12 @@ KEPT = 1024
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves attention without a soft cap and image blocks, of known sizes, on CPU."""
+    """Serves what `by_blocks` does, and all that TensorFlow would not round."""
+    return None if truncates(tf.as_dtype(call.query.dtype)) else by_blocks(call)
+
+
+def by_blocks(call: OpCall) -> str | None:
+    """Returns why blocks do not serve a call; those without a soft cap, on CPU, are served."""
     drops = call.dropout and call.seed is not None
     if not call.causal and not drops and tf.as_dtype(call.query.dtype).size > 2:
         return "in float32 only a causal mask and dropout were measured to make it faster"
@@ -78,6 +83,14 @@ def attention_tensorflow(
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    if truncates(query.dtype):
+        op: Any = attention
+        options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
+        options |= {"segment_ids": segment_ids, "block_ids": block_ids}
+        options |= {"dropout": dropout, "seed": seed}
+        if by_blocks(op.bind(query, key, value, mask, **options)):
+            inputs = (wide(x) for x in (query, key, value))
+            return tf.cast(op.generic(*inputs, mask, **options), query.dtype)
     _, length, heads, head_dim = static_shape(query)
     keys, groups = static_shape(key)[1:3]
     factor = head_dim**-0.5 if scale is None else scale
@@ -104,10 +117,10 @@ def attention_tensorflow(
         saved, outputs = [], []
         for block in cut:
             rows, seen = _places(block, sizes)
-            scores = tf.matmul(query[:, :, rows], key[:, :, seen], transpose_b=True)
+            scores = product(query[:, :, rows], key[:, :, seen], transpose_b=True)
             saved.append(tf.cast(_softmax(scores, pairs, segments, block, sizes), value.dtype))
             weights = dropped(saved[-1], stays, (rows, seen))
-            outputs.append(scaled(tf.matmul(weights, value[:, :, seen])))
+            outputs.append(scaled(product(weights, value[:, :, seen])))
 
         def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             drawn = [] if stays is None else [stays]
@@ -122,14 +135,14 @@ def attention_tensorflow(
                 rest = [[0, 0], [0, 0], [seen.start, keys - seen.stop], [0, 0]]
                 full, place = wide(weights), (rows, seen)
                 left = dropped(weights, stays_, place)
-                own = scaled(tf.matmul(left, part, transpose_a=True))
+                own = scaled(product(left, part, transpose_a=True))
                 for_value.append(tf.pad(own, rest))
-                slope = wide(tf.matmul(part, value_[:, :, seen], transpose_b=True))
+                slope = wide(product(part, value_[:, :, seen], transpose_b=True))
                 slope = dropped(slope, stays_, place) * share
                 slope = full * (slope - tf.reduce_sum(slope * full, axis=-1, keepdims=True))
                 slope = tf.cast(slope * factor, weights.dtype)
-                for_query.append(tf.matmul(slope, key_[:, :, seen]))
-                own = tf.matmul(slope, query_[:, :, rows], transpose_a=True)
+                for_query.append(product(slope, key_[:, :, seen]))
+                own = product(slope, query_[:, :, rows], transpose_a=True)
                 for_key.append(tf.pad(own, rest))
             keys_slope, values_slope = (_heads_first(tf.add_n(x)) for x in (for_key, for_value))
             return _back(tf.concat(for_query, axis=2), sizes), keys_slope, values_slope

@@ -7,7 +7,7 @@ from keras import ops
 
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
-from kmodels.overrides._tensors_tensorflow import later, static_shape
+from kmodels.overrides._tensors_tensorflow import later, product, static_shape
 
 State = tuple[tf.Tensor, ...]
 
@@ -41,15 +41,15 @@ def grouped_dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, sizes: tf.Tensor) 
             def step(group: tf.Tensor) -> State:
                 slope, rows = own(gradient, group), own(x_, group)
                 return (
-                    tf.matmul(slope, kernel_[group], transpose_b=True),
-                    tf.matmul(rows, slope, transpose_a=True),
+                    product(slope, kernel_[group], transpose_b=True),
+                    product(rows, slope, transpose_a=True),
                 )
 
             for_x, for_kernel = _loop(step, groups, ((None, x.shape[1]), kernel.shape[1:]), x.dtype)
             return tf.ensure_shape(for_x.concat(), x.shape), for_kernel.stack()
 
         def forward(group: tf.Tensor) -> State:
-            return (tf.matmul(own(x, group), kernel[group]),)
+            return (product(own(x, group), kernel[group]),)
 
         (found,) = _loop(forward, groups, ((None, kernel.shape[2]),), x.dtype)
         return tf.ensure_shape(found.concat(), (x.shape[0], kernel.shape[2])), backward

@@ -15,7 +15,7 @@ from kmodels.ops.linear_cross_entropy import (
     linear_cross_entropy,
     tile_of,
 )
-from kmodels.overrides._tensors_tensorflow import static_shape
+from kmodels.overrides._tensors_tensorflow import product, static_shape
 
 
 def on_accelerator() -> bool:
@@ -124,7 +124,7 @@ def _scores(
     hidden: tf.Tensor, tile: tf.Tensor, soft_cap: float | None, dtype: tf.DType
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns logits of one tile, and their derivative by the uncapped ones."""
-    score = tf.cast(tf.matmul(hidden, tile, transpose_b=True), dtype)
+    score = tf.cast(product(hidden, tile, transpose_b=True), dtype)
     if soft_cap is None:
         return score, None
     score = tf.tanh(score / soft_cap)
@@ -166,7 +166,7 @@ def _walk(
                 own = tf.gather(slope, column, batch_dims=1)
                 new["slope_right"] = tf.where(here, own, old["slope_right"])
                 score = score * slope
-            part = tf.cast(tf.matmul(tf.cast(score, hidden.dtype), tile), dtype)
+            part = tf.cast(product(tf.cast(score, hidden.dtype), tile), dtype)
             new["mean"] = old["mean"] * decay[:, None] + part
         return new
 
@@ -195,10 +195,10 @@ def _gradients(
         own = tf.one_hot(column, size, dtype=dtype) * tf.cast(here, dtype)[:, None]
         score = (tf.exp(score - total[:, None]) - own) * weights[:, None]
         score = tf.cast(score if slope is None else score * slope, hidden.dtype)
-        rows = tf.cast(tf.matmul(score, hidden, transpose_a=True), table.dtype)
+        rows = tf.cast(product(score, hidden, transpose_a=True), table.dtype)
         index = (start + tf.range(size))[:, None]
         return {
-            "hidden": old["hidden"] + tf.cast(tf.matmul(score, tile), dtype),
+            "hidden": old["hidden"] + tf.cast(product(score, tile), dtype),
             "table": tf.tensor_scatter_nd_update(old["table"], index, rows),
         }
 

@@ -13,7 +13,14 @@ from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.dense import check_width
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_tensorflow
-from kmodels.overrides._tensors_tensorflow import after, later, static_shape, sum_of_rows, wide
+from kmodels.overrides._tensors_tensorflow import (
+    after,
+    later,
+    product,
+    static_shape,
+    sum_of_rows,
+    wide,
+)
 from kmodels.overrides.gelu_tensorflow import density, share
 
 
@@ -68,16 +75,16 @@ def mlp_tensorflow(
             full, stays = wide(hidden_), None if kept is None else drawn[0]
             below = share(full)
             active = tf.cast(dropped(full * below, stays), rows.dtype)
-            for_down = tf.matmul(active, gradient, transpose_a=True)
-            slope = dropped(wide(tf.matmul(gradient, down_, transpose_b=True)), stays)
+            for_down = product(active, gradient, transpose_a=True)
+            slope = dropped(wide(product(gradient, down_, transpose_b=True)), stays)
             slope *= below + full * density(full)
             narrow = tf.cast(slope, rows.dtype)
-            for_up = tf.matmul(rows_, narrow, transpose_a=True)
+            for_up = product(rows_, narrow, transpose_a=True)
             sums = (slope if of_up is not None else None, gradient if of_down is not None else None)
             for_biases = [tf.cast(sum_of_rows(x), rows.dtype) for x in sums if x is not None]
             for_up, for_down = tf.cast(for_up, up.dtype), tf.cast(for_down, down.dtype)
             narrow = after(narrow, for_up, for_down, *for_biases)
-            return tf.matmul(narrow, up_, transpose_b=True), for_up, for_down, *for_biases
+            return product(narrow, up_, transpose_b=True), for_up, for_down, *for_biases
 
         return _affine(active, tf.cast(down, rows.dtype), of_down), backward
 
@@ -91,5 +98,5 @@ def mlp_tensorflow(
 
 
 def _affine(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
-    y = tf.matmul(x, kernel)
+    y = product(x, kernel)
     return y if bias is None else tf.nn.bias_add(y, bias)
