@@ -45,7 +45,7 @@ LONGEST_ACROSS_FIRST = ("torch", "jax", "tensorflow")
 REFERENCES = ROOT / "tests" / ".references"
 EXCHANGE = FOLDER / "exchange"
 WRITER = ROOT / "tests" / "write_references.py"
-SUITE_LIMIT = 3000.0
+SUITE_LIMIT = 3600.0
 # Two runs stand side by side on two cores: more threads would only get in each other's way.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
