@@ -19,7 +19,7 @@ from kmodels.core import keras_internals
 from kmodels.core.host import numbers_torch
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import (
-    _half_products_torch,
+    _tensors_torch,
     attention_torch,
     dropout_torch,
     grouped_dense_torch,
@@ -147,7 +147,7 @@ def dense(
 def attention_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Puts bodies for CPUs in the place of CUDA's kernels; returns what they were given."""
     given: list[Any] = []
-    monkeypatch.setattr(_half_products_torch, "LACKING", frozenset())
+    monkeypatch.setattr(_tensors_torch, "LACKING", frozenset())
 
     def varlen(query: Any, key: Any, value: Any, window: int, scale: Any) -> torch.Tensor:
         given.append(("varlen", tuple(query.shape), tuple(key.shape), window, scale))

@@ -13,8 +13,9 @@ if keras.backend.backend() == "torch":
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from kmodels.overrides import _half_products_torch
-    from kmodels.overrides._half_products_torch import product, widens
+    from kmodels.overrides import _half_products_torch, _tensors_torch
+    from kmodels.overrides._half_products_torch import product
+    from kmodels.overrides._tensors_torch import widens
 
     HALF = ("bfloat16", "float16")
     PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm", "convolution")
@@ -25,7 +26,7 @@ if keras.backend.backend() == "torch":
     def lacks(request, monkeypatch) -> bool:
         """A processor without products of half precision, and one with them."""
         lacking = {torch.bfloat16, torch.float16} if request.param else set()
-        monkeypatch.setattr(_half_products_torch, "LACKING", lacking)
+        monkeypatch.setattr(_tensors_torch, "LACKING", lacking)
         return request.param
 
     class Recorded(TorchDispatchMode):

@@ -15,7 +15,7 @@ if keras.backend.backend() == "torch":
     import torch
 
     from kmodels.core import dispatch_torch
-    from kmodels.overrides import _attention_blocks_torch, _half_products_torch, attention_torch
+    from kmodels.overrides import _attention_blocks_torch, _tensors_torch, attention_torch
 
     def _kernels(function) -> set[str]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -50,7 +50,7 @@ if keras.backend.backend() == "torch":
     def test_the_kernel_follows_what_was_measured(monkeypatch) -> None:
         tensors, mask = _inputs()
         fused = "aten::scaled_dot_product_attention"
-        monkeypatch.setattr(_half_products_torch, "LACKING", frozenset())
+        monkeypatch.setattr(_tensors_torch, "LACKING", frozenset())
         assert fused in _kernels(lambda: ops.attention(*tensors, mask))
         low = [x.to(torch.bfloat16) for x in tensors]
         assert fused not in _kernels(lambda: ops.attention(*low, mask))

@@ -47,13 +47,13 @@ def test_the_path_of_attention_is_told_by_dtype_dropout_and_length(monkeypatch) 
     if BACKEND == "torch":
         import torch
 
-        from kmodels.overrides import _half_products_torch
+        from kmodels.overrides import _tensors_torch
 
-        monkeypatch.setattr(_half_products_torch, "LACKING", {torch.bfloat16})
+        monkeypatch.setattr(_tensors_torch, "LACKING", {torch.bfloat16})
         path = cases("attention")["8x197x6x64 dropout 0.0", "bfloat16"]["path"]
         if keras.ops.zeros(1).device.type == "cpu":
             assert path == "products in float32, since this CPU has none of half precision"
-        monkeypatch.setattr(_half_products_torch, "LACKING", frozenset())
+        monkeypatch.setattr(_tensors_torch, "LACKING", frozenset())
     if BACKEND == "tensorflow":
         from kmodels.overrides import attention_tensorflow
 

@@ -7,7 +7,7 @@ a product in float32 takes a hundredth of the time, with both operands cast befo
 
 import torch
 
-from kmodels.core.framework_internals import internals_torch
+from kmodels.overrides._tensors_torch import widens
 
 # Numbers of a kernel that are cast at a time: 4 MiB in float32, which stay in a cache.
 TILE = 2**20
@@ -16,17 +16,6 @@ ROWS = 1024
 # Rows of which each takes torch less time than the cast of the kernel: 33 ms and 50 for a table of
 # 64,000 by 2,560.
 FEW = 2
-
-
-# A constant, so that the compiler can trace what asks for it.
-LACKING = frozenset(
-    dtype for dtype in (torch.bfloat16, torch.float16) if not internals_torch.has_matmul(dtype)
-)
-
-
-def widens(x: torch.Tensor) -> bool:
-    """Returns whether products with a tensor are made in float32."""
-    return x.dtype in LACKING and x.device.type == "cpu"
 
 
 def by_rows(x: torch.Tensor, kernel: torch.Tensor) -> bool:

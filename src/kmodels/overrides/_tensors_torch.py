@@ -7,10 +7,21 @@ import torch
 from keras import Variable
 from torch.compiler import is_compiling
 
+from kmodels.core.framework_internals import internals_torch
 from kmodels.core.keras_internals import no_autocast, value_of
 
 # Others belong to a mode of torch, as that of shapes without numbers.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+# A constant, so that the compiler can trace what asks for it.
+LACKING = frozenset(
+    dtype for dtype in (torch.bfloat16, torch.float16) if not internals_torch.has_matmul(dtype)
+)
+
+
+def widens(x: torch.Tensor) -> bool:
+    """Returns whether products with a tensor are made in float32."""
+    return x.dtype in LACKING and x.device.type == "cpu"
 
 
 def as_tensor(x: Any) -> torch.Tensor:

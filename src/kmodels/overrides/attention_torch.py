@@ -23,8 +23,7 @@ from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides._attention_blocks_torch import Kept, Options, Products, forward_alone, plain
 from kmodels.overrides._attention_choice_torch import Facts, choose, repeats_keys
 from kmodels.overrides._backward_torch import Context, backward
-from kmodels.overrides._half_products_torch import widens
-from kmodels.overrides._tensors_torch import as_tensor
+from kmodels.overrides._tensors_torch import as_tensor, widens
 
 # Keys from which SDPA is taken on CPUs too, where it needs no mask of length x keys.
 LONG = 1024

@@ -18,8 +18,8 @@ from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.dense import check_width, dense
 from kmodels.overrides import _half_products_torch
 from kmodels.overrides._backward_torch import Context, backward
-from kmodels.overrides._half_products_torch import by_rows, widens
-from kmodels.overrides._tensors_torch import as_tensor, stored
+from kmodels.overrides._half_products_torch import by_rows
+from kmodels.overrides._tensors_torch import as_tensor, stored, widens
 
 # Multiplications below which the call itself takes as long.
 SMALL = 2**21

@@ -8,8 +8,8 @@ from torch.nn.functional import grouped_mm
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
-from kmodels.overrides._half_products_torch import product, widens
-from kmodels.overrides._tensors_torch import as_tensor
+from kmodels.overrides._half_products_torch import product
+from kmodels.overrides._tensors_torch import as_tensor, widens
 
 # Bytes of which torch wants each row to be a multiple.
 ALIGNED = 16

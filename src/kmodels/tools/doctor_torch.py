@@ -8,7 +8,7 @@ from kmodels import ops
 from kmodels.core.dispatch import Op
 from kmodels.overrides import attention_torch
 from kmodels.overrides._attention_choice_torch import choose
-from kmodels.overrides._half_products_torch import widens
+from kmodels.overrides._tensors_torch import widens
 from kmodels.overrides.attention_torch import by_products
 from kmodels.overrides.dense_torch import by_onednn
 
