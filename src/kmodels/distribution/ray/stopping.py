@@ -28,7 +28,7 @@ def new_key() -> str:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a worker returns that has stopped after a signal.
+    """Says that a worker has stopped after a signal; its work returns it.
 
     Attributes:
         signum: the signal.

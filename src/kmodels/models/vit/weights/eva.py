@@ -92,13 +92,7 @@ def open_checkpoint(
     timm.refuse_unknown(path, arguments, UNKNOWN)
     backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
-    statistics = timm.statistics_of(name, description, config.image_shape[2])
-    pictures = statistics and {
-        "image_size": config.image_shape[:2],
-        "mean": statistics[0],
-        "std": statistics[1],
-        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
-    }
+    pictures = timm.pictures_of(name, description, config)
     return SourceCheckpoint(
         path=path,
         kind="timm",

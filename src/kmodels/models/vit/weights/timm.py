@@ -148,14 +148,7 @@ def open_checkpoint(
     backbone = _backbone(path, name, arguments, description, tensors)
     config = ViTConfig(**backbone)
     tensors = with_zero_biases(tensors, config)
-    statistics = statistics_of(name, description, config.image_shape[2])
-    pictures = statistics and {
-        "image_size": config.image_shape[:2],
-        "mean": statistics[0],
-        "std": statistics[1],
-        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
-    }
-
+    pictures = pictures_of(name, description, config)
     return SourceCheckpoint(
         path=path,
         kind="timm",
@@ -317,6 +310,23 @@ def heads(path: Path, name: str, width: int) -> int:
     if width % 64 == 0 and width >= 192:
         return width // 64
     raise InputError(f"{path} does not say how many heads a width of {width} has; give num_heads")
+
+
+def pictures_of(name: str, description: dict[str, Any], config: ViTConfig) -> dict[str, Any] | None:
+    """Returns the arguments of a preprocessor of images; None where no statistics are known.
+
+    Args:
+        name: timm's name of the model.
+        description: the object in its config.json.
+        config: config of the backbone.
+    """
+    statistics = statistics_of(name, description, config.image_shape[2])
+    return statistics and {
+        "image_size": config.image_shape[:2],
+        "mean": statistics[0],
+        "std": statistics[1],
+        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
+    }
 
 
 def task_of(

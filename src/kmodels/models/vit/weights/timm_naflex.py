@@ -101,13 +101,7 @@ def open_checkpoint(
     tensors[POSITIONS] = rows
     backbone = _backbone(path, name, arguments, description, tensors, tuple(grid))
     config = ViTConfig(**backbone)
-    statistics = timm.statistics_of(name, description, config.image_shape[2])
-    pictures = statistics and {
-        "image_size": config.image_shape[:2],
-        "mean": statistics[0],
-        "std": statistics[1],
-        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
-    }
+    pictures = timm.pictures_of(name, description, config)
     named = {ours: tensors[theirs] for ours, theirs in EMBEDDING.items() if theirs in tensors}
     return SourceCheckpoint(
         path=path,
