@@ -5,13 +5,14 @@ ARGS ?=
 WHEELS ?=
 WHEELS_PYTHON ?= 3.12
 
-.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-nightly test-newest test-lowest test-ray lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
+.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-nightly test-newest test-lowest test-slow test-ray lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
 	@echo "make gemma                 fine-tune a small Gemma with LoRA (ARGS='--weights DIR --data FILE.jsonl' for a real one)"
 	@echo "make test                  all tests, each backend in its own environment"
 	@echo "make test BACKEND=torch    the tests of one backend"
+	@echo "make test-slow             the slow tests that make test runs on torch alone, on JAX and TensorFlow"
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make test-newest           the same with the newest versions of everything"
 	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
@@ -34,7 +35,7 @@ gemma:
 test:
 	$(PYTHON) tests/run.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
 
-test-nightly test-newest test-lowest: test-%:
+test-nightly test-newest test-lowest test-slow: test-%:
 	$(PYTHON) tests/run.py --$* $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
 
 bench: full-environment

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from slow_tests import read_list
 
 # At Python's own threshold the garbage collector takes a tenth of a suite.
 gc.set_threshold(50_000, 20, 20)
@@ -135,6 +136,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ray", action="store_true", help="run the tests whose Ray clusters take minutes, too"
     )
+    parser.addoption(
+        "--slow",
+        action="store_true",
+        help="run only what tests/slow_tests.txt leaves out on JAX and TensorFlow otherwise",
+    )
 
 
 def pytest_report_header() -> str:
@@ -144,6 +150,21 @@ def pytest_report_header() -> str:
 def _missing(item: pytest.Item) -> list[str]:
     needed = [name for mark in item.iter_markers("needs") for name in mark.args]
     return [name for name in needed if not find_spec(name)]
+
+
+LEFT_OUT = pytest.StashKey[int]()
+SLOW = read_list()
+
+
+def _slow(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns what is left to --slow: slow tests where torch is not, and never all of a file."""
+    if ENVIRONMENT not in BACKENDS or BACKEND == "torch":
+        return []
+    quickest: dict[Path, float] = {}
+    for item in items:
+        seconds = SLOW.get(item.nodeid, 0.0)
+        quickest[item.path] = min(seconds, quickest.get(item.path, seconds))
+    return [item for item in items if SLOW.get(item.nodeid, 0.0) > quickest[item.path]]
 
 
 def _is_chosen(item: pytest.Item, across: bool) -> bool:
@@ -164,8 +185,15 @@ def _is_chosen(item: pytest.Item, across: bool) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     across = config.getoption("--across")
     chosen = [item for item in items if _is_chosen(item, across)]
-    left = [item for item in items if item not in set(chosen)]
-    if left:
+    slow = _slow(chosen)
+    if config.getoption("--slow"):
+        chosen = slow
+    else:
+        waiting = set(slow)
+        chosen = [item for item in chosen if item not in waiting]
+        config.stash[LEFT_OUT] = len(slow)
+    kept = set(chosen)
+    if left := [item for item in items if item not in kept]:
         config.hook.pytest_deselected(items=left)
     if across:  # what waits for the backends' own suites comes last
         chosen.sort(key=lambda item: "exchange" in getattr(item, "fixturenames", ()))
@@ -178,6 +206,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if missing := _missing(item):
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{count} slow tests left to make test-slow")
 
 
 def pytest_collection_finish() -> None:

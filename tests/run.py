@@ -5,6 +5,7 @@ python3 tests/run.py --backend torch    one backend
 python3 tests/run.py --nightly          each backend with the nightly build of Keras
 python3 tests/run.py --newest           each backend with the newest versions of everything
 python3 tests/run.py --lowest           the core of the suite with the oldest versions allowed
+python3 tests/run.py --slow             what that leaves out on JAX and TensorFlow: tests/slow_tests.txt
 python3 tests/run.py --references       only write the references that the tests read
 python3 tests/run.py --backend jax -- tests/ops -k attention    what follows goes to pytest
 
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import slow_tests
 from environments import (
     BACKENDS,
     FOLDER,
@@ -55,13 +57,15 @@ ONE_THREAD = {
     "TF_NUM_INTEROP_THREADS": "1",
 }
 NO_TESTS_COLLECTED = 5
+SLOW = "--slow"
 # What the oldest versions are tried with: packages as old warn of what has come since.
 CORE = (
     *("-W", "ignore::DeprecationWarning", "tests/test_command.py", "tests/core", "tests/ops"),
     *("tests/overrides", "tests/layers", "tests/models", "tests/training"),
 )
-# The number of the slowest tests that are shown, of each suite as many.
+# The number of the slowest tests that are shown; logs name all that took this many seconds.
 SLOWEST = 10
+NAMED_FROM = slow_tests.SECONDS
 
 
 @dataclass
@@ -72,6 +76,7 @@ class Outcome:
     counts: Counter = field(default_factory=Counter)
     skips: list[str] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    left: int = 0
     seconds: float = 0.0
 
     @property
@@ -153,10 +158,11 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     """Run pytest in an environment under a backend and print what failed."""
     across = environment == "full"
     name = f"full:{backend}" if across else environment
+    name += "-slow" if SLOW in arguments else ""
     outcome, begun = Outcome(name), time.monotonic()
     log = LOGS / f"test-{name.replace(':', '-')}.log"
     command = [python_of(environment), "-m", "pytest", "-q", "--color=no", *arguments]
-    command.append(f"--durations={SLOWEST}")
+    command += ["--durations=0", f"--durations-min={NAMED_FROM}"]
     if across:
         command.append("--across")
     say(name, "tests begin")
@@ -166,6 +172,7 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     text = log.read_text(errors="replace")
     outcome.counts, outcome.skips = read_counts(text, status)
     outcome.slowest = read_slowest(text)
+    outcome.left = int((re.findall(r"^(\d+) slow tests left", text, re.MULTILINE) or [0])[-1])
     outcome.seconds = time.monotonic() - begun
     running(environment).unlink(missing_ok=True)
     counted = ", ".join(f"{number} {word}" for word, number in sorted(outcome.counts.items()))
@@ -250,6 +257,8 @@ def report(outcomes: list[Outcome]) -> int:
             f"{outcome.name:<16} {counts['passed']:5d} passed {outcome.failed:4d} failed "
             f"{counts['skipped'] + counts['xfailed']:4d} skipped {outcome.seconds:6.0f} s"
         )
+    if left := [f"{o.left} on {o.name}" for o in outcomes if o.left]:
+        print(f"slow tests left to make test-slow: {', '.join(left)}")
     failed = total["failed"] + total["error"]
     skipped = total["skipped"] + total["xfailed"]
     print(f"{total['passed']} passed, {failed} failed, {skipped} skipped", flush=True)
@@ -275,12 +284,17 @@ def main() -> int:
             help=f"with {text}",
         )
     parser.add_argument("--references", action="store_true", help="only write the references")
+    parser.add_argument(SLOW, action="store_true", help="what tests/slow_tests.txt names, on JAX and TF")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
     if options.references:
         return 0 if write_references() else 1
     arguments = options.pytest or (list(CORE) if options.versions == "lowest" else [])
-    return report(run_all(options.backend or list(BACKENDS), arguments, options.versions))
+    backends = options.backend or list(BACKENDS)
+    if options.slow:
+        backends = [name for name in backends if name in slow_tests.BACKENDS]
+        arguments = [SLOW, *arguments]
+    return report(run_all(backends, arguments, options.versions))
 
 
 if __name__ == "__main__":
