@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
 from slow_tests import read_list
 
 # At Python's own threshold the garbage collector takes a tenth of a suite.

@@ -5,7 +5,7 @@ python3 tests/run.py --backend torch    one backend
 python3 tests/run.py --nightly          each backend with the nightly build of Keras
 python3 tests/run.py --newest           each backend with the newest versions of everything
 python3 tests/run.py --lowest           the core of the suite with the oldest versions allowed
-python3 tests/run.py --slow             what that leaves out on JAX and TensorFlow: tests/slow_tests.txt
+python3 tests/run.py --slow             what that leaves out on JAX and TensorFlow
 python3 tests/run.py --references       only write the references that the tests read
 python3 tests/run.py --backend jax -- tests/ops -k attention    what follows goes to pytest
 
@@ -40,7 +40,7 @@ from environments import (
 )
 
 # Two suites of backends share the core that begins first, while the references are still written.
-LONGEST_FIRST = ("jax", "tensorflow", "torch")
+LONGEST_FIRST = ("torch", "jax", "tensorflow")
 # Across frameworks it is another; the first begins while the last of the suites is at work, and has
 # most to do before it waits for that one.
 LONGEST_ACROSS_FIRST = ("torch", "jax", "tensorflow")
@@ -284,7 +284,7 @@ def main() -> int:
             help=f"with {text}",
         )
     parser.add_argument("--references", action="store_true", help="only write the references")
-    parser.add_argument(SLOW, action="store_true", help="what tests/slow_tests.txt names, on JAX and TF")
+    parser.add_argument(SLOW, action="store_true", help="only what tests/slow_tests.txt names")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
     if options.references:

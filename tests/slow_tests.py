@@ -11,7 +11,6 @@ backends leave for each other.
 
 import re
 import sys
-from pathlib import Path
 
 from environments import LOGS, ROOT
 

@@ -7,6 +7,7 @@ python ray_cases.py ray FOLDER NAME...      a driver: the cases of these names, 
 import hashlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -18,6 +19,22 @@ BATCH, ROWS, EPOCHS, EVERY = 8, 32, 2, 3
 DEATH = 5
 # Each death costs a start of all workers.
 DYING = {"torch": ("vit", "gemma"), "jax": ("gemma",)}
+# One process less for each start of all workers, and nobody is told.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+
+
+def variables_of_a_driver(folder):
+    """What a driver in a folder is given: a home of its own there, and where modules lie."""
+    tests = Path(__file__).parents[2]
+    places = tests.parent / "src", tests, Path(__file__).parent
+    return {
+        **QUIET,
+        "KERAS_BACKEND": "torch",
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
+        "HOME": str(folder / "home"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XLA_FLAGS": re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"]),
+    }
 
 
 def vit():

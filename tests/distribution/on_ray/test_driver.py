@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import ray_cases
 from launch import ROOT
 
 from kmodels.checkpoint import manager
@@ -56,13 +57,13 @@ def command(out, temporary, *more):
     """The command of a recipe on Ray; at the end, it and all that it started are gone."""
     mark = f"KMODELS_TEST_MARK={secrets.token_hex(8)}"
     name, value = mark.split("=")
-    env = os.environ | {
+    env = {
+        **os.environ,
+        **ray_cases.QUIET,
         name: value,
         "KERAS_BACKEND": "torch",
         "PYTHONPATH": str(ROOT / "src"),
         "TMPDIR": str(temporary),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
     words = ["vit", *FLAGS, "--on", "ray", "--workers", "2", "--out", str(out), *more]
     with open(f"{out}.txt", "w") as file:

@@ -1,14 +1,12 @@
 """Nodes of a Ray cluster that go and come while a run is on them."""
 
 import json
-import os
-import re
 from pathlib import Path
 
 import node_cases
 import pytest
 import ray_cases
-from launch import ROOT, Process, launch, torch_ranks
+from launch import Process, launch, torch_ranks
 
 from tolerances import tolerance
 
@@ -29,16 +27,7 @@ def folder(tmp_path_factory):
 def found(folder):
     """What the driver found, by case; all on one cluster."""
     (folder / "home").mkdir()
-    places = [ROOT / "src", ROOT / "tests", Path(node_cases.__file__).parent]
-    env = {
-        "KERAS_BACKEND": "torch",
-        "PYTHONPATH": os.pathsep.join(map(str, places)),
-        "HOME": str(folder / "home"),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "XLA_FLAGS": re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"]),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    }
+    env = ray_cases.variables_of_a_driver(folder)
     driver = Process(Path(node_cases.__file__), [str(folder), *NAMES], env)
     return launch([driver], SECONDS)[0].result()
 

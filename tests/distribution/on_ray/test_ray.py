@@ -1,14 +1,13 @@
 """Runs on a real Ray of this machine: torch and JAX, lost workers, fewer workers, errors."""
 
 import json
-import os
 import re
 from pathlib import Path
 
 import keras
 import pytest
 import ray_cases
-from launch import ROOT, Process, jax_ranks, launch, torch_ranks
+from launch import Process, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import manager
 from kmodels.runs import shipped
@@ -39,16 +38,7 @@ def home(folder):
 @pytest.fixture(scope="module")
 def found(folder, home):
     """What the driver found, by case; all on one cluster."""
-    env = {
-        "KERAS_BACKEND": "torch",
-        "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "src", ROOT / "tests", CASES.parent])),
-        "HOME": str(home),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "XLA_FLAGS": re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"]),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # One process less for each start of all workers.
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    }
+    env = ray_cases.variables_of_a_driver(folder)
     driver = Process(CASES, ["ray", str(folder), *NAMES], env)
     return launch([driver], SECONDS)[0].result()
 
