@@ -46,7 +46,7 @@ def write_list(found: dict[str, float]) -> None:
 
 
 def main() -> int:
-    """Write the list anew."""
+    """Write the list again, from what logs say."""
     found: dict[str, float] = {}
     for backend in BACKENDS:
         for log in (LOGS / f"test-{backend}.log", LOGS / f"test-{backend}-slow.log"):
