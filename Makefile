@@ -10,9 +10,9 @@ WHEELS_PYTHON ?= 3.12
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
 	@echo "make gemma                 fine-tune a small Gemma with LoRA (ARGS='--weights DIR --data FILE.jsonl' for a real one)"
-	@echo "make test                  all tests, each backend in its own environment"
+	@echo "make test                  the tests, each backend in its own environment"
 	@echo "make test BACKEND=torch    the tests of one backend"
-	@echo "make test-slow             the slow tests that make test runs on torch alone, on JAX and TensorFlow"
+	@echo "make test-slow             the slow tests on JAX and TensorFlow, which make test runs on torch alone"
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make test-newest           the same with the newest versions of everything"
 	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
