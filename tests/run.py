@@ -1,6 +1,6 @@
 """Runs all tests: one environment and one process per backend, then what needs several.
 
-python3 tests/run.py                    all (what `make test` does)
+python3 tests/run.py                    what `make test` does: all but what --slow runs
 python3 tests/run.py --backend torch    one backend
 python3 tests/run.py --nightly          each backend with the nightly build of Keras
 python3 tests/run.py --newest           each backend with the newest versions of everything
@@ -292,7 +292,8 @@ def main() -> int:
     arguments = options.pytest or (list(CORE) if options.versions == "lowest" else [])
     backends = options.backend or list(BACKENDS)
     if options.slow:
-        backends = [name for name in backends if name in slow_tests.BACKENDS]
+        if not (backends := [name for name in backends if name in slow_tests.BACKENDS]):
+            parser.error("--slow is for jax and tensorflow: torch runs its slow tests each time")
         arguments = [SLOW, *arguments]
     return report(run_all(backends, arguments, options.versions))
 
