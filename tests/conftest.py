@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from slow_tests import read_list
+import slow_tests
 
 # At Python's own threshold the garbage collector takes a tenth of a suite.
 gc.set_threshold(50_000, 20, 20)
@@ -154,12 +154,12 @@ def _missing(item: pytest.Item) -> list[str]:
 
 
 LEFT_OUT = pytest.StashKey[int]()
-SLOW = read_list()
+SLOW = slow_tests.read_list()
 
 
 def _slow(items: list[pytest.Item]) -> list[pytest.Item]:
     """Returns what is left to --slow: slow tests where torch is not, and never all of a file."""
-    if ENVIRONMENT not in BACKENDS or BACKEND == "torch":
+    if ENVIRONMENT not in slow_tests.BACKENDS:
         return []
     quickest: dict[Path, float] = {}
     for item in items:

@@ -63,9 +63,8 @@ CORE = (
     *("-W", "ignore::DeprecationWarning", "tests/test_command.py", "tests/core", "tests/ops"),
     *("tests/overrides", "tests/layers", "tests/models", "tests/training"),
 )
-# The number of the slowest tests that are shown; logs name all that took this many seconds.
+# The number of the slowest tests that are shown; logs name all that tests/slow_tests.py reads.
 SLOWEST = 10
-NAMED_FROM = slow_tests.SECONDS
 
 
 @dataclass
@@ -148,12 +147,6 @@ def read_counts(log: str, status: int) -> tuple[Counter, list[str]]:
     return counts, re.findall(r"^(?:SKIPPED|XFAIL) .*", log, re.MULTILINE)
 
 
-def read_slowest(log: str) -> list[tuple[float, str]]:
-    """Seconds and name of the slowest tests, setup and teardown included, from pytest's report."""
-    lines = re.findall(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$", log, re.MULTILINE)
-    return [(float(seconds), name) for seconds, name in lines]
-
-
 def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     """Run pytest in an environment under a backend and print what failed."""
     across = environment == "full"
@@ -162,7 +155,7 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     outcome, begun = Outcome(name), time.monotonic()
     log = LOGS / f"test-{name.replace(':', '-')}.log"
     command = [python_of(environment), "-m", "pytest", "-q", "--color=no", *arguments]
-    command += ["--durations=0", f"--durations-min={NAMED_FROM}"]
+    command += ["--durations=0", f"--durations-min={slow_tests.SECONDS}"]
     if across:
         command.append("--across")
     say(name, "tests begin")
@@ -171,7 +164,8 @@ def run_suite(environment: str, backend: str, arguments: list[str]) -> Outcome:
     )
     text = log.read_text(errors="replace")
     outcome.counts, outcome.skips = read_counts(text, status)
-    outcome.slowest = read_slowest(text)
+    durations = slow_tests.read_durations(text)
+    outcome.slowest = [(seconds, test) for seconds, _, test in durations]
     outcome.left = int((re.findall(r"^(\d+) slow tests left", text, re.MULTILINE) or [0])[-1])
     outcome.seconds = time.monotonic() - begun
     running(environment).unlink(missing_ok=True)

@@ -20,7 +20,7 @@ SECONDS = 2.0
 BACKENDS = ("jax", "tensorflow")
 ALWAYS = ("tests/overrides/", "tests/distribution/", "tests/faults/")
 FILES = ("/test_references.py", "_jax.py", "_torch.py", "_tensorflow.py")
-CALL = re.compile(r"^([\d.]+)s call +(\S.*)$", re.MULTILINE)
+DURATION = re.compile(r"^([\d.]+)s (call|setup|teardown) +(\S.*)$", re.MULTILINE)
 
 
 def read_list() -> dict[str, float]:
@@ -38,6 +38,11 @@ def may_wait(name: str) -> bool:
     return "exchange" not in (ROOT / file).read_text()
 
 
+def read_durations(log: str) -> list[tuple[float, str, str]]:
+    """Seconds, phase and name of the tests that pytest's report of durations names."""
+    return [(float(seconds), phase, name) for seconds, phase, name in DURATION.findall(log)]
+
+
 def write_list(found: dict[str, float]) -> None:
     """Writes the list, sorted, below its first lines."""
     head = [line for line in LIST.read_text().splitlines() if line.startswith("#")]
@@ -53,9 +58,9 @@ def main() -> int:
             if not log.is_file():
                 print(f"no {log.relative_to(ROOT)}: run make test and make test-slow")
                 return 1
-            for seconds, name in CALL.findall(log.read_text(errors="replace")):
-                if float(seconds) >= SECONDS and may_wait(name):
-                    found[name] = max(float(seconds), found.get(name, 0.0))
+            for seconds, phase, name in read_durations(log.read_text(errors="replace")):
+                if phase == "call" and seconds >= SECONDS and may_wait(name):
+                    found[name] = max(seconds, found.get(name, 0.0))
     write_list(found)
     print(f"{len(found)} slow tests in {LIST.relative_to(ROOT)}")
     return 0
