@@ -1,27 +1,29 @@
 PYTHON ?= python3
 VENV := $(or $(KMODELS_VENV),.venv)
 BACKEND ?=
+JOBS ?=
 ARGS ?=
 WHEELS ?=
 WHEELS_PYTHON ?= 3.12
 
-.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-nightly test-newest test-lowest test-slow test-ray lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
+.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-quick test-all test-nightly test-newest test-lowest shape lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
 	@echo "make gemma                 fine-tune a small Gemma with LoRA (ARGS='--weights DIR --data FILE.jsonl' for a real one)"
-	@echo "make test                  the tests, each backend in its own environment"
+	@echo "make test                  the tests, each backend in its own environment (JOBS=8 for eight processes)"
 	@echo "make test BACKEND=torch    the tests of one backend"
-	@echo "make test-slow             the slow tests on JAX and TensorFlow, which make test runs on torch alone"
+	@echo "make test-quick            what takes under three minutes, on torch"
+	@echo "make test-all              with tests/nightly: clusters, killed runs, peers"
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make test-newest           the same with the newest versions of everything"
 	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
-	@echo "make test-ray              runs on real Ray clusters, minutes of them, in the full environment"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
 	@echo "make accelerator           all tables of a GPU, in pieces that resume (ARGS='--minutes 9', WHEELS=DIR, ARGS=--list)"
 	@echo "make accelerator-wheels    wheels that such a machine may lack, to carry there (WHEELS=DIR, default wheels/)"
 	@echo "make site                  the documentation as a site, in .site/, with executed notebooks"
 	@echo "make lint                  formatting, lint, types, docstrings and prose"
+	@echo "make shape                 the shape of the code as figures, which nobody has to meet"
 	@echo "make clean                 remove environments, references and caches (not runs/)"
 
 vit:
@@ -32,11 +34,19 @@ gemma:
 	$(PYTHON) tests/environments.py vit
 	KERAS_BACKEND=jax $(VENV)/vit/bin/python recipes/gemma_lora.py $(ARGS)
 
-test:
-	$(PYTHON) tests/run.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
+RUN = $(PYTHON) tests/run.py $(if $(BACKEND),--backend $(BACKEND)) $(if $(JOBS),--jobs $(JOBS))
 
-test-nightly test-newest test-lowest test-slow: test-%:
-	$(PYTHON) tests/run.py --$* $(if $(BACKEND),--backend $(BACKEND)) $(if $(ARGS),-- $(ARGS))
+test:
+	$(RUN) $(if $(ARGS),-- $(ARGS))
+
+test-quick test-all: test-%:
+	$(RUN) --$*
+
+test-nightly test-newest test-lowest: test-%:
+	$(RUN) --versions $* $(if $(ARGS),-- $(ARGS))
+
+shape:
+	$(PYTHON) tests/shape.py
 
 bench: full-environment
 	$(VENV)/full/bin/python benchmarks/vit_train.py $(ARGS)
@@ -55,15 +65,6 @@ accelerator-wheels:
 site: full-environment
 	$(VENV)/full/bin/python docs/site/notebooks.py
 	KERAS_BACKEND=torch NO_MKDOCS_2_WARNING=1 $(VENV)/full/bin/python -m mkdocs build
-
-test-ray: full-environment
-	$(PYTHON) tests/run.py --references
-	KERAS_BACKEND=torch KMODELS_ENVIRONMENT=full KMODELS_REFERENCES=tests/.references PYTHONPATH=src \
-		$(VENV)/full/bin/python -m pytest -q --across --ray tests/distribution/on_ray tests/data/fit/test_ray.py tests/test_tasks.py
-	for backend in jax tensorflow; do \
-		KERAS_BACKEND=$$backend KMODELS_ENVIRONMENT=full KMODELS_REFERENCES=tests/.references PYTHONPATH=src \
-		$(VENV)/full/bin/python -m pytest -q --across --ray tests/data/fit/test_ray.py || exit 1; \
-	done
 
 # Separate targets, so that --keep-going tells everything at once.
 lint: lint-ruff lint-format lint-types lint-docstrings lint-prose

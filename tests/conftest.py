@@ -15,19 +15,19 @@ import os
 import runpy
 import socket
 import sys
-import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-import slow_tests
-
 # At Python's own threshold the garbage collector takes a tenth of a suite.
 gc.set_threshold(50_000, 20, 20)
 BACKENDS = ("jax", "torch", "tensorflow")
 ENVIRONMENT = os.environ.get("KMODELS_ENVIRONMENT", "")
+TESTS = Path(__file__).parent
+# The others run on torch alone: what they prove does not depend on the backend.
+ON_EACH_BACKEND = ("numerics", "loop")
 DEVICES = 8
 # Virtual devices for multi-device tests; all others let XLA compile faster, which is most of what
 # tests of small models take on JAX.
@@ -135,12 +135,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run only the tests that need two frameworks or optional packages",
     )
     parser.addoption(
-        "--ray", action="store_true", help="run the tests whose Ray clusters take minutes, too"
-    )
-    parser.addoption(
-        "--slow",
-        action="store_true",
-        help="run only what tests/slow_tests.txt leaves out on JAX and TensorFlow otherwise",
+        "--nightly", action="store_true", help="run what takes minutes, too: make test-all"
     )
 
 
@@ -153,65 +148,47 @@ def _missing(item: pytest.Item) -> list[str]:
     return [name for name in needed if not find_spec(name)]
 
 
-LEFT_OUT = pytest.StashKey[int]()
-SLOW = slow_tests.read_list()
-
-
-def _slow(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns what is left to --slow: slow tests where torch is not, and never all of a file."""
-    if ENVIRONMENT not in slow_tests.BACKENDS:
-        return []
-    quickest: dict[Path, float] = {}
-    for item in items:
-        seconds = SLOW.get(item.nodeid, 0.0)
-        quickest[item.path] = min(seconds, quickest.get(item.path, seconds))
-    return [item for item in items if SLOW.get(item.nodeid, 0.0) > quickest[item.path]]
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spares a run the import of files from which it would choose nothing."""
+    if collection_path.suffix != ".py" or ENVIRONMENT not in (*BACKENDS, "full"):
+        return None
+    text = collection_path.read_text()
+    if config.getoption("--across"):
+        return "mark.across" not in text and "mark.needs" not in text
+    folder = collection_path.relative_to(TESTS).parts[0]
+    return BACKEND != "torch" and folder not in ON_EACH_BACKEND and "each_backend" not in text
 
 
 def _is_chosen(item: pytest.Item, across: bool) -> bool:
     """Returns whether a test belongs to this run; see the markers in pyproject.toml."""
     marks = list(item.iter_markers("across"))
     needs = item.get_closest_marker("needs") is not None
-    if not across:
-        if item.get_closest_marker("once") and ENVIRONMENT in BACKENDS and BACKEND != "torch":
-            return False
-        # The full environment runs what a single one lacks by design: deselected, not skipped.
-        return not marks and not (ENVIRONMENT in BACKENDS and _missing(item))
-    if not marks and not needs:
-        return False
-    backends = [name for mark in marks for name in mark.args] or ["torch"]
-    return BACKEND in backends
+    if across:
+        backends = [name for mark in marks for name in mark.args] or ["torch"]
+        return bool(marks or needs) and BACKEND in backends
+    if ENVIRONMENT not in BACKENDS:
+        return not marks
+    on_each = item.path.relative_to(TESTS).parts[0] in ON_EACH_BACKEND
+    exception = item.get_closest_marker("once" if on_each else "each_backend") is not None
+    # The full environment runs what a single one lacks by design: deselected, not skipped.
+    return not marks and not _missing(item) and (BACKEND == "torch" or on_each != exception)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    across = config.getoption("--across")
-    chosen = [item for item in items if _is_chosen(item, across)]
-    slow = _slow(chosen)
-    if config.getoption("--slow"):
-        chosen = slow
-    else:
-        waiting = set(slow)
-        chosen = [item for item in chosen if item not in waiting]
-        config.stash[LEFT_OUT] = len(slow)
-    kept = set(chosen)
-    if left := [item for item in items if item not in kept]:
+    across, nightly = config.getoption("--across"), config.getoption("--nightly")
+    chosen = {
+        item
+        for item in items
+        if _is_chosen(item, across) and (nightly or not item.get_closest_marker("nightly"))
+    }
+    if left := [item for item in items if item not in chosen]:
         config.hook.pytest_deselected(items=left)
-    if across:  # what waits for the backends' own suites comes last
-        chosen.sort(key=lambda item: "exchange" in getattr(item, "fixturenames", ()))
-    items[:] = chosen
-    for item in [] if config.getoption("--ray") else items:
-        if item.get_closest_marker("ray_cluster"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes of Ray: make test-ray"))
+    items[:] = [item for item in items if item in chosen]
     if ENVIRONMENT == "full":
         return  # there a missing package is a failure
     for item in items:
         if missing := _missing(item):
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
-
-
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if count := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{count} slow tests left to make test-slow")
 
 
 def pytest_collection_finish() -> None:
@@ -227,15 +204,9 @@ def backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def references(exchange_folder: Path) -> Path:
-    """Folder with the tiny models and outputs that tests/write_references.py writes.
-
-    Suites begin while tests/run.py still has it written, and wait for that where they first read.
-    """
-    while (exchange_folder / "references.running").exists():
-        time.sleep(1)
-    default = Path(__file__).parent / ".references"
-    folder = Path(os.environ.get("KMODELS_REFERENCES", default))
+def references() -> Path:
+    """Folder with the tiny models and outputs that tests/write_references.py writes."""
+    folder = Path(os.environ.get("KMODELS_REFERENCES", TESTS / ".references"))
     if not folder.is_dir() or not any(folder.iterdir()):
         pytest.fail(
             f"no references in {folder}: write them with 'python3 tests/run.py --references', "
@@ -245,24 +216,12 @@ def references(exchange_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def exchange_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder shared by all runs of one `make test`; a backend writes to `exchange / backend`."""
     named = os.environ.get("KMODELS_EXCHANGE")
     folder = Path(named) if named else tmp_path_factory.mktemp("exchange")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-@pytest.fixture(scope="session")
-def exchange(request: pytest.FixtureRequest, exchange_folder: Path) -> Path:
-    """The same folder for those that read there: across frameworks it is waited for.
-
-    Tests that need several backends wait for those that are still at work (tests/run.py marks
-    them).
-    """
-    while request.config.getoption("--across") and any(exchange_folder.glob("*.running")):
-        time.sleep(1)
-    return exchange_folder
 
 
 @pytest.fixture(scope="module", autouse=True)

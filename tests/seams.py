@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 BACKENDS = ("jax", "torch", "tensorflow")
 # What pyright compares: each file of a seam as a value of the seam's Protocol.
-BODIES = Path(__file__).with_name("core") / "seam_bodies.py"
+BODIES = Path(__file__).parent / "unit" / "core" / "seam_bodies.py"
 HEADER = '''"""For the type checker: the files of each seam satisfy its Protocol. Never imported.
 
 Written by `python tests/seams.py`; `test_seams.py` says when it has to be.

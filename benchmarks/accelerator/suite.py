@@ -12,7 +12,7 @@ from accelerator.pieces import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("tests/ops", "tests/overrides")
-FEW = ("tests/overrides/test_parity.py", "-k", "test_layer_norm_keeps_a_wider_scale")
+FEW = ("tests/numerics/overrides/test_parity.py", "-k", "test_layer_norm_keeps_a_wider_scale")
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     python benchmarks/faults/backends.py [--write]
 
 Needs all three backends. The model and the optimizers are those of
-tests/checkpoint/run_on_backend.py (tests/checkpoint/test_backends_across.py is the form of this
+tests/loop/checkpoint/run_on_backend.py (tests/loop/checkpoint/test_backends_across.py is the form of this
 with bars).
 """
 
@@ -25,7 +25,7 @@ BACKENDS = ("jax", "torch", "tensorflow")
 
 def on(backend: str, *arguments: Any) -> None:
     """Runs Python on a backend."""
-    path = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests" / "training")))
+    path = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests" / "loop" / "checkpoint")))
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": path}
     subprocess.run([sys.executable, *map(str, arguments)], env=environment, check=True, timeout=280)
 
@@ -94,7 +94,7 @@ def main() -> None:
         folder = Path(name)
         for backend in BACKENDS:
             (folder / backend).mkdir()
-            on(backend, ROOT / "tests" / "training" / "run_on_backend.py", folder / backend)
+            on(backend, ROOT / "tests" / "loop" / "checkpoint" / "run_on_backend.py", folder / backend)
         for backend in BACKENDS:
             out = folder / f"{backend}.json"
             on(backend, __file__, "--go-on", folder, out)

@@ -70,7 +70,7 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False, of: str 
     Args:
         stem: dotted name without the suffix.
         seam: the `typing.Protocol` of what such a file holds. The type checker compares each file
-            with it, see `tests/core/seam_bodies.py`; here nothing is compared.
+            with it, see `tests/unit/core/seam_bodies.py`; here nothing is compared.
         optional: says that a backend may have no such file.
         of: another backend than the running one, for processes that are started with it.
 

@@ -1,6 +1,6 @@
 """The only place that looks inside Keras, for what its public interface does not give.
 
-`tests/core/test_keras_internals.py` has a contract test for each private name in it.
+`tests/numerics/core/test_keras_internals.py` has a contract test for each private name in it.
 """
 
 from kmodels.core.keras_internals.averages import average_by_update

@@ -1,0 +1,312 @@
+"""keras-hub's models against ours: weights bit for bit there and back, logits, refusals."""
+
+from importlib import import_module
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import hub_models
+from kmodels.core.errors import InputError
+from kmodels.interop import keras_hub as interop
+from kmodels.models import (
+    Gemma3CausalLM,
+    GemmaBackbone,
+    Qwen3Backbone,
+    ViTBackbone,
+    ViTImageClassifier,
+)
+from tolerances import tolerance
+
+pytestmark = [pytest.mark.needs("keras_hub"), pytest.mark.across("torch")]
+# What a backend computes; refusals and files are the same on each.
+EVERYWHERE = pytest.mark.across("torch", "jax", "tensorflow")
+# Beside the weights that both have: DINOv2's second table of positions, SigLIP's numbers.
+TWICE = {"dinov2": 37 * 16, "dinov2_giant": 17 * 16, "siglip": 16}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return import_module("keras_hub").models
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("name", hub_models.MAKERS)
+def test_there_and_back_bit_for_bit_with_equal_outputs(name, models):
+    theirs = hub_models.make(name, models)
+    ours = interop.from_hub(theirs)
+    x = hub_models.inputs(name)
+    wanted, found = (hub_models.output(model, x) for model in (theirs, ours))
+    assert found.shape == wanted.shape
+    assert np.abs(wanted).max() > 0.05
+    assert np.abs(found - wanted).max() <= tolerance("logits")
+    assert ours.count_params() == theirs.count_params() - TWICE.get(name, 0)
+
+    back = interop.to_hub(ours)
+    assert type(back) is type(theirs)
+    held = {path.removeprefix("tower_"): value for path, value in hub_models.values(theirs).items()}
+    if name == "dinov2":  # whose table is that of the size in use from here on
+        held.pop("embeddings/position_embeddings")
+    for path, value in hub_models.values(back).items():
+        if path in held and "variable" not in path:
+            assert np.array_equal(value, held[path]), path
+    again = interop.from_hub(back)
+    assert type(again) is type(ours)
+    assert hub_models.values(again).keys() == hub_models.values(ours).keys()
+    for path, value in hub_models.values(again).items():
+        assert np.array_equal(value, hub_models.values(ours)[path]), path
+    assert getattr(again, "backbone", again).config == getattr(ours, "backbone", ours).config
+    assert getattr(again, "settings", None) == getattr(ours, "settings", None)
+
+
+def test_the_classes_are_those_of_keras_hubs_names(models):
+    assert type(interop.from_hub(hub_models.make("gemma3", models))) is Gemma3CausalLM
+    tower = interop.from_hub(hub_models.make("siglip", models))
+    assert isinstance(tower, ViTImageClassifier) and tower.pooling == "map"
+
+
+def test_bfloat16_stays_bfloat16(models):
+    theirs = models.ViTBackbone(**hub_models.VIT, dtype="bfloat16")
+    ours = interop.from_hub(theirs)
+    assert {str(v.dtype) for v in ours.weights} == {"bfloat16"}
+    assert interop.to_hub(ours).dtype_policy.name == "bfloat16"
+
+
+@pytest.fixture(scope="module")
+def pair(models):
+    theirs = hub_models.make("vit", models)
+    return interop.from_hub(theirs), theirs
+
+
+BLOCK = "vit_encoder/transformer_block_1"
+
+
+def change(model, path, value):
+    next(v for v in model.weights if v.path == path).assign(value)
+
+
+@pytest.mark.parametrize(
+    "path", [f"{BLOCK}/mha/query/kernel", f"{BLOCK}/ln_1/gamma", "vit_encoder/ln/beta"]
+)
+def test_one_changed_number_is_named(pair, path):
+    ours, theirs = pair
+    held = hub_models.values(theirs)[path]
+    changed = held.copy()
+    changed.flat[3] += 1e-6
+    change(theirs, path, changed)
+    with pytest.raises(InputError, match=f"different: {path}$"):
+        interop.compare(ours, theirs)
+    change(theirs, path, held)
+    interop.compare(ours, theirs)
+
+
+def test_swapped_and_transposed_weights_are_named(pair):
+    ours, theirs = pair
+    names = [f"{BLOCK}/mha/{part}/kernel" for part in ("query", "key")]
+    square = f"{BLOCK}/mlp/dense_1/kernel"
+    held = hub_models.values(theirs)
+    change(theirs, names[0], held[names[1]])
+    change(theirs, names[1], held[names[0]])
+    change(theirs, square, held[square].T)
+    with pytest.raises(InputError, match="different: ") as error:
+        interop.compare(ours, theirs)
+    assert {*names, square} == set(str(error.value).partition("different: ")[2].split(", "))
+    for name in (*names, square):
+        change(theirs, name, held[name])
+
+
+def test_dropped_added_and_misshapen_weights_are_named(models):
+    # A model whose arguments say something else than what it holds.
+    theirs = models.ViTBackbone(**hub_models.VIT)
+    theirs.use_mlp_bias = False
+    with pytest.raises(InputError, match=f"4 tensors without a variable: {BLOCK}/mlp/dense_1/bias"):
+        interop.from_hub(theirs)
+    theirs = models.ViTBackbone(**hub_models.VIT, use_mlp_bias=False)
+    theirs.use_mlp_bias = True
+    with pytest.raises(InputError, match="variables without a tensor: block_0/mlp/up/bias"):
+        interop.from_hub(theirs)
+    theirs.use_mlp_bias, theirs.mlp_dim = False, 12
+    with pytest.raises(InputError, match=f"{BLOCK}/mlp/dense_1/kernel is .16, 16., the model need"):
+        interop.from_hub(theirs)
+
+
+def test_adapters_are_not_dropped(models):
+    theirs = models.ViTBackbone(**hub_models.VIT)
+    theirs.enable_lora(2)
+    with pytest.raises(InputError, match=r"has LoRA adapters .8 weights.*save_lora_weights"):
+        interop.from_hub(theirs)
+    ours = ViTBackbone.from_preset("vit_debug")
+    ours.enable_lora(2)
+    with pytest.raises(InputError, match="no place for these LoRA adapters; call merge_lora"):
+        interop.to_hub(ours)
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon=1e-05"),
+        ({"head_dim": 8, "query_head_dim_normalize": False}, "which keras-hub ignores"),
+    ],
+)
+def test_what_keras_hub_itself_ignores_is_refused(models, change, named):
+    theirs = models.GemmaBackbone(
+        **{**hub_models.GEMMA, "num_layers": 1, "intermediate_dim": 48, **change}
+    )
+    with pytest.raises(InputError, match=named):
+        interop.from_hub(theirs)
+
+
+def test_channels_in_front_are_refused(models, monkeypatch):
+    theirs = models.ViTBackbone(**hub_models.VIT)
+    monkeypatch.setattr(theirs, "data_format", "channels_first")
+    with pytest.raises(InputError, match="no counterpart for ViTBackbone with channels in front"):
+        interop.from_hub(theirs)
+
+
+VIT = {"image_shape": (16, 16, 3), "patch_size": 8, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
+GEMMA = {**hub_models.GEMMA, "num_layers": 2, "intermediate_dim": 48}
+
+
+@pytest.mark.parametrize(
+    "fields, settings, named",
+    [
+        ({"qk_norm": True}, None, "keras-hub's ViTBackbone has no counterpart for qk_norm"),
+        ({"approximate_gelu": True}, None, "approximate_gelu=True"),
+        ({"num_register_tokens": 2}, None, "register tokens"),
+        ({}, {"num_classes": 3, "pooling": "gap"}, "gap.* beside a class token"),
+        ({}, {"num_classes": 3, "head_bias": False}, "logits without bias"),
+        (
+            {"use_distillation_token": True},
+            {"num_classes": 3, "pooling": "distilled"},
+            "keras-hub's DeiTBackbone has no counterpart for pooling='distilled'",
+        ),
+        ({"layer_scale": 1.0}, {"num_classes": 3}, "a head .give model.backbone."),
+        ({"layer_scale": 1.0, "layer_norm_epsilon": 1e-5}, None, "layer_norm_epsilon=1e-05"),
+        ({}, {"num_classes": 0, "pooling": "map"}, "a class token"),
+    ],
+)
+def test_what_keras_hubs_vits_lack_is_named(fields, settings, named):
+    model = ViTBackbone(**VIT, num_layers=1, **fields)
+    if settings is not None:
+        model = ViTImageClassifier(model, **settings)
+    with pytest.raises(InputError, match=named):
+        interop.to_hub(model)
+
+
+def test_what_either_dinov3_lacks_is_named(models):
+    fields = {key: x for key, x in VIT.items() if key != "num_layers"}
+    fields |= {"rope_theta": 9.0, "use_position_embedding": False, "layer_scale": 1.0}
+    ours = ViTBackbone(**fields, num_layers=1, pos_embed_rescale=2.0, use_query_bias=False)
+    with pytest.raises(
+        InputError, match=r"DINOV3Backbone has no counterpart for pos_embed_rescale"
+    ):
+        interop.to_hub(ours)
+    theirs = models.DINOV3Backbone(**hub_models.NARROW, hidden_activation="relu")
+    with pytest.raises(InputError, match="hidden_activation='relu' with use_gated_mlp=False"):
+        interop.from_hub(theirs)
+
+
+@pytest.mark.parametrize(
+    "fields, named",
+    [
+        ({"query_pre_attention_scalar": 99.0}, "a query scale of 0.100504"),
+        ({"use_sliding_window_attention": True, "sliding_window_pattern": 3}, "window_pattern=3"),
+        ({"global_rope_wavelength": 1e6}, "global_rope_wavelength=1000000.0"),
+        ({"global_rope_scaling_factor": 8.0}, "global_rope_scaling_factor=8.0"),
+    ],
+)
+def test_what_keras_hubs_gemma_lacks_is_named(fields, named):
+    with pytest.raises(InputError, match=f"keras-hub's GemmaBackbone .*{named}"):
+        interop.to_hub(GemmaBackbone(**GEMMA, **fields))
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"use_value_norm": False}, "use_value_norm=False"),
+        ({"query_pre_attention_scalar": 4.0}, "this query scale"),
+        ({"attention_k_eq_v": False}, "num_global_key_value_heads without attention_k_eq_v"),
+    ],
+)
+def test_what_keras_hubs_gemma_4_lacks_is_named(changes, named):
+    ours = GemmaBackbone.from_preset("gemma4_debug", **changes)
+    with pytest.raises(InputError, match=f"Gemma4Backbone has no counterpart for {named}"):
+        interop.to_hub(ours)
+
+
+def test_what_a_gemma_4_of_keras_hub_has_besides_is_named(models):
+    sizes = {**hub_models.GEMMA, **hub_models.GEMMA_4}
+    for changes in (
+        {"use_bidirectional_attention": True},
+        {"enable_moe_block": True, "num_experts": 2, "expert_intermediate_dim": 4},
+    ):
+        theirs = models.Gemma4Backbone(**sizes, **changes)
+        with pytest.raises(InputError, match=f"for Gemma4Backbone with {next(iter(changes))}"):
+            interop.from_hub(theirs)
+
+
+def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
+    theirs = hub_models.make("vit_classifier", models)
+    theirs.save_to_preset(str(tmp_path / "classifier"))
+    ours = interop.from_hub(tmp_path / "classifier")
+    interop.compare(ours, theirs)
+    hub_models.make("dinov2", models).save_to_preset(str(tmp_path / "backbone"))
+    assert isinstance(interop.from_hub(str(tmp_path / "backbone")), ViTBackbone)
+    with pytest.raises(InputError, match="is not a directory"):
+        interop.from_hub(tmp_path / "absent")
+    ours.backbone.export_to_transformers(tmp_path / "hugging_face")
+    with pytest.raises(InputError, match=r"is not a preset of keras-hub.*from_preset reads"):
+        interop.from_hub(tmp_path / "hugging_face")
+
+
+def test_presets_with_a_weight_too_few_or_too_many_are_named(models, tmp_path):
+    theirs = hub_models.MAKERS["vit"](models)
+    theirs.save_to_preset(str(tmp_path))
+    with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
+        file["layers/extra/vars/0"] = np.ones(2)
+    with pytest.raises(InputError, match=r"that ViTBackbone does not have: layers/extra/vars/0$"):
+        interop.from_hub(tmp_path)
+    with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
+        found: list[str] = []
+        file.visit(found.append)
+        del file[next(name for name in found if name.endswith("query_dense/vars/0"))]
+    with pytest.raises(InputError, match="Layer 'query' expected 1 variables, but received 0"):
+        interop.from_hub(tmp_path)
+
+
+def test_both_towers_give_the_vision_tower(models):
+    tower = hub_models.make("siglip", models)
+    text = models.SigLIPTextEncoder(32, 16, 16, 1, 2, 16, max_sequence_length=4)
+    ours = interop.from_hub(models.SigLIPBackbone(tower, text))
+    interop.compare(ours, tower)
+
+
+def test_other_models_of_keras_hub_have_no_counterpart(models):
+    with pytest.raises(InputError, match="VGGBackbone has no counterpart; Gemma4Back"):
+        interop.from_hub(models.VGGBackbone(stackwise_num_repeats=[1], stackwise_num_filters=[2]))
+
+
+def test_a_family_without_a_table_of_keras_hub_is_named(tmp_path):
+    ours = Qwen3Backbone.from_preset("qwen3_debug")
+    for call in (interop.to_hub, lambda model: interop.read_lora(model, tmp_path / "x.lora.h5")):
+        with pytest.raises(InputError, match="Qwen3Backbone has no counterpart in kmodels' tables"):
+            call(ours)
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_keras_hub_trains_what_it_was_given(models):
+    ours = ViTImageClassifier(ViTBackbone(**VIT, num_layers=1), 3)
+    theirs = interop.to_hub(ours)
+    theirs.compile(optimizer=keras.optimizers.SGD(0.1))
+    x = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    theirs.fit(x, np.arange(2), epochs=1, verbose=0)
+    with pytest.raises(InputError, match="different: "):
+        interop.compare(ours, theirs)
+
+
+def test_the_text_part_alone_is_asked_for():
+    """What was left out of a checkpoint is refused in tests/families/gemma/test_checkpoint.py."""
+    ours = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
+    ours.left_out = ("vision_tower",)
+    interop.compare(ours, interop.to_hub(ours, text_only=True))

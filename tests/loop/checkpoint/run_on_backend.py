@@ -1,0 +1,109 @@
+"""A small run of each optimizer, saved in its middle: what one backend leaves for the others.
+
+KERAS_BACKEND=torch python tests/loop/checkpoint/run_on_backend.py FOLDER
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from kmodels.callbacks import Checkpoint
+from kmodels.checkpoint import state
+from kmodels.data.fit.adapters import prepare
+from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.fit.run import follow
+from kmodels.training import SGD, AdamW, StepCallbacks, WarmupSchedule, track_step_loss
+
+SAVED, LAST, STEPS, EPOCHS = 12, 32, 8, 4
+rng = np.random.default_rng(0)
+X = rng.normal(size=(STEPS * 8, 6)).astype("float32")
+Y = (X[:, :3] * X[:, 3:]).sum(-1, keepdims=True)
+OPTIMIZERS = {
+    "ours": lambda: AdamW(WarmupSchedule(0.02, LAST, 4), ema=0.9, accumulate=2, clip_norm=1.0),
+    "our_sgd": lambda: SGD(0.02, 0.9, nesterov=True, weight_decay=0.1),
+    "adamw": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.02, LAST)),
+    "sgd": lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.02),
+    "lion": lambda: keras.optimizers.Lion(0.002),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+}
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of every step."""
+
+    saves_itself = True
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(float(keras.ops.convert_to_numpy(logs["step_loss"])))
+
+
+def make_model(optimizer):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(16, activation="gelu", name="first")(inputs)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    model = keras.Model(inputs, keras.layers.Dense(1, name="second")(x))
+    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+    track_step_loss(model)
+    return model
+
+
+def fit(model, folder):
+    """The losses of the steps that were made; all four epochs are gone through."""
+    losses = Losses()
+    request = FitRequest.of(Method.FIT, x=X, y=Y, batch_size=8, epochs=EPOCHS, verbose=0)
+    told = follow(prepare(request)).keywords()
+    made = [losses, Checkpoint(folder, every=SAVED, keep=9), *told.pop("callbacks")]
+    callbacks = StepCallbacks(made, model, epochs=EPOCHS, steps=STEPS)
+    model.fit(**told, callbacks=callbacks)
+    return losses.found
+
+
+def values(model):
+    """Weights, slots and the outputs for all rows."""
+    held = {f"weight {k}": v for k, v in state.named(model.weights).items()}
+    held |= {f"slot {k}": v for k, v in state.slots(model.optimizer).items()}
+    outputs = keras.ops.convert_to_numpy(model(keras.ops.convert_to_tensor(X)))
+    return {**{k: np.array(state.host_values(v)) for k, v in held.items()}, "outputs": outputs}
+
+
+def main(folder):
+    for name in OPTIMIZERS:
+        model = make_model(name)
+        losses = fit(model, folder / name)
+        for path in (folder / name).glob("step_*"):
+            if path.name != f"step_{SAVED:08d}":
+                shutil.rmtree(path)
+        (folder / f"{name}.json").write_text(json.dumps(losses))
+        saved = make_model(name)
+        Checkpoint(folder / name).prepare(saved)
+        np.savez(folder / f"{name}_saved.npz", **values(saved))
+        inputs = keras.ops.convert_to_tensor(X)
+        if name == "ours":
+            continue
+        model.save(folder / f"{name}.keras")
+        logits = keras.ops.convert_to_numpy(model(inputs))
+        np.savez(folder / f"{name}.npz", outputs=logits, losses=more(model))
+
+
+def more(model):
+    """Losses of a few steps more, in the order of the rows; another batch size would compile."""
+    found = []
+    for start in range(0, len(X) // 2, 8):
+        logs = model.train_on_batch(X[start : start + 8], Y[start : start + 8], return_dict=True)
+        found.append(float(keras.ops.convert_to_numpy(logs["step_loss"])))
+        model.reset_metrics()
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,65 @@
+"""`make accelerator` in its smallest form, on CPU: every piece runs, resumes, and fails alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+# What every result of a table has beside its rows; correctness and suite have no times.
+UNTIMED = {"correctness", "suite"}
+
+
+def accelerator(out: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    found = {"KMODELS_SMALL": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "accelerator"), "--out", str(out), *arguments],
+        env={**os.environ, **found, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.across("torch", "jax")
+def test_every_piece_runs_and_resumes(backend, tmp_path) -> None:
+    listed = accelerator(tmp_path, "--list", "--only", backend)
+    names = [line.split()[0] for line in listed.stdout.splitlines()[:-1]]
+    assert listed.returncode == 0 and len(names) == 10, listed.stderr
+    broken = f"matmul-{backend}"
+    done = accelerator(tmp_path, "--only", backend, KMODELS_ACCELERATOR_BREAK=broken)
+    assert done.returncode == 1, done.stdout + done.stderr
+    failure = "RuntimeError: this piece was told to break"
+    assert f"failed: {broken}: {failure}" in done.stdout
+    for name in names:
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        if name == broken:
+            assert found["state"] == "failed" and found["error"] == failure
+            continue
+        assert found["state"] == "done", found
+        assert found["rows"] and found["hardware"]["versions"]["keras"] != "absent"
+        assert not [row for row in found["rows"] if "failed" in row]
+        assert not found.get("outside")
+        if found["key"]["table"] not in UNTIMED:
+            assert any(row.get("median_ms", 0) > 0 for row in found["rows"])
+            assert (tmp_path / f"{name}.png").stat().st_size > 0
+
+    again = accelerator(tmp_path, "--only", backend)
+    assert again.returncode == 1  # the failure stays, until it is tried again
+    assert "0 ran now, 9 done, 1 failed, 0 left" in again.stdout
+    others = [piece for piece in names if piece != broken]
+    assert accelerator(tmp_path, "--only", *others).returncode == 0
+
+
+@pytest.mark.once
+def test_time_that_is_too_short_leaves_pieces_and_unknown_names_are_refused(tmp_path) -> None:
+    late = accelerator(tmp_path, "--only", "matmul", "--minutes", "0.1")
+    assert late.returncode == 1
+    assert "left: matmul-torch, matmul-jax; call again to continue" in late.stdout
+    wrong = accelerator(tmp_path, "--only", "nobody")
+    assert wrong.returncode == 2
+    assert "no piece is called nobody; --list names all" in wrong.stderr

@@ -1,0 +1,244 @@
+"""recipes/gemma_lora.py as a user runs it: what it writes, how it resumes, what it says."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels.models import (
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    Qwen3CausalLM,
+    Qwen3CausalLMPreprocessor,
+    ViTBackbone,
+)
+from kmodels.text import demo
+from kmodels.text.training import train_tokenizer
+from recipe_modules import load
+
+ROOT = Path(__file__).resolve().parents[3]
+EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
+# 18 records to learn, in 5 batches of 4, the last one filled up.
+ARGUMENTS = ("--batch-size", "4", "--sequence-length", "96", "--loss-on", "responses")
+ONCE = ("--epochs", "1", "--lora-dropout", "0.1", "--rank", "2", "--log-every", "2")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load("gemma_lora")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A directory with a small Gemma and its tokenizer."""
+    out = tmp_path_factory.mktemp("base") / "gemma"
+    keras.utils.set_random_seed(0)
+    tokenizer = train_tokenizer(demo.texts(), 500)
+    model = GemmaCausalLM.from_preset(
+        "gemma3_debug",
+        vocabulary_size=tokenizer.vocabulary_size(),
+        preprocessor=GemmaCausalLMPreprocessor(tokenizer),
+    )
+    model.save_to_preset(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:20]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def qwen(references, tmp_path_factory):
+    """A directory with a small Qwen 3 and its tokenizer."""
+    out = tmp_path_factory.mktemp("qwen") / "qwen"
+    text = Qwen3CausalLMPreprocessor.from_preset(references / "qwen3" / "tokenizer")
+    Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=text).save_to_preset(out)
+    return out
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, base, data, tmp_path_factory):
+    """An epoch that nothing interrupts."""
+    out = tmp_path_factory.mktemp("whole")
+    arguments = ["--weights", str(base), "--data", str(data), *ARGUMENTS, *ONCE]
+    arguments += ["--samples", "1", "--sample-tokens", "3", "--export", "--out", str(out)]
+    assert recipe.main(arguments) == 0
+    return out
+
+
+def test_a_run_leaves_its_files(whole):
+    found = result(whole)
+    assert set(found) >= {"recipe", "step_losses", "overrides", "weights_digest", *EXTRA.split()}
+    assert (found["steps"], found["epochs"], len(found["step_losses"])) == (5, 1, 5)
+    assert set(found["metrics"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert found["metrics"]["val_loss"] == pytest.approx(found["after"]["loss"], abs=1e-5)
+    assert (found["examples"], found["rows"], found["skipped"]) == (18, 18, 0)
+    # Two layers, query 32 -> 32 and value 32 -> 16.
+    assert found["trainable_parameters"] == 2 * 2 * (32 + 32 + 32 + 16)
+    assert found["after"]["loss"] != found["before"]["loss"]
+    assert len(found["before"]["answers"]) == len(found["after"]["answers"]) == 1
+    assert found["samples"][0]["after"] == found["after"]["answers"][0]
+    for name in ("config.json", "history.csv", "curves.png", "report.html"):
+        assert (whole / name).stat().st_size > 100, name
+    names = {path.name for path in (whole / "transformers").iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_adapter_and_merged_model_are_the_same(whole, base):
+    inputs = {"token_ids": np.arange(3, 19)[None], "padding_mask": np.ones((1, 16), "int32")}
+    merged = GemmaCausalLM.from_preset(whole / "model")
+    adapted = GemmaCausalLM.from_preset(base)
+    first = np.asarray(adapted.predict(inputs, verbose=0))
+    adapted.load_adapter(whole / "adapter")
+    second = np.asarray(adapted.predict(inputs, verbose=0))
+    assert np.abs(second - first).max() > 1e-4
+    assert np.allclose(merged.predict(inputs, verbose=0), second, atol=1e-4)
+    assert merged.preprocessor.loss_on == "responses"
+    assert merged.preprocessor("a b")[1].shape == (96,)
+
+
+def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monkeypatch, capsys):
+    from kmodels.runs import runner
+
+    real = runner.Runner.on_train_batch_end
+    cuts = [3]
+
+    def on_train_batch_end(self, batch, logs=None):
+        if cuts and self.step + 1 == cuts[0]:
+            cuts.pop(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(self, batch, logs)
+
+    monkeypatch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
+    arguments = ["--weights", str(base), "--data", str(data), *ARGUMENTS, *ONCE, "--samples", "0"]
+    assert recipe.main([*arguments, "--out", str(tmp_path)]) == 143
+    assert "stopped at step 3 by signal 15; continue with --resume" in capsys.readouterr().err
+    assert recipe.main(["--resume", "--out", str(tmp_path)]) == 0
+    expected, found = result(whole), result(tmp_path)
+    assert found["step_losses"] == expected["step_losses"]
+    assert found["weights_digest"] == expected["weights_digest"]
+    assert found["metrics"] == pytest.approx(expected["metrics"])
+
+
+def test_a_qwen_3_is_trained_too(recipe, qwen, data, tmp_path):
+    run = ["--weights", str(qwen), "--data", str(data), "--steps", "2", "--samples", "1"]
+    assert recipe.main([*run, *ARGUMENTS, "--out", str(tmp_path)]) == 0
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert "Qwen3" in json.dumps(config)
+    losses = result(tmp_path)["step_losses"]
+    assert len(losses) == 2 and losses[1] != losses[0]
+
+
+# Each flag at least once, in as few runs as tell them apart: quantised bases are not merged, DoRA
+# and rsLoRA scale in their own ways, and rows are packed with either template.
+COMBINATIONS = {
+    "int8": "--quantize int8 --remat block --rslora --template gemma --pack",
+    "int4": "--quantize int4 --targets all-linear --alpha 8 --precision bfloat16 --remat attention",
+    "dora": "--dora --targets all-linear --loss-on responses --pack --accumulate 2 --export",
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_flags_together(recipe, base, data, tmp_path, name):
+    flags = COMBINATIONS[name].split()
+    out = tmp_path / "out"
+    common = ["--data", str(data), "--batch-size", "2", "--sequence-length", "192", "--rank", "2"]
+    common += ["--learning-rate", "2e-2", "--schedule", "constant", "--samples", "0"]
+    run = ["--weights", str(base), *common, *flags, "--out", str(out)]
+    assert recipe.main([*run, "--steps", "4"]) == 0
+    found = result(out)
+    assert all(np.isfinite(found["step_losses"])) and len(found["step_losses"]) == 4
+    assert found["after"]["loss"] < found["before"]["loss"]
+    assert (found["rows"] < found["examples"]) == ("--pack" in flags)
+    assert found["precision"] == ("bfloat16" if "bfloat16" in flags else "float32")
+    assert (out / "adapter" / "adapter_model.safetensors").is_file()
+    assert (out / "model").exists() == ("--quantize" not in flags)
+    assert (out / "transformers").exists() == ("--export" in flags)
+
+
+def test_memory_that_is_not_there_is_told_before_anything_is_built(
+    recipe, base, data, tmp_path, capsys, monkeypatch
+):
+    from kmodels.memory import estimate
+
+    monkeypatch.setattr(estimate, "available_bytes", lambda: 2**20)
+    run = ["--weights", str(base), "--data", str(data), "--out", str(tmp_path / "out")]
+    assert recipe.main([*run, "--steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    for part in ("a step needs about", "there are 1.0 MiB", "--batch-size 4 saves", "--anyway"):
+        assert part in error, error
+    assert recipe.main([*run, "--steps", "1", "--samples", "0", "--anyway"]) == 0
+
+
+def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KMODELS_SMALL", "1")
+    monkeypatch.setattr(recipe, "DEMO", {"hidden_dim": 32})
+    bad = tmp_path / "data.jsonl"
+    bad.write_text(data.read_text() + "not JSON\n")
+    arguments = ["--data", str(bad), "--skip-bad", "--pack", "--first-steps", "1", "--steps", "1"]
+    arguments += ["--sequence-length", "128", "--samples", "0"]
+    assert recipe.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "demonstration: a small Gemma trained here, without Google's weights"
+    assert "left out 1 bad lines, the first: " in " ".join(" ".join(lines).split())
+    found = result(tmp_path / "out")
+    assert found["skipped"] == 1 and found["rows"] < found["examples"] == 18
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--held-out", "1"], "--held-out is 1.0; give at least 0, below 1"),
+        (["--loss-on", "prompts"], "Invalid value for '--loss-on': 'prompts' is not one of"),
+        (["--quantize", "int2"], "Invalid value for '--quantize': 'int2' is not one of"),
+        (["--data", "no.jsonl"], "no.jsonl cannot be read: No such file or directory"),
+        (["--data", "bad.jsonl"], "bad.jsonl line 2: field 'response or output' is missing besi"),
+        (["--data", "one.jsonl"], "the data has 1 record; give at least 2, to hold one out"),
+        (
+            ["--template", "x"],
+            "template is 'x'; choose auto, chat_template, instruction, alpaca, gemma, gemma4, or",
+        ),
+        (["--sequence-length", "1"], "sequence_length is 1; give a whole number from 2 on"),
+        (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
+        (["--targets", "query,keys"], "LoRA target 'keys' is not a linear layer of this model"),
+        (["--weights", "no/such"], "there is no file or directory no/such"),
+        (["--weights", "vit"], "vit holds a ViTBackbone, which writes no text; give a Gemma or"),
+        (["--samples", "-1"], "--samples is -1; give at least 0"),
+        (["--data", "latin.jsonl"], "latin.jsonl line 2: not UTF-8 at byte 18"),
+        (["--data", "text.jsonl"], "text.jsonl line 2: not JSON at column 1"),
+        (["--data", "long.jsonl"], "long.jsonl line 2: longer than 4194304 bytes"),
+        (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    recipe, base, data, tmp_path, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    good = json.dumps({"instruction": "a", "response": "b"}) + "\n"
+    Path("one.jsonl").write_text(good)
+    if "vit" in arguments:
+        ViTBackbone.from_preset("vit_debug").save_to_preset("vit")
+    Path("latin.jsonl").write_bytes(good.encode() + b'{"instruction": "\xe9"}\n')
+    Path("text.jsonl").write_text(good + "no object\n")
+    Path("long.jsonl").write_text(good + json.dumps({"text": "a" * 10 * 2**20}) + "\n")
+    Path("empty.jsonl").write_text("")
+    Path("bad.jsonl").write_text(good + '{"instruction": "a"}\n')
+    given = {"--weights": str(base), "--data": str(data), "--samples": "0", "--out": "out"}
+    given |= {arguments[0]: arguments[1]}
+    assert recipe.main([part for pair in given.items() for part in pair]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert message in error

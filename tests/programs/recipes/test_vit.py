@@ -1,0 +1,229 @@
+"""recipes/vit.py as a user runs it: what it writes, how it resumes, what it says."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe_modules import load
+
+ROOT = Path(__file__).resolve().parents[3]
+RECIPE = ROOT / "recipes" / "vit.py"
+KEYS = """
+    recipe backend versions device precision preset parameters trainable_parameters steps
+    epochs metrics samples_per_s step_ms_median compile_s peak_memory_mb wait_for_data_share
+    overrides weights_digest step_losses"""
+# 48 images in batches of 8: epochs of 6 steps.
+SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8", "--dropout", "0.1")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load("vit")
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    """A run of 10 steps that nothing interrupts."""
+    out = tmp_path_factory.mktemp("whole")
+    arguments = [*SMALL, "--epochs", "2", "--steps", "10", "--ema", "0.5", "--mixup", "0.2"]
+    assert recipe.main([*arguments, "--log-every", "4", "--out", str(out)]) == 0
+    return out
+
+
+def test_a_run_leaves_its_files(whole):
+    files = ("config.json", "curves.png", "predictions.png", "confusion.png", "report.html")
+    for name in files:
+        assert (whole / name).stat().st_size > 100, name
+    found = result(whole)
+    assert set(found) >= set(KEYS.split())
+    assert (found["steps"], found["epochs"], len(found["step_losses"])) == (10, 2, 10)
+    names = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
+    assert set(found["metrics"]) == set(names)
+    assert found["parameters"] == found["trainable_parameters"] > 5000
+    assert len(found["weights_digest"]) == 64
+    with (whole / "history.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [row for row in rows if row["row"] == "step"]
+    assert [float(row["loss"]) for row in steps] == found["step_losses"]
+    assert [row["epoch"] for row in rows if row["row"] == "epoch"] == ["1", "2"]
+    assert float(steps[0]["learning_rate"]) == pytest.approx(3e-3)
+    checkpoints = sorted((whole / "checkpoints").glob("step_*"))
+    assert [path.name for path in checkpoints] == ["step_00000006", "step_00000010"]
+    assert json.loads((checkpoints[-1] / "state.json").read_text())["batch"] == 4
+
+
+def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, capsys):
+    """Cut in the middle of an epoch and at its last step: dropout, order, MixUp, EMA continue."""
+    from kmodels.runs import runner
+
+    arguments = [*SMALL, "--epochs", "2", "--steps", "10", "--ema", "0.5", "--mixup", "0.2"]
+    real = runner.Runner.on_train_batch_end
+    cuts = [3, 6]
+
+    def on_train_batch_end(self, batch, logs=None):
+        if cuts and self.step + 1 == cuts[0]:
+            cuts.pop(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(self, batch, logs)
+
+    monkeypatch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
+    monkeypatch.chdir(tmp_path)
+    assert recipe.main(["--resume"]) == 2
+    assert "--resume finds no run of vit with a checkpoint in" in capsys.readouterr().err
+    out = Path("runs") / "first"
+    assert recipe.main([*arguments, "--out", str(out)]) == 143
+    assert "stopped at step 3 by signal 15; continue with --resume" in capsys.readouterr().err
+    # The other settings are those of the run.
+    assert recipe.main(["--resume", "--out", str(out)]) == 143
+    # Without a directory it is the newest run of this recipe.
+    for name, other in (("older", "vit"), ("other", "gemma_lora")):
+        (out.parent / name / "checkpoints" / "step_00000001").mkdir(parents=True)
+        (out.parent / name / "config.json").write_text(json.dumps({"recipe": other}))
+        os.utime(out.parent / name / "checkpoints" / "step_00000001", (1, 1))
+    assert recipe.main(["--resume"]) == 0
+    assert f"--resume continues with {out}, the newest run of vit" in capsys.readouterr().out
+    with (out / "history.csv").open() as file:
+        speeds = [row["samples_per_s"] for row in csv.DictReader(file) if row["row"] == "epoch"]
+    # All steps of the first epoch were those of former processes.
+    assert speeds[0] == "" and 0 < float(speeds[1]) < 1e6
+    expected, found = result(whole), result(out)
+    assert found["step_losses"] == expected["step_losses"]
+    assert found["weights_digest"] == expected["weights_digest"]
+    assert found["metrics"] == expected["metrics"]
+
+
+def test_evaluate_alone(recipe, whole, tmp_path):
+    assert recipe.main(["--evaluate", "--out", str(whole)]) == 0
+    metrics = json.loads((whole / "evaluation.json").read_text())["metrics"]
+    trained = result(whole)["metrics"]
+    for name in ("val_loss", "val_accuracy", "test_loss", "test_accuracy"):
+        assert metrics[name] == pytest.approx(trained[name], abs=1e-6), name
+
+
+def test_a_run_is_not_overwritten(recipe, whole, capsys):
+    assert recipe.main([*SMALL, "--out", str(whole)]) == 2
+    assert "holds checkpoints of a run; add --resume" in capsys.readouterr().err
+
+
+def test_resume_without_a_checkpoint_starts_and_says_so(recipe, tmp_path, capsys):
+    arguments = [*SMALL, "--steps", "1", "--epochs", "1", "--resume", "--out", str(tmp_path)]
+    assert recipe.main(arguments) == 0
+    assert "no checkpoint in" in capsys.readouterr().out
+    # The same run again has nothing left to do; damaged, it names what does not verify.
+    assert result(tmp_path)["steps"] == 1
+    (tmp_path / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"x")
+    assert recipe.main(["--resume", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "step_00000001" in error
+    assert error.count("\n") == 1
+
+
+def test_a_loss_that_is_not_a_number_stops_and_is_not_saved(recipe, tmp_path, monkeypatch, capsys):
+    import numpy as np
+
+    from kmodels.data import ImageLoader
+
+    real = ImageLoader.__getitem__
+
+    def getitem(self, index):
+        x, y = real(self, index)
+        spoilt = self.maker.shuffle and self.epoch == 1 and index >= 1
+        return (x * np.float32("nan"), y) if spoilt else (x, y)
+
+    monkeypatch.setattr(ImageLoader, "__getitem__", getitem)
+    assert recipe.main([*SMALL, "--epochs", "2", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "the loss is nan at step 8" in error
+    assert "checkpoint step_00000006 is good" in error
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_00000006"]
+
+
+def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch, capsys):
+    import numpy as np
+
+    from kmodels.data import ImageLoader
+
+    real = ImageLoader.__getitem__
+
+    def getitem(self, index):
+        x, y = real(self, index)
+        spoilt = self.maker.shuffle and index == 2
+        return (x * np.float32("nan"), y) if spoilt else (x, y)
+
+    monkeypatch.setattr(ImageLoader, "__getitem__", getitem)
+    arguments = [*SMALL, "--epochs", "1", "--non-finite", "skip", "--out", str(tmp_path)]
+    assert recipe.main(arguments) == 0
+    assert "step 3 was not finite and was skipped" in capsys.readouterr().out
+    found = result(tmp_path)
+    assert found["skipped_steps"] == 1
+    assert [loss is None for loss in found["step_losses"]] == [n == 2 for n in range(6)]
+    assert found["metrics"]["loss"] < 10
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint-every", "5m"], "the distance of checkpoints is '5m'; give steps as in 500"),
+        (["--lerning-rate", "1"], "unknown flag --lerning-rate; did you mean --learning-rate?"),
+        (["--epochs", "two"], "Invalid value for '--epochs': .* integer.*; given was 'two'"),
+        (["--epochs", "0"], "--epochs is 0; give at least 1"),
+        (["--precision", "float8"], "Invalid value for '--precision': 'float8' is not one of"),
+        (["--preset", "vit_tyni_patch16_224"], "did you mean vit_tiny_patch16_224"),
+        (["--preset", "no/such/model"], "there is no file or directory no/such/model"),
+        (["--data", "digit"], "data 'digit' is unknown"),
+        (["--image-size", "9"], "does not divide the image side of 9; .* are 8 and 10"),
+        (["--mesh", "date=4"], "mesh axis 'date' is unknown"),
+        (["--mesh", "data=3"], "data=3 does not divide the batch of 32"),
+        (["--rand-augment", "9"], "--rand-augment is '9'; give 2 numbers"),
+        (["--batch-size", "5000"], "drop_last leaves nothing"),
+        (["--dropout", "1"], r"dropout_rate is 1.0; give a rate in \[0, 1\)"),
+        (["--learning-rate", "-1"], "learning rate is -1.0; give a number above 0"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--evaluate"], "there is no checkpoint"),
+        (["--out", "/proc/nowhere"], "cannot write to --out /proc/nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(recipe, tmp_path, capsys, arguments, message):
+    out = [] if "--out" in arguments else ["--out", str(tmp_path)]
+    assert recipe.main([*arguments, *out]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(error)
+
+
+def test_an_unknown_backend_is_told_before_keras_is_imported(tmp_path):
+    environment = {**os.environ, "KERAS_BACKEND": "foo"}
+    done = subprocess.run(
+        [sys.executable, RECIPE, "--out", tmp_path], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    expected = "vit: error: KERAS_BACKEND is 'foo'; choose one of jax, torch, tensorflow\n"
+    assert done.stderr == expected
+
+
+def test_help_shows_every_flag_with_its_default(recipe, capsys):
+    with pytest.raises(SystemExit) as stop:
+        recipe.main(["--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for flag in ("--preset", "--checkpoint-every", "--drop-path", "--mesh", "--no-flip"):
+        assert flag in shown
+    assert "(default: vit_micro_patch2_8)" in shown
+
+
+def test_the_header_tells_how_to_run_it_and_what_it_reaches():
+    header = RECIPE.read_text().split('"""')[1]
+    for word in ("python recipes/vit.py", "cores", "minute", "validation accuracy"):
+        assert word in header

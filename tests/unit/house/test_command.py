@@ -1,0 +1,107 @@
+"""The `kmodels` command as a whole: what it shows by itself, and the recipes by name."""
+
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from kmodels import __version__
+from kmodels.runs import shipped
+from kmodels.tools import cli
+
+pytestmark = pytest.mark.once
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(*arguments):
+    """Exit code of a command line."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    return stop.value.code
+
+
+def test_alone_it_shows_an_example_of_each_command(capsys):
+    assert run() == 0
+    shown = capsys.readouterr().out
+    commands = typer.main.get_command(cli.app).commands
+    assert set(shipped.RECIPES) < set(commands)
+    for command in commands:
+        assert f"  kmodels {command} " in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"kmodels {__version__}\n"
+
+
+def test_as_a_module(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["kmodels", "--version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("kmodels", run_name="__main__")
+    assert capsys.readouterr().out == f"kmodels {__version__}\n"
+
+
+@pytest.mark.parametrize("command", shipped.RECIPES)
+def test_recipes_have_their_own_help(command, capsys):
+    assert run(command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert f"Usage: kmodels {command} " in shown
+    assert f"kmodels {command}" in shown.split("Usage:")[1].split("\n", 1)[1]
+    assert "recipes/" not in shown
+    assert "--learning-rate" in shown
+
+
+@pytest.mark.parametrize("name", typer.main.get_command(cli.app).commands)
+def test_without_a_backend_there_is_help_and_else_a_line(name, capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "wrong")
+    assert run(name, "--help") == 0
+    assert f"Usage: kmodels {name} " in capsys.readouterr().out
+    command = typer.main.get_command(cli.app).commands[name]
+    needed = []
+    for parameter in command.params:
+        if parameter.required:
+            needed += [*(o for o in parameter.opts if o.startswith("--")), "any"]
+    assert run(name, *needed) == 2
+    shown = capsys.readouterr().err
+    assert ": KERAS_BACKEND is 'wrong'; choose one of jax, torch, tensorflow" in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("vitt",), "kmodels: No such command 'vitt'. Did you mean 'vit'?"),
+        (("vit", "--stepps", "5"), "vit: error: unknown flag --stepps; did you mean --steps?"),
+        (("vit", "--steps", "many"), "--steps"),
+        (("vit", "--data", "folder:nowhere"), "nowhere"),
+        (("gemma", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("doctor", "--jsn"), "unknown flag --jsn"),
+        (("plan", "--preset", "vit_none"), "vit_none"),
+        (("report", "nowhere"), "nowhere"),
+        (("convert", "nowhere", "out", "--to", "hf"), "nowhere"),
+        (("chat", "nowhere"), "nowhere"),
+    ],
+)
+def test_wrong_uses_give_a_line(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_the_wheel_holds_every_recipe():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    included = wheel["targets"]["wheel"]["force-include"]
+    files = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.py")}
+    assert included == {file: f"kmodels/{file}" for file in files}
+    assert {f"recipes/{name}.py" for name in shipped.RECIPES.values()} == files
+
+
+def test_a_recipe_that_is_not_installed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(shipped, "FOLDERS", (tmp_path,))
+    assert run("vit") == 2
+    assert "vit.py is not in" in capsys.readouterr().err

@@ -1,0 +1,57 @@
+"""Which versions the environments of the tests have."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import environments
+
+pytestmark = pytest.mark.once
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("backend", environments.BACKENDS)
+def test_the_lowest_versions_are_the_floors_of_the_package(backend):
+    pins = [Requirement(pin) for pin in environments.floors(f"{backend},test")]
+    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][backend]]
+    assert [pin.name for pin in pins] == [Requirement(text).name for text in wanted]
+    for pin, text in zip(pins, wanted, strict=True):
+        (exact,), (floor,) = pin.specifier, Requirement(text).specifier
+        assert (exact.operator, floor.operator) == ("==", ">=")
+        assert exact.version == floor.version
+    assert {Requirement(text).name for text in wanted} & set(environments.BACKENDS) == {backend}
+
+
+def test_constraints_are_above_the_floors():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {
+        pin.name: pin.specifier
+        for pin in map(Requirement, (line for line in lines if line and line[0] != "#"))
+    }
+    for backend in environments.BACKENDS:
+        for text in environments.floors(backend):
+            name, floor = text.split("==")
+            (version,) = pinned[name]
+            assert Requirement(f"{name}>={floor}").specifier.contains(version.version)
+
+
+@pytest.mark.parametrize("package", ["torch", "torchvision"])
+def test_constraints_allow_the_builds_for_cpus_and_for_cuda(package):
+    """The plain index has one of them, PyTorch's own the other."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    (line,) = (line for line in lines if re.match(rf"{package}==", line))
+    pin = Requirement(line)
+    assert pin.marker is None
+    version = line.partition("==")[2]
+    for build in ("", "+cpu", "+cu130"):
+        assert pin.specifier.contains(f"{version}{build}")
+
+
+@pytest.mark.parametrize("kind", environments.VERSIONS)
+def test_other_versions_have_environments_of_their_own(kind):
+    for backend in environments.BACKENDS:
+        assert environments.ENVIRONMENTS[f"{kind}-{backend}"] == environments.ENVIRONMENTS[backend]

@@ -1,0 +1,111 @@
+"""Recipes' command lines: flags of a dataclass, what is given and what is not, errors, the help."""
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kmodels.core.errors import InputError
+from kmodels.runs.flags import Common, flag, parse
+
+pytestmark = pytest.mark.once
+
+RECIPES = sorted((Path(__file__).resolve().parents[3] / "recipes").glob("*.py"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(Common):
+    rate: float = flag(0.5, "a share of 100 %", small=0.25)
+    name: str | None = flag(None, "a text")
+    flip: bool = flag(True, "a switch that is on")
+    kind: str = flag("a", "one of two", choices=("a", "b"))
+    level: int = flag(1, "one of two numbers", choices=(1, 2))
+
+
+def test_values_have_the_types_of_their_fields():
+    words = "--rate nan --name=x=y --no-flip --kind b --level 2 --steps 3 --seed -1 --batch-size=8"
+    found = parse(Settings, words.split())
+    assert found.rate != found.rate and isinstance(found.rate, float)
+    assert (found.name, found.flip, found.kind, found.level) == ("x=y", False, "b", 2)
+    assert (found.steps, found.seed, found.batch_size) == (3, -1, 8)
+    assert type(found.level) is type(found.steps) is int
+    assert found == dataclasses.replace(
+        Settings(rate=found.rate), name="x=y", flip=False, kind="b", level=2, steps=3, seed=-1,
+        batch_size=8,
+    )  # fmt: skip
+    assert parse(Settings, []) == Settings()
+    assert parse(Settings, ["--no-resume", "--resume"]).resume  # the last one counts
+
+
+def test_small_defaults(monkeypatch):
+    monkeypatch.setenv("KMODELS_SMALL", "1")
+    assert parse(Settings, []).rate == 0.25
+    assert parse(Settings, ["--rate", "0.5"]).rate == 0.5
+    assert parse(Settings, []).kind == "a"
+
+
+def test_what_is_not_given_is_that_of_the_run(tmp_path):
+    former = {"recipe": "r", "rate": 0.1, "flip": False, "out": "elsewhere", "resume": True}
+    (tmp_path / "config.json").write_text(json.dumps({**former, "gone": 1}))
+    found = parse(Settings, ["--evaluate", "--out", str(tmp_path), "--rate", "0.5"])
+    # A value that is given counts though it is the default.
+    assert (found.rate, found.flip, found.evaluate) == (0.5, False, True)
+    assert (found.out, found.resume) == (str(tmp_path), False)
+    assert parse(Settings, ["--out", str(tmp_path)]).flip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--rat 1", "unknown flag --rat; did you mean --rate\\?"),
+        ("--Rate=1", "unknown flag --Rate; did you mean --rate\\?"),
+        ("--xyzzy", "unknown flag --xyzzy; --help lists the flags"),
+        ("-q", "unknown flag -q; --help lists the flags"),
+        ("--rate much", "'--rate'.* number|float.*'much'"),
+        ("--steps 2.5", "'--steps'.* integer.*'2.5'"),
+        ("--steps=two", "'--steps'.* integer.*'two'"),
+        ("--kind c", "'--kind': 'c' is not one of 'a', 'b'"),
+        ("--level 3", "'--level': .*3.* is not one of '?1'?, '?2'?"),
+        ("--name", "'--name' requires an argument"),
+        ("--flip=1", "'--flip' does not take a value"),
+        ("stray", "unexpected extra argument.*stray"),
+    ],
+)
+def test_wrong_words_are_one_line(words, message):
+    with pytest.raises(InputError, match=message) as caught:
+        parse(Settings, words.split())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help(word, capsys):
+    description = "What it is.\n\n    python one.py --flag  \\\n        --other\n\nMore of\nit."
+    with pytest.raises(SystemExit) as stop:
+        parse(Settings, [word], description, "one")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "python one.py --flag  \\\n" in shown and "More of it." in shown
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert any(line.endswith("a share of 100 % (default: 0.5)") for line in lines), shown
+    assert "--flip / --no-flip a switch that is on (default: True)" in lines
+    assert any(line.startswith("--name") and line.endswith("a text") for line in lines)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_help_of_a_recipe_fits_80_columns(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    spec = importlib.util.spec_from_file_location(f"help_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where a dataclass looks up annotations
+    spec.loader.exec_module(module)
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    for field in dataclasses.fields(module.Settings):
+        assert f"--{field.name.replace('_', '-')} " in shown
+        assert field.metadata["help"].split()[0] in shown
