@@ -45,8 +45,8 @@ test-quick test-all: test-%:
 test-nightly test-newest test-lowest: test-%:
 	$(RUN) --versions $* $(if $(ARGS),-- $(ARGS))
 
-shape:
-	$(PYTHON) tests/shape.py
+shape: full-environment
+	@KERAS_BACKEND=$(or $(BACKEND),torch) PYTHONPATH=src $(VENV)/full/bin/python tests/shape.py
 
 bench: full-environment
 	$(VENV)/full/bin/python benchmarks/vit_train.py $(ARGS)

@@ -214,20 +214,13 @@ CASES = {
         IDS,
     ),
 }
-# On JAX and TensorFlow these are looked at in the tasks that hold them, or under another name: with
-# the settings above they are ViTBackbone, ViTImageClassifier or GemmaCausalLM.
-ONCE = {
-    *(models.NaFlexViTBackbone, models.SigLIPNaFlexVisionEncoder, models.GemmaBackbone),
-    *(models.DeiTBackbone, models.DINOV2Backbone, models.DINOV3Backbone),
-    *(models.SigLIPVisionEncoder, models.CLIPVisionEncoder, models.DeiTImageClassifier),
-    *(models.Gemma3ImageTextBackbone, models.Gemma4ImageTextBackbone, models.CLIPTextEncoder),
-    *(models.CLIPBackbone, models.Qwen3Backbone, models.Gemma3CausalLM, models.SigLIPTextEncoder),
-}
+# What Keras makes of them runs on each backend; that of the others differs in shapes alone.
+EACH_BACKEND = (models.ViTImageClassifier, models.GemmaCausalLM)
 
 
-def case(cls: type, *more: object, once: bool = False) -> Any:
-    """The parameters of a test of a class, which runs on torch alone where that is enough."""
-    marks = [pytest.mark.once] * (once or cls in ONCE)
+def case(cls: type, *more: object) -> Any:
+    """The parameters of a test of a class."""
+    marks = [pytest.mark.each_backend] * (cls in EACH_BACKEND)
     name = "-".join([cls.__name__, *map(str, more)])
     return pytest.param(*CASES[cls], *more, id=name, marks=marks)
 

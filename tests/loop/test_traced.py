@@ -12,6 +12,7 @@ from kmodels.core.errors import InputError
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTImageClassifier
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.training import TrainStep
+from pool import pool
 from tolerances import tolerance
 
 GENERATOR = np.random.default_rng(0)
@@ -27,6 +28,12 @@ def classifier(dtype="float32"):
     model = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1, dtype=dtype)
     model.compile(keras.optimizers.SGD(0.1), LOSS, weighted_metrics=[])
     return model
+
+
+@pytest.fixture
+def model():
+    with pool(classifier) as lent:
+        yield lent
 
 
 def far(model):
@@ -63,8 +70,7 @@ def assert_follows(model):
     return wanted
 
 
-def test_predict_and_evaluate_follow_what_was_done_to_the_backbone():
-    model = classifier()
+def test_predict_and_evaluate_follow_what_was_done_to_the_backbone(model):
     before = assert_follows(model)
     model.backbone.enable_lora(2, targets="all-linear")
     far(model)
@@ -79,15 +85,13 @@ def test_predict_and_evaluate_follow_what_was_done_to_the_backbone():
     np.testing.assert_allclose(assert_follows(model), adapted, **CLOSE)
 
 
-def test_predict_follows_a_quantized_backbone():
-    model = classifier()
+def test_predict_follows_a_quantized_backbone(model):
     before = assert_follows(model)
     model.backbone.quantize("int4")
     assert np.abs(assert_follows(model) - before).max() > 1e-4
 
 
-def test_what_is_traced_with_adapters_disabled_stays_inside():
-    model = classifier()
+def test_what_is_traced_with_adapters_disabled_stays_inside(model):
     base = called(model)
     model.enable_lora(2)
     far(model)
@@ -214,8 +218,7 @@ def test_freezing_after_compile_holds_at_once_and_slots_go_on():
         assert np.abs(new).max() > 0
 
 
-def test_generic_ops_are_followed_by_a_traced_predict():
-    model = classifier()
+def test_generic_ops_are_followed_by_a_traced_predict(model):
     model.predict(IMAGES, verbose=0)
     before = dispatch.decisions()["attention"]["generic"]
     with kmodels.generic_only():
@@ -252,8 +255,7 @@ def test_train_step_follows_and_trains_the_adapters():
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_a_loop_follows_disabled_adapters_and_names_new_variables():
-    model = classifier()
+def test_a_loop_follows_disabled_adapters_and_names_new_variables(model):
     model.enable_lora(2)
     far(model)
 
@@ -307,8 +309,7 @@ def test_generate_follows_disabled_adapters(policy):
     np.testing.assert_array_equal(texts(), adapted)
 
 
-def test_jit_follows_a_model_inside():
-    model = classifier()
+def test_jit_follows_a_model_inside(model):
     jitted = kmodels.transforms.jit(lambda x: model(x))
     x = keras.ops.convert_to_tensor(IMAGES)
     np.testing.assert_allclose(to_numpy(jitted(x)), called(model), **CLOSE)

@@ -10,7 +10,7 @@ import pytest
 from arrays import to_numpy
 from kmodels import models
 from kmodels.task import Task
-from public_models import CASES, cases, random
+from public_models import CASES, EACH_BACKEND, cases, random
 from tolerances import tolerance
 
 
@@ -116,7 +116,13 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("cls", TASKS)
+@pytest.mark.parametrize(
+    "cls",
+    [
+        pytest.param(cls, marks=[pytest.mark.each_backend] * (cls in EACH_BACKEND))
+        for cls in TASKS
+    ],
+)
 def test_a_step_of_fit(cls):
     """The loss is that of a clone's outputs, and all that is trained moves, and nothing else."""
     make, x = CASES[cls]

@@ -38,15 +38,11 @@ def test_every_backbone_and_task_has_a_case():
     assert not lacking, f"add a case for {sorted(lacking)}"
 
 
-# What is written of a model in another policy is the same on every backend but for its dtypes.
-MIXED = (models.ViTImageClassifier, models.GemmaCausalLM, models.Gemma3ImageTextLM)
-
-
 @pytest.mark.parametrize(
     ("make", "x", "policy"),
     [
         *(case(cls, "float32") for cls in CASES),
-        *(case(cls, "mixed_bfloat16", once=cls not in MIXED) for cls in CASES),
+        *(case(cls, "mixed_bfloat16") for cls in CASES),
     ],
 )
 def test_config_file_and_copies(make, x, policy, tmp_path):
@@ -114,6 +110,7 @@ def test_feature_models_are_saved(tmp_path):
             np.testing.assert_allclose(to_numpy(other), to_numpy(one), atol=1e-6)
 
 
+@pytest.mark.each_backend
 def test_a_step_that_fails_leaves_the_model_as_it_was():
     """On JAX Keras' own models have no values from then on, where the first step fails."""
     backbone = models.ViTBackbone.from_preset("vit_debug")

@@ -105,6 +105,7 @@ def test_by_place_is_by_name(capsys):
         classifier().fit(PICTURES, LABELS, batchsize=4)
 
 
+@pytest.mark.each_backend
 def test_a_step_on_a_batch_is_fit_on_it():
     for raw, labels, dtype in (
         (PICTURES, LABELS, "float32"),
@@ -187,6 +188,7 @@ def test_float16_keeps_a_head_in_float32():
     np.testing.assert_allclose(to_numpy(half(x)), wanted, atol=tolerance("dense"))
 
 
+@pytest.mark.each_backend
 def test_compile_settings_travel_in_a_keras_file(tmp_path):
     lm = gemma()
     sampler = Sampler(temperature=0.7, top_k=3, seed=5)

@@ -72,6 +72,7 @@ def plain(model):
     return continued(model, batch(LENGTHS))
 
 
+@pytest.mark.each_backend
 def test_a_model_that_assists_itself_passes_once_for_all_drafts(model, plain):
     assert model.draft_counts is None
     assert all(len(set(row[-27:])) > 10 for row in plain)
@@ -88,6 +89,7 @@ def test_a_model_that_assists_itself_passes_once_for_all_drafts(model, plain):
     assert {**model.generator.loops, **model.generator.draft_loops} == loops
 
 
+@pytest.mark.each_backend
 def test_wrong_drafts_change_no_token(model, other, plain):
     assert continued(model, batch(LENGTHS), assistant=other) == plain
     counts = model.draft_counts

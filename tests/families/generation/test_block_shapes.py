@@ -20,6 +20,9 @@ from kmodels.models.common.layers import DecoderBlock
 from kmodels.models.common.sizes import sizes
 from tolerances import tolerance
 
+# The loops and the caches are each backend's own.
+pytestmark = pytest.mark.each_backend
+
 # (query heads, key/value heads, head width, window) of each block.
 SHAPES = ((4, 2, 6, 5), (4, 1, 10, None), (6, 6, 4, 3))
 VOCABULARY, WIDTH = 60, 16

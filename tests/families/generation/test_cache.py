@@ -9,6 +9,9 @@ from kmodels.generation import Sampler, continue_prompts
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.gemma.presets import PRESETS
 
+# The loops and the caches are each backend's own.
+pytestmark = pytest.mark.each_backend
+
 WINDOW = 8
 # The longest row.
 LENGTH = 55

@@ -11,6 +11,9 @@ from kmodels.generation.generate import bucket
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.gemma.presets import PRESETS
 
+# The loops and the caches are each backend's own.
+pytestmark = pytest.mark.each_backend
+
 GREEDY = Sampler(temperature=0.0)
 
 

@@ -45,6 +45,7 @@ def model():
     return _model()
 
 
+@pytest.mark.each_backend
 def test_fused_and_transposed_tensors_arrive_and_come_back(model):
     source = _file()
     assert load(model, source, RULES) == sum(x.read().size for x in source.values())
@@ -98,6 +99,7 @@ def test_a_variable_is_filled_once(model):
         load(model, source, [*RULES, Rule("head.again", "head/bias")])
 
 
+@pytest.mark.each_backend
 def test_values_are_cast_to_the_variables_dtype():
     inputs = keras.Input((2,))
     half = keras.Model(inputs, keras.layers.Dense(2, name="d", dtype="bfloat16")(inputs))

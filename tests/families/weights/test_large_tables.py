@@ -38,6 +38,7 @@ def test_what_fits_or_has_no_parts_is_read_at_once(rows, monkeypatch):
     assert part is VALUES
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_read_in_parts_is_the_same(dtype, tmp_path, monkeypatch):
     keras.utils.set_random_seed(0)

@@ -56,6 +56,7 @@ def test_all_names_are_listed():
     assert [family.name for family in registry.families()] == list(registry.FAMILIES)
 
 
+@pytest.mark.each_backend
 def test_a_saved_model_comes_back_bit_for_bit(model, saved):
     again = ViTImageClassifier.from_preset(saved)
     assert _bits(again) == _bits(model)
@@ -93,6 +94,7 @@ def test_a_saved_backbone_needs_num_classes(tmp_path):
     assert ViTImageClassifier.from_preset(tmp_path / "b", num_classes=3).num_classes == 3
 
 
+@pytest.mark.each_backend
 def test_another_image_size_moves_positions_and_preprocessor(model, saved):
     wide = ViTImageClassifier.from_preset(saved, image_shape=(24, 40, 3))
     assert wide.preprocessor.image_size == (24, 40)

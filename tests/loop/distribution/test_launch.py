@@ -6,7 +6,6 @@ import time
 import pytest
 from launch import Process, jax_ranks, launch, torch_ranks
 
-
 SCRIPT = """
 import json, os, subprocess, sys, time
 what = sys.argv[1]

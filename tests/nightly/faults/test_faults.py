@@ -37,7 +37,6 @@ def foreign(_beside):
     return load("foreign")
 
 
-@pytest.mark.once
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_killed_while_writing(writing):
     counts = writing.kill_while_writing(6)
@@ -45,7 +44,6 @@ def test_killed_while_writing(writing):
     assert counts["damaged"] == counts["left over"] == 0
 
 
-@pytest.mark.once
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_full_disk(writing):
     counts = writing.full_disk(2)
@@ -53,14 +51,12 @@ def test_a_full_disk(writing):
     assert counts["left over"] == 0
 
 
-@pytest.mark.once
 def test_bits_and_cuts(writing):
     counts = writing.damage(60, 12)
     assert counts["wrong loads"] == 0
     assert counts["passed over"] > 60
 
 
-@pytest.mark.once
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_reader_beside_a_writer(writing):
     counts = writing.read_while_writing(15)
@@ -68,7 +64,6 @@ def test_a_reader_beside_a_writer(writing):
     assert counts["states seen"] > 1
 
 
-@pytest.mark.once
 def test_the_order_of_one_save(writing, tmp_path, monkeypatch):
     """What the full form sees by strace, recorded in the process."""
     calls = []
@@ -101,7 +96,6 @@ def test_files_from_elsewhere(foreign, kind):
     assert counts["refused"] > trials / 3
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("kind", "trials"), [("pictures", 45), ("lines", 120)])
 def test_damaged_data(_beside, kind, trials):
     counts = getattr(load("inputs"), kind)(trials)

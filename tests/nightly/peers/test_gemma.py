@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from hub_case import assert_close, run_backbone_test, run_model_saving_test, run_task_test
 
 from arrays import to_numpy
 from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaCausalLMPreprocessor, GemmaTokenizer
-from hub_case import assert_close, run_backbone_test, run_model_saving_test, run_task_test
 from sentencepiece_files import words_model
 from tolerances import tolerance
 

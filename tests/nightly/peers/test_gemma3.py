@@ -2,6 +2,10 @@
 
 import numpy as np
 import pytest
+from hub_case import run_backbone_test, run_model_saving_test, run_task_test
+from test_gemma import choose_always
+from test_gemma3_text import SPECIAL, WORDS
+from test_hub_lora import GEMMA3
 
 from kmodels.models import (
     Gemma3Backbone,
@@ -9,10 +13,6 @@ from kmodels.models import (
     Gemma3CausalLMPreprocessor,
     Gemma3Tokenizer,
 )
-from hub_case import run_backbone_test, run_model_saving_test, run_task_test
-from test_gemma import choose_always
-from test_gemma3_text import SPECIAL, WORDS
-from test_hub_lora import GEMMA3
 from sentencepiece_files import words_model
 
 pytestmark = pytest.mark.across

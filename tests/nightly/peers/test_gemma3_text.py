@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from hub_case import run_preprocessing_layer_test
 
 from kmodels.models import Gemma3CausalLMPreprocessor, Gemma3Tokenizer
-from hub_case import run_preprocessing_layer_test
 from sentencepiece_files import words_model
 
 pytestmark = pytest.mark.across

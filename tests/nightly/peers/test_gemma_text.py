@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from hub_case import run_preprocessing_layer_test
 
 from kmodels.models import GemmaCausalLMPreprocessor, GemmaTokenizer
-from hub_case import run_preprocessing_layer_test
 from sentencepiece_files import NORMAL, UNKNOWN, sentencepiece_model, words_model
 
 pytestmark = pytest.mark.across

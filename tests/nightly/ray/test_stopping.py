@@ -14,8 +14,6 @@ from kmodels.checkpoint import manager
 from kmodels.checkpoint.preemption import Interrupted
 from kmodels.distribution.ray import stopping
 
-pytestmark = pytest.mark.once
-
 
 class Store:
     """What Ray's store of a cluster is, in this process."""

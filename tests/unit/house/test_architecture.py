@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "src" / "kmodels"
 TEXT = (ROOT / "docs" / "architecture.md").read_text()

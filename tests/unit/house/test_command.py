@@ -11,7 +11,6 @@ from kmodels import __version__
 from kmodels.runs import shipped
 from kmodels.tools import cli
 
-pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -9,7 +9,6 @@ from packaging.requirements import Requirement
 
 import environments
 
-pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -49,7 +49,6 @@ def test_import_loads_no_other_framework_and_nothing_heavy(backend):
     assert not unwanted, f"{statement} loads {sorted(unwanted)}"
 
 
-@pytest.mark.once
 def test_what_tests_spare_keras_is_there_for_others():
     """tests/children/sitecustomize.py is at work here and in the processes of tests."""
     statement = "assert not {'sklearn', 'matplotlib'} & before; import matplotlib.pyplot, sklearn"

@@ -6,8 +6,6 @@ import pytest
 
 from private_names import Source
 
-pytestmark = pytest.mark.once
-
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "kmodels"
 ROOMS = ("core/keras_internals/", "core/framework_internals/")
 

@@ -3,7 +3,6 @@
 import pytest
 
 pytestmark = [
-    pytest.mark.once,
     pytest.mark.needs("proselint", "textblob"),
     # textblob leaves the file of its lexicon open.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

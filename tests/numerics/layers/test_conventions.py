@@ -158,12 +158,12 @@ ABSTRACT = {
     "DecoderBlock",
     "EncoderBlock",
     *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/families/gemma/test_experts.py
-    # Towers hold a whole model, and the head takes two inputs: tests/models/two_towers.
+    # Towers hold a whole model, and the head takes two inputs: tests/families/two_towers.
     *("NaFlexVisionTower", "SimilarityHead", "TextTower", "VisionTower"),
-    # No batch, two inputs or two outputs: tests/models.
+    # No batch, two inputs or two outputs: tests/families.
     *("MAEDecoder", "PatchCoordinates", "PatchMasking", "PerLayerEmbedding"),
     *("MaskProbabilities", "QueryMasking"),
-    # Two inputs, or bounds that stay as they are: tests/models/gemma4_vision.
+    # Two inputs, or bounds that stay as they are: tests/families/gemma4.
     *("ClippedDense", "Gemma4VisionBlock", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
     "PatchFeatures",
     *("NaFlexPooling", "NaFlexTokens"),  # of several inputs: tests/families/vit/test_naflex.py
@@ -184,12 +184,14 @@ def layer_classes() -> set[type]:
     return {cls for cls in found if cls.__name__ not in ABSTRACT}
 
 
+@pytest.mark.once
 def test_every_layer_has_a_case():
     lacking = layer_classes() - {case.layer for case in CASES}
     assert not lacking, f"add a Case for {sorted(cls.__name__ for cls in lacking)}"
     assert len({case.layer for case in CASES}) >= 15
 
 
+@pytest.mark.once
 @cases
 def test_config_round_trip(case):
     layer = case.make(name="mine", trainable=False, dtype="mixed_bfloat16")
@@ -264,6 +266,7 @@ def test_dtype_policies(case):
         assert np.abs(found - wanted).max() / scale < atol[policy.compute_dtype]
 
 
+@pytest.mark.once
 @cases
 def test_policies_by_path(case):
     policies = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
@@ -292,6 +295,7 @@ def test_masks(case):
     np.testing.assert_array_equal(to_numpy(layer(wrapped)._keras_mask), ids != 0)
 
 
+@pytest.mark.once
 @cases
 def test_copies(case):
     """`deepcopy` and `pickle` give the same numbers, in variables of their own."""
@@ -321,6 +325,7 @@ class Wrapped(keras.Model):
         return cls(keras.saving.deserialize_keras_object(config.pop("layer")), **config)
 
 
+@pytest.mark.once
 @cases
 def test_keras_files(case, tmp_path):
     shape, dtype = case.shape[1:], "int32" if case.ids else "float32"
@@ -370,6 +375,7 @@ def test_all_train_inside_fit():
         assert any(moved) or not moved
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -397,6 +403,7 @@ def test_wrong_settings_are_refused(make, message):
         make()
 
 
+@pytest.mark.once
 def test_a_subclass_that_hides_an_argument_says_so():
     class Hiding(layers.Layer):
         def __init__(self, size, **kwargs):
