@@ -17,10 +17,18 @@ import numpy as np
 import pytest
 
 from arrays import read_npz, to_numpy
-from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
+from kmodels.models import (
+    Gemma3ImageTextLM,
+    Gemma4ImageTextLM,
+    GemmaCausalLM,
+    Qwen3CausalLM,
+    ViTImageClassifier,
+)
 
 # A result beside its reference: name, what was found, what was expected, row of the tolerances.
 Result = tuple[str, Any, np.ndarray, str]
+USE = frozenset(("training", "export", "files", "lora"))
+IMAGE_TEXT_CASES = ("none", "one", "two", "last")
 
 
 def run(model: keras.Model, inputs: Any) -> Any:
@@ -28,6 +36,16 @@ def run(model: keras.Model, inputs: Any) -> Any:
     if keras.backend.backend() == "jax":
         return model.predict(inputs, verbose=0)
     return keras.tree.map_structure(to_numpy, model(inputs))
+
+
+def packed_rows(rows: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Texts behind one another in one row of a batch."""
+    lengths = [len(row) for row in rows]
+    return {
+        "token_ids": np.concatenate(rows)[None].astype("int32"),
+        "segment_ids": np.repeat(np.arange(len(rows)), lengths)[None].astype("int32"),
+        "positions": np.concatenate([np.arange(n) for n in lengths])[None].astype("int32"),
+    }
 
 
 @dataclass
@@ -40,7 +58,8 @@ class Reference:
         checks: names of the checks of test_families.py that it passes beside "results".
         settings: arguments of `from_preset`.
         peer: the class that reads its export, of transformers, or "timm".
-        adapter: the folder of an adapter of PEFT over it, beside which stands an .npz file.
+        adapter: folders of adapters of PEFT over it, beside each of which stands an .npz file.
+        lora: arguments of `enable_lora` for the adapters that are trained here.
     """
 
     name: str
@@ -49,6 +68,7 @@ class Reference:
     settings: dict[str, Any] = field(default_factory=dict)
     peer: str = "AutoModelForCausalLM"
     adapter: str = ""
+    lora: dict[str, Any] = field(default_factory=lambda: {"targets": "all-linear"})
     root: Path = Path()
 
     @property
@@ -66,12 +86,17 @@ class Reference:
         """A new model of the directory."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*tensors of MAE's pretraining alone")
+            warnings.filterwarnings("ignore", ".*the model takes only text and images")
             return self.task.from_preset(self.path, **{**self.settings, **settings})
 
     @functools.cached_property
     def model(self) -> Any:
         """The model of the directory, one in a process: whoever changes one reads a new one."""
         return self.read()
+
+    def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, np.ndarray]:
+        """Inputs, and what the model gives for their last tokens without the adapter."""
+        return expected["inputs"].astype("int32"), expected["plain"]
 
     def export(self, model: Any, folder: Path) -> None:
         """Writes a model as the other package has it."""
@@ -83,8 +108,23 @@ class Decoder(Reference):
     """A causal language model of transformers."""
 
     checks: frozenset[str] = frozenset(
-        ("bfloat16", "greedy_tokens", "export", "peer_loads", "presets")
+        [
+            "bfloat16",
+            "greedy_tokens",
+            "packed",
+            "export",
+            "peer_loads",
+            "presets",
+            "training",
+            "files",
+            "lora",
+        ]
     )
+
+    def batch(self) -> dict[str, Any]:
+        """Arguments of `train_on_batch`: each token's label is the one behind it."""
+        ids = self.inputs["token_ids"]
+        return {"x": {name: x[:, :-1] for name, x in self.inputs.items()}, "y": ids[:, 1:]}
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
@@ -102,7 +142,9 @@ class Decoder(Reference):
                 expected = self.expected[names.get(name, name)]
                 scale = max(1.0, np.abs(expected).std())
                 yield name, to_numpy(value) / scale, expected / scale, "hidden"
-        yield "logits", to_numpy(self.model(self.inputs)), self.expected["logits"], "logits"
+        logits = to_numpy(self.model(self.inputs))
+        assert logits.dtype == np.float32
+        yield "logits", logits, self.expected["logits"], "logits"
 
     def errors_of_bfloat16(self) -> tuple[float, float]:
         """Distances of logits from float64's: ours and transformers'."""
@@ -131,8 +173,14 @@ class Decoder(Reference):
             # Without a cache each of these tokens is the most likely one behind those before it.
             np.testing.assert_array_equal(choice[row, begin - 1 : begin + new - 1], tokens)
 
+    def packed(self) -> list[Result]:
+        """The beginning of a text and another text in one row."""
+        ids, logits = self.expected["token_ids"], self.expected["logits"]
+        found = run(self.model, packed_rows([ids[0, :10], ids[1]]))[0]
+        return [("packed", found, np.concatenate([logits[0, :10], logits[1]]), "logits")]
+
     def result_of_peer(self, folder: Path) -> list[Result]:
-        """What transformers computes with an exported directory, which is to be equal bit by bit."""
+        """What transformers computes with an exported directory: equal bit by bit."""
         import torch
         import transformers
 
@@ -155,6 +203,8 @@ class ImageEncoder(Reference):
     left: tuple[str, ...] = ()
     # What is taken off the names of the others.
     prefix: str = ""
+    # Weights that the class of transformers has and the file does not.
+    missing: tuple[str, ...] = ()
 
     def results(self, start: str = "") -> Iterator[Result]:
         """Blocks in the order of computation, tokens, what is pooled, and logits.
@@ -182,6 +232,11 @@ class ImageEncoder(Reference):
             unnormed = self.name.startswith("vit_kinds/clip")
             last = found[blocks[-1] if unnormed else "sequence_output"]
             yield "final", last, given["final"], "hidden"
+            if not start and not unnormed:
+                # The call of a backbone walks through its steps, and its last block may leave
+                # tokens out.
+                called = model.backbone(given["images"], training=False)
+                yield "called", to_numpy(called), given["final"], "hidden"
         if "pooled" in given and not self.left:
             # DINOv2's is the class token, of which ours is a part.
             pooled = found["pooled_output"][:, : given["pooled"].shape[-1]]
@@ -213,6 +268,7 @@ class ImageEncoder(Reference):
         described = json.loads((folder / "config.json").read_text())
         made = getattr(transformers, described["architectures"][0])
         theirs, told = made.from_pretrained(folder, output_loading_info=True)
+        told["missing_keys"] -= set(self.missing)
         for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             assert not told[key], (key, told[key])
         with torch.no_grad():
@@ -221,11 +277,156 @@ class ImageEncoder(Reference):
             if output.get(name) is not None:
                 return [(name, output[name].numpy(), self.expected["logits"], "hidden")]
         found = [("final", output.last_hidden_state.numpy(), self.expected["final"], "hidden")]
-        if "pooled" in self.expected and output.get("pooler_output") is not None:
+        has_pooler = output.get("pooler_output") is not None and not self.missing
+        if "pooled" in self.expected and has_pooler:
             found.append(
                 ("pooled", output.pooler_output.numpy(), self.expected["pooled"], "hidden")
             )
         return found
+
+
+@dataclass
+class ImageText(Reference):
+    """A model of texts and images of transformers, on texts with no, one and two images."""
+
+    peer: str = "AutoModelForImageTextToText"
+    # Tensors of the file that are left aside, by how their names begin.
+    left: tuple[str, ...] = ()
+    # The token that stands for a piece of an image.
+    image: int = 0
+    # Cases whose roundings are compared with transformers', those of a string taken together.
+    rounded: tuple[str, ...] = ("none one two last",)
+
+    def pictures(self, case: str) -> dict[str, np.ndarray]:
+        """The images of a case, as one row of a batch has them."""
+        if "images" in self.expected:
+            each = self.expected["features"].size // self.expected["features"].shape[-1]
+            each //= len(self.expected["images"])
+            count = (self.expected[f"{case}_ids"] == self.image).sum() // each
+            return {"images": self.expected["images"][:count]}
+        numbers = self.expected[f"{case}_numbers"].astype(int)
+        return {
+            "pixel_values": self.expected["pixel_values"][numbers],
+            "pixel_position_ids": self.expected["places"][numbers].astype("int32"),
+        }
+
+    def inputs(self, *cases: str, length: int = 40) -> dict[str, np.ndarray]:
+        """A batch of cases, each behind some padding, with room for two images."""
+        ids, mask = (np.zeros((len(cases), length), "int32") for _ in range(2))
+        batch = {"token_ids": ids, "padding_mask": mask}
+        for number, case in enumerate(cases):
+            row = self.expected[f"{case}_ids"][0]
+            ids[number, length - len(row) :], mask[number, length - len(row) :] = row, 1
+            for name, array in self.pictures(case).items():
+                fill = -1 if name == "pixel_position_ids" else 0
+                room = np.full((len(cases), 2, *array.shape[1:]), fill, array.dtype)
+                batch.setdefault(name, room)[number, : len(array)] = array
+        return {**batch, "vision_mask": (ids == self.image).astype("int32")}
+
+    def batch(self) -> dict[str, Any]:
+        """Arguments of `train_on_batch`: each token's label is the one behind it, images apart."""
+        inputs = self.inputs("two", "one")
+        labels = np.roll(inputs["token_ids"], -1, axis=1)
+        weights = (labels != self.image) * inputs["padding_mask"]
+        labels = np.where(labels == self.image, 0, labels)
+        return {"x": inputs, "y": labels, "sample_weight": weights.astype("float32")}
+
+    def results(self) -> Iterator[Result]:
+        """Features of all images, and the logits of each case in one batch."""
+        encoder = self.model.backbone.vision_encoder
+        if "images" in self.expected:
+            found = to_numpy(encoder(self.expected["images"][None]))[0]
+            yield "features", found, self.expected["features"].reshape(found.shape), "hidden"
+        else:
+            places = self.expected["places"][None].astype("int32")
+            found = to_numpy(encoder(self.expected["pixel_values"][None], places))[0]
+            expected = np.concatenate([self.expected[f"features_{number}"] for number in range(3)])
+            scale = np.abs(expected).max()
+            yield "features", found[: len(expected)] / scale, expected / scale, "hidden"
+        logits = run(self.model, self.inputs(*IMAGE_TEXT_CASES))
+        assert logits.dtype == np.float32
+        for row, case in zip(logits, IMAGE_TEXT_CASES, strict=True):
+            expected = self.expected[f"{case}_logits"][0]
+            yield case, row[-len(expected) :], expected, "logits"
+
+    def errors_of_bfloat16(self) -> tuple[np.ndarray, np.ndarray]:
+        """Distances of logits from float64's: ours and transformers'."""
+        found = run(self.read(dtype="bfloat16"), self.inputs(*IMAGE_TEXT_CASES))
+        errors = {}
+        for row, case in zip(found, IMAGE_TEXT_CASES, strict=True):
+            exact, rounded = (self.expected[f"{case}_logits{end}"][0] for end in ("64", "16"))
+            both = row[-len(exact) :], rounded
+            errors[case] = [np.abs(logits - exact).sum() for logits in both]
+        groups = [[errors[case] for case in group.split()] for group in self.rounded]
+        ours, theirs = np.array([np.sum(group, 0) for group in groups]).T
+        return ours, theirs
+
+    def check_greedy_tokens(self) -> None:
+        """Rows of a batch go on as transformers' do alone."""
+        new = len(self.expected["one_greedy"])
+        inputs = self.inputs(*IMAGE_TEXT_CASES)
+        rows = self.model.generate(inputs, max_new_tokens=new, stop_token_ids=None)["token_ids"]
+        for row, case in zip(rows, IMAGE_TEXT_CASES, strict=True):
+            begin = self.expected[f"{case}_logits"].shape[1]
+            tokens = row[begin : begin + new]
+            np.testing.assert_array_equal(tokens, self.expected[f"{case}_greedy"])
+
+    def packed(self) -> list[Result]:
+        """Texts and their images in one row."""
+        cases = ("one", "two", "none", "last")
+        pictures = [self.pictures(case) for case in cases]
+        inputs = {
+            **packed_rows([self.expected[f"{case}_ids"][0] for case in cases]),
+            **{name: np.concatenate([x[name] for x in pictures])[None] for name in pictures[0]},
+        }
+        expected = np.concatenate([self.expected[f"{case}_logits"][0] for case in cases])
+        return [("packed", run(self.model, inputs)[0], expected, "logits")]
+
+    def places(self) -> list[Result]:
+        """Places of tokens as keras-hub gives them, and left out."""
+        inputs = self.inputs("two", "one")
+        expected = run(self.model, inputs)
+        mask = inputs.pop("vision_mask")
+        places = np.zeros((2, mask.sum(1).max()), "int32")
+        for row, there in zip(places, mask, strict=True):
+            row[: there.sum()] = np.flatnonzero(there)
+        return [
+            (name, run(self.model, {**inputs, **more}), expected, "bits")
+            for name, more in (("none", {}), ("vision_indices", {"vision_indices": places}))
+        ]
+
+    def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, np.ndarray]:
+        """Inputs, and what the model gives for their last tokens without the adapter."""
+        return self.inputs("two"), self.expected["two_logits"]
+
+    def export(self, model: Any, folder: Path) -> None:
+        """Writes a model as transformers has it, without what was left aside."""
+        if self.left:
+            model.backbone.left_out = ()
+        model.export_to_transformers(folder)
+
+    def result_of_peer(self, folder: Path) -> list[Result]:
+        """What transformers computes with an exported directory: equal bit by bit."""
+        import torch
+        import transformers
+
+        theirs = getattr(transformers, self.peer).from_pretrained(
+            folder, attn_implementation="eager"
+        )
+        pictures = {name: torch.as_tensor(x) for name, x in self.pictures("two").items()}
+        ids = torch.as_tensor(self.expected["two_ids"]).long()
+        if "images" in pictures:
+            pixels = pictures["images"].permute(0, 3, 1, 2)
+            seen = (ids == self.image).long()
+            inputs = {"input_ids": ids, "pixel_values": pixels, "token_type_ids": seen}
+        else:
+            from references.gemma4_vision import given, masked
+
+            pictures["image_position_ids"] = pictures.pop("pixel_position_ids").long()
+            inputs = masked(theirs, given(theirs, ids, [0, 1], pictures))
+        with torch.no_grad():
+            logits = theirs(**inputs).logits.numpy()
+        return [("two", logits, self.expected["two_logits"], "bits")]
 
 
 def _decoders(folder: str, task: Any, names: str, **more: Any) -> list[Decoder]:
@@ -234,23 +435,57 @@ def _decoders(folder: str, task: Any, names: str, **more: Any) -> list[Decoder]:
 
 # The text beside an image tower, which that leaves alone.
 TEXT = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias")
+SOUNDS = ("model.audio_tower.", "model.embed_audio.")
 HEADLESS = {"num_classes": 0}
 NPZ = frozenset(("another_size",))
 FORWARD = frozenset(("export", "peer_loads"))
+IMAGE_TEXT = FORWARD | USE | {"bfloat16", "greedy_tokens", "packed", "places"}
 
 
 def _images(folder: str, names: str, **more: Any) -> list[ImageEncoder]:
     return [ImageEncoder(f"{folder}/{name}", ViTImageClassifier, **more) for name in names.split()]
 
 
+def _image_texts(names: str, checks: frozenset[str], **more: Any) -> list[ImageText]:
+    folders = [f"gemma4_vision/{name}" for name in names.split()]
+    more["image"] = 155
+    return [
+        ImageText(folder, Gemma4ImageTextLM, checks, adapter=f"{folder}/adapter", **more)
+        for folder in folders
+    ]
+
+
 FAMILIES: list[Reference] = [
     *_decoders("gemma", GemmaCausalLM, "gemma gemma2 gemma3"),
-    *_decoders("gemma4", GemmaCausalLM, "all", adapter="gemma4/adapter"),
+    *_decoders(
+        *("gemma4", GemmaCausalLM, "all"),
+        adapter="gemma4/adapter",
+        lora={"targets": "all-linear", "trainable_token_indices": [5]},
+    ),
     *_decoders(
         "gemma4",
         GemmaCausalLM,
-        "plain heads key_is_value shared double_wide per_layer turned capped experts all_experts",
+        "plain heads key_is_value shared double_wide per_layer turned capped experts",
         checks=FORWARD,
+    ),
+    *_decoders(
+        *("gemma4", GemmaCausalLM, "all_experts"),
+        checks=FORWARD | USE | {"greedy_tokens", "presets"},
+        adapter="gemma4/adapter_experts gemma4/adapter_some",
+        lora={"alpha": 6, "target_parameters": ("experts/gate_up", "experts/down")},
+    ),
+    # Its export has names of transformers 4: tests/families/gemma_vision.
+    ImageText(
+        *("gemma3_vision", Gemma3ImageTextLM, IMAGE_TEXT - {"export"}),
+        image=160,
+        adapter="gemma3_vision/adapter",
+        rounded=("two", "last"),
+    ),
+    *_image_texts("unified tower_small", IMAGE_TEXT, left=SOUNDS),
+    *_image_texts("tower", FORWARD | {"greedy_tokens", "places", "presets"}),
+    ImageText(
+        *("gemma4_vision/unified_causal", Gemma4ImageTextLM, FORWARD | {"presets"}),
+        image=155,
     ),
     *_decoders("qwen3", Qwen3CausalLM, "tied bias"),
     *_decoders("qwen3", Qwen3CausalLM, "untied", adapter="qwen3/adapter"),
@@ -282,7 +517,12 @@ FAMILIES: list[Reference] = [
     *_images("vit_kinds", "timm_clip timm_deit timm_map", peer="timm"),
     *_images("vit_kinds", "timm_dinov2 timm_siglip", settings=HEADLESS, peer="timm"),
     *_images("vit_recent", "dinov3 dinov3_gated ijepa", settings=HEADLESS),
-    *_images("vit_recent", "mae", settings=HEADLESS, checks=NPZ | {"export"}),
+    *_images(
+        "vit_recent",
+        "mae",
+        settings=HEADLESS,
+        missing=("pooler.dense.weight", "pooler.dense.bias"),
+    ),
     *_images("vit_recent", "ijepa_classes"),
     *_images("vit_recent", "mae_pretraining", settings=HEADLESS, checks=NPZ, left=("decoder.",)),
     *_images("vit_recent", "timm_dinov3 timm_pe timm_pe_lang", settings=HEADLESS, peer="timm"),

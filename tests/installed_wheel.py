@@ -1,6 +1,7 @@
 """The package as `pip install` leaves it: a wheel, in an environment that sees no checkout."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -28,7 +29,8 @@ def install(wheel: Path, place: Path) -> Path:
     """Installs the wheel and returns the folder of its programs.
 
     The environment sees the packages of the running one. It does not process their .pth files, by
-    which an editable installation puts a checkout on `sys.path`.
+    which an editable installation puts a checkout on `sys.path`. `children/sitecustomize.py` spares
+    its processes the imports that Keras does not need, as it does for all children of tests.
 
     Args:
         wheel: the file.
@@ -42,6 +44,7 @@ def install(wheel: Path, place: Path) -> Path:
     packages = next(place.glob("lib/python*/site-packages"))
     seen = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     (packages / "packages_of_the_suite.pth").write_text("\n".join(dict.fromkeys(seen)) + "\n")
+    shutil.copy(ROOT / "tests" / "children" / "sitecustomize.py", packages)
     return programs
 
 

@@ -21,21 +21,29 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
     ]
 
 
-WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
-# Pages about packages that one environment alone has.
-NEEDS = {
+# Pages whose programs depend on the backend, and those about packages of one environment.
+EACH_BACKEND = (
+    "README.md",
+    "data.md",
+    "distribution.md",
+    "training.md",
+    "transforms.md",
+    "keras.md",
+)
+MARKS = {
+    **dict.fromkeys(EACH_BACKEND, pytest.mark.each_backend),
     "interop.md": pytest.mark.needs("keras_hub", "keras_cv"),
     "remote.md": pytest.mark.needs("fsspec"),
 }
 
 
-def test_the_readme_has_code():
-    assert ROOT / "README.md" in WITH_PYTHON
-
-
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=page.name, marks=NEEDS.get(page.name, ())) for page in WITH_PYTHON],
+    [
+        pytest.param(page, id=page.name, marks=MARKS.get(page.name, ()))
+        for page in PAGES
+        if blocks(page, "python")
+    ],
 )
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """All blocks of a page, in order, as one program in an empty folder."""
@@ -45,27 +53,19 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_make_targets_exist(page):
+def test_make_targets_and_named_files_exist():
     makefile = (ROOT / "Makefile").read_text()
-    named = {
-        name for _, text in blocks(page, "sh") for name in re.findall(r"^make ([\w-]+)", text, re.M)
-    }
     targets = " ".join(re.findall(r"^([\w -]+):", makefile, re.MULTILINE)).split()
-    missing = [name for name in named if name not in targets]
-    assert not missing, f"{page.name} names make targets that do not exist: {missing}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_named_files_exist(page):
-    text = FENCE.sub("", page.read_text())
-    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]
-    missing = [
-        link
-        for link in links
-        if link and "://" not in link and not (page.parent / link).resolve().exists()
-    ]
-    assert not missing, f"{page.name} links to {missing}"
+    missing = []
+    for page in PAGES:
+        for _, text in blocks(page, "sh"):
+            named = re.findall(r"^make ([\w-]+)", text, re.M)
+            missing += [(page.name, f"make {name}") for name in named if name not in targets]
+        text = FENCE.sub("", page.read_text())
+        for link in (link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)):
+            if link and "://" not in link and not (page.parent / link).resolve().exists():
+                missing.append((page.name, link))
+    assert not missing
 
 
 def test_the_presets_named_exist():
@@ -95,20 +95,15 @@ def test_the_table_of_overrides_is_the_folder():
 RELATIVE = re.compile(r"\]\((?![a-z]+:|#)([^)]+)\)")
 
 
-def test_the_index_shows_no_dead_link():
+def test_the_index_shows_no_dead_link_and_those_to_the_repository():
     """Without an address of the repository, links between its files are plain text there."""
     text = (ROOT / "README.md").read_text()
     description = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
-    found = description(text, None)
-    assert RELATIVE.findall(text) and not RELATIVE.findall(found)
-    assert "| Continue a killed run | `--resume` |" in found
-    assert FENCE.findall(found) == FENCE.findall(text)
-
-
-def test_the_index_links_to_the_repository():
-    text = (ROOT / "README.md").read_text()
-    description = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
-    found = description(text, "https://example.org/kmodels/")
-    linked = re.findall(r"\]\(https://example.org/kmodels/blob/HEAD/([^)]+)\)", found)
-    assert linked == RELATIVE.findall(text)
-    assert not RELATIVE.findall(found)
+    alone = description(text, None)
+    assert RELATIVE.findall(text) and not RELATIVE.findall(alone)
+    assert "| Continue a killed run | `--resume` |" in alone
+    assert FENCE.findall(alone) == FENCE.findall(text)
+    linked = description(text, "https://example.org/kmodels/")
+    links = re.findall(r"\]\(https://example.org/kmodels/blob/HEAD/([^)]+)\)", linked)
+    assert links == RELATIVE.findall(text)
+    assert not RELATIVE.findall(linked)

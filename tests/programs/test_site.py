@@ -44,15 +44,16 @@ def test_every_page_is_there(site):
     assert wanted <= found, wanted - found
 
 
-def test_every_picture_is_there(site):
+def test_pictures_and_links_are_there(site):
     shown = 0
     for page in site.rglob("*.html"):
-        for name in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text()):
+        text = page.read_text()
+        for name in re.findall(r'<img[^>]* src="([^":]+)"', text):
             assert (page.parent / name).stat().st_size > 1000, (page.name, name)
             shown += 1
+        for link in re.findall(r'href="([^"#?:]+)[#?"]', text):
+            assert link.startswith("/") or (page.parent / link).exists(), (page.name, link)
     assert shown >= 1
-    executed = len(list((site / "notebooks").rglob("*.png")))
-    print(f"{shown} images, {executed} of notebooks")
 
 
 def test_the_api_has_what_is_public(site):
@@ -92,13 +93,6 @@ def test_a_class_shows_what_it_inherits(site, name, methods, of_keras):
     assert not {"build", "call", "train_step", "get_config", "zero_grad"} & {*shown}
     linked = re.findall(r'<a href="https://keras.io/api/[\w/]+"><code>(\w+)</code>', text)
     assert of_keras in linked
-
-
-def test_links_lead_to_pages(site):
-    for page in site.rglob("*.html"):
-        for link in re.findall(r'href="([^"#?:]+)[#?"]', page.read_text()):
-            if not link.startswith("/"):
-                assert (page.parent / link).exists(), (page.name, link)
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,10 @@ def _block(page, number):
 
 def _cases():
     here = [run for run in RUNS if run[2] == os.environ["KERAS_BACKEND"]]
-    marked = [(run, ()) for run in here]
-    on_ray = [pytest.mark.nightly]
-    marked += [
-        (run, [pytest.mark.across(run[2]), *(on_ray if run[:2] in CLUSTERS else [])])
-        for run in ACROSS
-    ]
+    marked = [(run, [pytest.mark.each_backend]) for run in here]
+    for run in ACROSS:
+        on_ray = [pytest.mark.nightly] if run[:2] in CLUSTERS else []
+        marked.append((run, [pytest.mark.across(run[2]), *on_ray]))
     return [pytest.param(*run, id=f"{run[0]}-{run[1]}", marks=marks) for run, marks in marked]
 
 
@@ -85,22 +83,18 @@ def _run(programs, tmp_path, backend, commands):
     # The paths of Ray's sockets have to be short, and its logs stay when it ends.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
         env = installed_wheel.variables(programs, home, backend) | {"RAY_TMPDIR": short}
-        done = _bash(commands, folder, env)
+        done = subprocess.run(
+            ["bash", "-e"],
+            input=commands,
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert not [*home.glob("*ray*"), *home.glob(".ray*")]
     return done.stdout
-
-
-def _bash(commands, folder, env):
-    return subprocess.run(
-        ["bash", "-e"],
-        input=commands,
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
 
 
 @pytest.mark.parametrize(("page", "number", "backend", "ending"), _cases())
@@ -109,7 +103,6 @@ def test_the_commands_run(page, number, backend, ending, programs, tmp_path):
     assert re.search(f"{ending}$", shown), shown[-3000:]
 
 
-@pytest.mark.once
 def test_it_is_the_wheel_that_runs(programs, tmp_path):
     """The checkout is not on the path, and nothing that is imported comes from it."""
     told = """
@@ -130,7 +123,6 @@ print(json.dumps([sys.path, kmodels.__file__, shipped, os.listdir(), home]))
     assert shown[-1].startswith("kmodels ")
 
 
-@pytest.mark.once
 def test_the_wheel_describes_itself_without_dead_links(programs):
     (metadata,) = programs.parent.glob("lib/python*/site-packages/kmodels-*.dist-info/METADATA")
     text = metadata.read_text()
@@ -138,21 +130,17 @@ def test_the_wheel_describes_itself_without_dead_links(programs):
     assert not re.search(r"\]\((?!https?:|#)", text)
 
 
-@pytest.mark.once
-def test_each_page_runs():
+def test_each_page_is_listed_runs_and_begins_with_its_commands():
     assert {run[0] for run in (*RUNS, *ACROSS)} == set(PAGES)
+    for place in ("README.md", "docs/README.md", "mkdocs.yml"):
+        listed = re.findall(r"tasks/(\w+)\.md", (ROOT / place).read_text())
+        assert sorted(set(listed)) == list(PAGES), place
+    for name, page in PAGES.items():
+        title, sentence, fence = page.read_text().split("\n\n")[:3]
+        assert re.fullmatch(r"# [^\n]+", title), name
+        assert sentence.endswith(".") and fence.startswith("```sh\n"), name
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_begins_with_its_commands(page):
-    text = PAGES[page].read_text()
-    title, sentence, fence = text.split("\n\n")[:3]
-    assert re.fullmatch(r"# [^\n]+", title)
-    assert sentence.endswith(".") and fence.startswith("```sh\n")
-
-
-@pytest.mark.once
 def test_what_a_page_needs_is_said():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for page, number, backend, _ in (*RUNS, *ACROSS):
@@ -163,10 +151,3 @@ def test_what_a_page_needs_is_said():
         assert needs & BACKENDS == named
         across = (page, number) in {run[:2] for run in ACROSS}
         assert across == bool(needs - {backend})
-
-
-@pytest.mark.once
-def test_the_tasks_are_listed():
-    for page in ("README.md", "docs/README.md", "mkdocs.yml"):
-        listed = re.findall(r"tasks/(\w+)\.md", (ROOT / page).read_text())
-        assert sorted(set(listed)) == list(PAGES), page

@@ -119,7 +119,6 @@ def test_the_loss_is_that_of_transformers(references, case, monkeypatch):
     assert found["mean_iou"] == pytest.approx(float(to_numpy(metric.result())), abs=1e-6)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("case", CASES)
 def test_segments_are_those_of_transformers(references, case):
     folder = references / "vit_eomt" / case

@@ -164,7 +164,6 @@ def test_sizes_are_those_of_transformers():
             assert fitted((height, width), side, "split") == theirs((height, width), side)
 
 
-@pytest.mark.once
 def test_windows_cover_an_image():
     for side, length in ((16, 16), (16, 17), (16, 33), (512, 700), (512, 4000)):
         starts = window_starts(length, side)
@@ -231,7 +230,6 @@ def test_the_linear_head_keeps_shapes_too(way):
     assert (found == wanted.argmax(-1)).mean() > 0.99
 
 
-@pytest.mark.once
 def test_a_square_image_is_the_same_in_each_way(segmenter):
     square = pictures()[2]
     maps = []
@@ -242,7 +240,6 @@ def test_a_square_image_is_the_same_in_each_way(segmenter):
     np.testing.assert_array_equal(maps[0], maps[2])
 
 
-@pytest.mark.once
 def test_messages():
     with pytest.raises(InputError, match="aspect_ratio is 'crop'; choose stretch or pad or split"):
         ViTImageSegmenterPreprocessor((16, 16), aspect_ratio="crop")

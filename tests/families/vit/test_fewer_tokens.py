@@ -127,9 +127,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [*list(KINDS)[:2], pytest.param("distillation token", marks=pytest.mark.once)]
-)
+@pytest.mark.parametrize("kind", [*list(KINDS)[:2], "distillation token"])
 def test_tokens_merge_as_in_the_paper(kind):
     fields, special = KINDS[kind]
     model = randomized(ViTBackbone(**TINY, **fields))
@@ -182,7 +180,6 @@ def test_places_merge_with_their_tokens():
             assert patch + 1 in wanted[token + 1][1]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "fields",
     [
@@ -205,7 +202,6 @@ def test_each_kind_drops_and_merges(fields):
     assert np.abs(halved[:, 0] - found[:, 0]).max() < 0.2 * np.abs(found).max()
 
 
-@pytest.mark.once
 def test_blocks_that_merge_are_computed_again_in_backward():
     losses = []
     for mode in ("none", "block"):
@@ -269,7 +265,6 @@ def test_a_classifier_trains_with_both_and_comes_back(tmp_path):
     assert np.abs(plain - found).max() > 1e-4
 
 
-@pytest.mark.once
 def test_they_are_arguments_of_a_preset_and_of_other_heads(tmp_path):
     model = ViTImageClassifier.from_preset("vit_debug", num_classes=2, patch_size=4)
     model.save_to_preset(tmp_path / "plain")
@@ -289,7 +284,6 @@ def test_they_are_arguments_of_a_preset_and_of_other_heads(tmp_path):
     np.testing.assert_array_equal(merging.predict(images, verbose=0), wanted)
 
 
-@pytest.mark.once
 def test_files_of_other_packages_have_the_rate_and_not_the_merging(tmp_path):
     square = {**TINY, "image_shape": (16, 16, 3)}
     model = ViTImageClassifier(ViTBackbone(**square, patch_drop_rate=0.25), 2)
@@ -303,7 +297,6 @@ def test_files_of_other_packages_have_the_rate_and_not_the_merging(tmp_path):
             write(tmp_path / f"{write.__name__}.npz")
 
 
-@pytest.mark.once
 def test_what_is_refused():
     with pytest.raises(InputError, match=r"patch_drop_rate is 1.0; give a rate in \[0, 1\)"):
         ViTBackbone(**TINY, patch_drop_rate=1.0)

@@ -39,7 +39,6 @@ def model():
     return ViTImageClassifier(ViTBackbone(**TINY), 5)
 
 
-@pytest.mark.once
 def test_base_with_1000_classes_has_the_published_number_of_parameters():
     with keras_internals.without_values():
         model = ViTImageClassifier(ViTBackbone(**_fields("vit_base_patch16_224")), 1000)

@@ -162,7 +162,6 @@ def test_patches_are_the_processors(case):
     )
 
 
-@pytest.mark.once
 def test_grids_are_transformers(references):
     held = read_npz(references / "naflex" / "grids.npz")
     for (height, width), budget, grid in zip(
@@ -270,7 +269,6 @@ def test_weights_are_those_of_the_model_of_one_size(tmp_path):
 # === What is refused ===
 
 
-@pytest.mark.once
 def test_messages(tmp_path):
     with pytest.raises(InputError, match="tokens in front of the patches, which images of several"):
         NaFlexViTBackbone(**SMALL, use_class_token=True)

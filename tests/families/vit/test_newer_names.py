@@ -42,7 +42,6 @@ def test_newer_names_are_read_as_the_older_ones(references, tmp_path, case):
     same(CASES[case].from_preset(tmp_path / "newer"), CASES[case].from_preset(source))
 
 
-@pytest.mark.once
 def test_the_decoder_of_published_maes(references, tmp_path):
     source = references / "vit_recent" / "mae_pretraining" / "model"
     shutil.copytree(source, tmp_path / "model")

@@ -15,7 +15,6 @@ from vit_recent import SHIFTED, changed, differ, expected_of, model_of, near, ru
 # === What each part changes ===
 
 
-@pytest.mark.once  # whether the reference would tell
 @pytest.mark.parametrize(
     "changes",
     [
@@ -34,7 +33,6 @@ def test_each_part_counts(references, changes):
     differ(found[:, patches], expected["final"][:, patches])
 
 
-@pytest.mark.once  # whether the reference would tell
 @pytest.mark.parametrize(
     "changes",
     [

@@ -239,7 +239,6 @@ def test_what_cannot_be_is_said():
         models.ViTImageSegmenter(pooled, 3)
 
 
-@pytest.mark.once
 def test_a_warning_names_the_preprocessor_of_the_task(tmp_path):
     fields = {"patch_size": 4, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
     siglip = {"approximate_gelu": True, "position_interpolation": "bilinear_antialias"}

@@ -1,4 +1,8 @@
-"""`make accelerator` in its smallest form, on CPU: every piece runs, resumes, and fails alone."""
+"""Benchmarks in their smallest form, on CPU.
+
+Every piece of `make accelerator` runs, resumes, and fails alone; packing gives more useful tokens
+and the same losses.
+"""
 
 import json
 import os
@@ -7,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from kmodels.text import demo
 
 ROOT = Path(__file__).resolve().parents[3]
 # What every result of a table has beside its rows; correctness and suite have no times.
@@ -55,7 +61,6 @@ def test_every_piece_runs_and_resumes(backend, tmp_path) -> None:
     assert accelerator(tmp_path, "--only", *others).returncode == 0
 
 
-@pytest.mark.once
 def test_time_that_is_too_short_leaves_pieces_and_unknown_names_are_refused(tmp_path) -> None:
     late = accelerator(tmp_path, "--only", "matmul", "--minutes", "0.1")
     assert late.returncode == 1
@@ -63,3 +68,21 @@ def test_time_that_is_too_short_leaves_pieces_and_unknown_names_are_refused(tmp_
     wrong = accelerator(tmp_path, "--only", "nobody")
     assert wrong.returncode == 2
     assert "no piece is called nobody; --list names all" in wrong.stderr
+
+
+def test_packing_removes_padding_and_keeps_losses(backend, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:60]))
+    small = ["--length", "128", "--batch", "2", "--steps", "2", "--rounds", "1", "--examples", "8"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "packing.py"), str(data), *small]
+    done = subprocess.run(
+        [*command, "--backends", backend],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["rows"]["packed"] < found["rows"]["padded"] == found["records"] == 60
+    assert found["filled"]["packed"] > found["filled"]["padded"]
+    assert 0 <= found["loss_difference"] < 1e-5

@@ -34,6 +34,7 @@ def peaks(maps):
     return np.stack(np.unravel_index(flat, maps.shape[1:]), -1)
 
 
+@pytest.mark.each_backend
 def test_a_trained_classifier_points_at_what_it_was_trained_on():
     keras.utils.set_random_seed(0)
     backbone = ViTBackbone(
@@ -61,7 +62,6 @@ def test_a_trained_classifier_points_at_what_it_was_trained_on():
     np.testing.assert_array_equal(peaks(alike)[0], places[red[1]])
 
 
-@pytest.mark.once
 def test_which_patches_a_text_speaks_of(tmp_path):
     tokenizer = train_tokenizer(["a red square", "a blue square"] * 4, vocabulary_size=300)
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}

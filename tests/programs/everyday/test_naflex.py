@@ -4,6 +4,7 @@ import shutil
 
 import keras
 import numpy as np
+import pytest
 
 import kmodels
 from kmodels.data import Augment, NaFlexLoader
@@ -48,6 +49,7 @@ def test_zero_shot_with_a_directory_of_transformers(references):
     assert np.abs(model.classify(images, ["a cat", "a dog"]) - logits).max() > 1e-3
 
 
+@pytest.mark.each_backend
 def test_fine_tuning_on_images_of_free_shapes(tmp_path):
     """A checkpoint of one size learns from rows of images, and is read again."""
     keras.utils.set_random_seed(1)

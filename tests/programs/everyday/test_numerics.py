@@ -1,16 +1,32 @@
-"""Derivatives, mixed precision and tracing, as users of each framework write them."""
+"""Derivatives, mixed precision and strategies, as users of each framework write them."""
 
 import keras
 import numpy as np
+import pytest
 
 import kmodels
+from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
+pytestmark = pytest.mark.each_backend
+
+
+def classifier(num_classes):
+    return kmodels.models.ViTImageClassifier.from_preset(
+        "vit_debug", num_layers=1, num_classes=num_classes
+    )
+
+
+def halves():
+    """Sixteen pictures, every second one brighter, and which they are."""
+    labels = np.arange(16, dtype="int32") % 2
+    images = np.random.default_rng(0).random((16, 16, 16, 3)) * 0.2
+    return (images + labels[:, None, None, None] * 0.5).astype("float32"), labels
 
 
 def test_hessian_vector_product():
     """By forward over reverse mode, against the difference of two gradients."""
-    model = kmodels.models.ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=3)
+    model = classifier(3)
     weights = [v.value for v in model.trainable_variables]
     states = [v.value for v in model.non_trainable_variables]
     images = np.random.default_rng(0).random((2, 16, 16, 3)).astype("float32")
@@ -34,37 +50,12 @@ def test_hessian_vector_product():
     np.testing.assert_allclose(product, by_difference, atol=1e-3 * np.abs(product).max())
 
 
-def test_gradients_of_each_example():
-    """Their mean is the gradient of the batch."""
-    backbone = kmodels.models.ViTBackbone.from_preset("vit_debug", num_layers=1)
-    weights = [v.value for v in backbone.trainable_variables]
-    states = [v.value for v in backbone.non_trainable_variables]
-    images = np.random.default_rng(1).random((4, 16, 16, 3)).astype("float32")
-
-    def loss(bias, batch):
-        features, _ = backbone.stateless_call([*weights[:-1], bias], states, batch)
-        return keras.ops.mean(keras.ops.square(features))
-
-    bias = keras.ops.stop_gradient(weights[-1])
-    gradient = kmodels.transforms.grad(loss)
-    of_each = kmodels.transforms.vmap(gradient, in_axes=(None, 0))
-    each = kmodels.transforms.jit(of_each)(bias, images[:, None])
-    assert each.shape == (4, *bias.shape)
-    whole = keras.ops.convert_to_numpy(
-        keras.ops.stop_gradient(kmodels.transforms.jit(gradient)(bias, images))
-    )
-    each = keras.ops.convert_to_numpy(keras.ops.stop_gradient(each))
-    np.testing.assert_allclose(each.mean(0), whole, atol=1e-5 * np.abs(whole).max())
-
-
 if BACKEND == "torch":
     import torch
 
     def test_gradient_penalty():
         """A critic is trained until its gradients by its input have the length 1."""
-        critic = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=1
-        )
+        critic = classifier(1)
         optimizer = torch.optim.Adam(critic.parameters(), lr=3e-3)
         images = torch.rand(4, 16, 16, 3, requires_grad=True)
         penalties = []
@@ -78,65 +69,36 @@ if BACKEND == "torch":
             penalties.append(float(penalty.detach()))
         assert penalties[-1] < 0.1 * penalties[0]
 
-    def test_autocast_training_loop():
-        model = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=2
-        )
+    class Classifier(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = kmodels.models.ViTBackbone.from_preset("vit_debug", num_layers=1)
+            self.head = torch.nn.Linear(self.backbone.output_shape[-1], 2)
+
+        def forward(self, images, training=False):
+            return self.head(self.backbone(images, training=training).mean(1))
+
+    @pytest.mark.parametrize("inside", [False, True], ids=["autocast", "inside an nn.Module"])
+    def test_a_training_loop_of_torch(inside):
+        model = Classifier() if inside else classifier(2)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        labels = torch.arange(16) % 2
-        images = torch.rand(16, 16, 16, 3) * 0.2 + labels.view(-1, 1, 1, 1) * 0.5
+        images, labels = halves()
+        images, labels = torch.from_numpy(images), torch.from_numpy(labels).long()
         for _ in range(25):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
                 loss = torch.nn.functional.cross_entropy(model(images, training=True), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         assert (model(images).argmax(-1) == labels).all()
 
-    def test_a_model_inside_an_nn_module():
-        backbone = kmodels.models.ViTBackbone.from_preset("vit_debug", num_layers=1)
-
-        class Classifier(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.backbone = backbone
-                self.head = torch.nn.Linear(backbone.output_shape[-1], 2)
-
-            def forward(self, images):
-                return self.head(self.backbone(images).mean(1))
-
-        model = Classifier()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        labels = torch.arange(16) % 2
-        images = torch.rand(16, 16, 16, 3) * 0.2 + labels.view(-1, 1, 1, 1) * 0.5
-        for _ in range(30):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        assert (model(images).argmax(-1) == labels).all()
-
-    def test_torch_export_of_a_vit(tmp_path):
-        model = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=3
-        )
-        images = torch.rand(2, 16, 16, 3)
-        program = torch.export.export(model, (images,))
-        torch.export.save(program, tmp_path / "vit.pt2")
-        again = torch.export.load(tmp_path / "vit.pt2").module()
-        torch.testing.assert_close(again(images), model(images))
-
 
 if BACKEND == "jax":
     import jax
 
     def test_jax_grad_over_stateless_call():
-        model = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=2
-        )
-        labels = np.arange(16) % 2
-        images = np.random.default_rng(0).random((16, 16, 16, 3)) * 0.2
-        images = (images + labels[:, None, None, None] * 0.5).astype("float32")
+        model = classifier(2)
+        images, labels = halves()
         states = [v.value for v in model.non_trainable_variables]
 
         @jax.jit
@@ -156,9 +118,7 @@ if BACKEND == "jax":
 
     def test_jax_hessian_vector_product():
         """As JAX's documentation has it: a jvp of a gradient."""
-        model = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=2
-        )
+        model = classifier(2)
         images = np.random.default_rng(0).random((2, 16, 16, 3)).astype("float32")
 
         def loss(images):
@@ -174,25 +134,14 @@ if BACKEND == "jax":
         first, second = (float((products[i] * vectors[1 - i]).sum()) for i in (0, 1))
         assert abs(first - second) < 1e-4 * max(abs(first), 1)
 
-    def test_jax_export():
-        model = kmodels.models.GemmaBackbone.from_preset("gemma_debug")
-        inputs = {"token_ids": np.ones((2, 6), "int32"), "padding_mask": np.ones((2, 6), "int32")}
-        exported = jax.export.export(jax.jit(lambda x: model(x)))(inputs)
-        wanted = model.predict(inputs, verbose=0)
-        np.testing.assert_allclose(exported.call(inputs), wanted, atol=1e-5)
-
 
 if BACKEND == "tensorflow":
     import tensorflow as tf
 
     def test_a_gradient_tape_in_a_tf_function():
-        model = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=2
-        )
+        model = classifier(2)
         optimizer = keras.optimizers.Adam(3e-3)
-        labels = tf.range(16) % 2
-        images = tf.random.uniform((16, 16, 16, 3)) * 0.2
-        images += tf.cast(labels, tf.float32)[:, None, None, None] * 0.5
+        images, labels = map(tf.constant, halves())
 
         @tf.function
         def step():
@@ -210,9 +159,7 @@ if BACKEND == "tensorflow":
 
     def test_gradient_penalty_by_two_tapes():
         """Against the difference of two gradients."""
-        model = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=1
-        )
+        model = classifier(1)
         images = tf.random.uniform((2, 16, 16, 3))
 
         def slope(images):
@@ -230,11 +177,27 @@ if BACKEND == "tensorflow":
         expected = float(tf.reduce_sum(up**2 - down**2)) / 2e-3
         assert abs(float(tf.reduce_sum(found * direction)) - expected) < 0.01 * abs(expected)
 
-    def test_saved_model(tmp_path):
-        model = kmodels.models.ViTImageClassifier.from_preset(
-            "vit_debug", num_layers=1, num_classes=3
-        )
-        model.export(tmp_path / "vit", verbose=False)
-        images = np.random.default_rng(0).random((2, 16, 16, 3)).astype("float32")
-        again = tf.saved_model.load(tmp_path / "vit")
-        np.testing.assert_allclose(again.serve(images), model(images), atol=1e-5)
+    STRATEGIES = (
+        tf.distribute.get_strategy,
+        lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+        lambda: tf.distribute.MirroredStrategy(["CPU:0"]),
+        lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+    )
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")  # of collectives between CPUs
+    def test_fit_under_the_users_own_strategy() -> None:
+        images = np.random.default_rng(0).normal(size=(32, 16, 16, 3)).astype("float32")
+        labels = (images.mean(axis=(1, 2, 3)) > 0).astype("int32")
+        losses = []
+        for strategy in STRATEGIES:
+            keras.utils.set_random_seed(0)
+            with strategy().scope():
+                model = classifier(2)
+                model.compile(
+                    optimizer=keras.optimizers.SGD(0.1),
+                    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                )
+            history = model.fit(images, labels, batch_size=8, epochs=2, shuffle=False, verbose=0)
+            losses.append(history.history["loss"])
+        for found in losses[1:]:
+            np.testing.assert_allclose(found, losses[0], rtol=tolerance("losses_of_ranks"))

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from PIL import Image
 
 from kmodels.data import ImageLoader, open_dataset
@@ -23,6 +24,7 @@ def folder_of_pictures(root):
     return root
 
 
+@pytest.mark.each_backend
 def test_pretrain_on_own_pictures_then_fine_tune_a_classifier(tmp_path):
     """Keras' way: compile and fit twice, with a directory between."""
     keras.utils.set_random_seed(0)

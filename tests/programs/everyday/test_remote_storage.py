@@ -1,4 +1,4 @@
-"""Models, data and texts at addresses: a storage in memory stands for a bucket."""
+"""Models, data, texts and exports at addresses: a storage in memory stands for a bucket."""
 
 import io
 import json
@@ -10,90 +10,93 @@ pytest.importorskip("fsspec")
 import fsspec
 import keras
 
-from kmodels import data, models, presets, text
+from arrays import to_numpy
+from kmodels import data, models, presets, text, training
 from kmodels.core.errors import InputError
+from kmodels.tools.convert import convert
 from record_files import encoded, write_shard
-from remote_storage import FailingFileSystem, files
+from remote_storage import FailingFileSystem, empty_storage, files
 
-pytestmark = [pytest.mark.needs("fsspec"), pytest.mark.usefixtures("only_addresses")]
-CONFIG = {
+pytestmark = pytest.mark.needs("fsspec")
+VIT = {
     "image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 1, "hidden_dim": 4,
     "mlp_dim": 8,
 }  # fmt: skip
+GEMMA = {
+    "vocabulary_size": 16, "num_layers": 1, "num_query_heads": 1, "num_key_value_heads": 1,
+    "hidden_dim": 8, "intermediate_dim": 8, "head_dim": 8,
+}  # fmt: skip
+PICTURES = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+IDS = np.arange(12).reshape(2, 6)
 
 
-def make():
-    return models.ViTImageClassifier(models.ViTBackbone(**CONFIG), num_classes=2)
+@pytest.fixture(autouse=True)
+def only_addresses(tmp_path, monkeypatch):
+    """Empties the storage that stands for a bucket; nothing may be written beside it."""
+    empty_storage()
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.iterdir()), "a folder is called as an address"
 
 
-def weights(model):
-    return [keras.ops.convert_to_numpy(variable) for variable in model.weights]
+def vit():
+    return models.ViTImageClassifier(models.ViTBackbone(**VIT), num_classes=2)
+
+
+def read(address, **settings):
+    return models.ViTImageClassifier.from_preset(address, **settings)
 
 
 def same(left, right):
-    return all(np.array_equal(a, b) for a, b in zip(weights(left), weights(right), strict=True))
+    left, right = ([to_numpy(variable) for variable in model.weights] for model in (left, right))
+    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def test_a_model_goes_to_a_bucket_and_back(backend):
-    model, other = make(), make()
+def test_a_model_goes_to_a_bucket_and_back():
+    model, other = vit(), vit()
     assert not same(model, other)
     written = model.save_to_preset("memory://bucket/vit")
-    again = models.ViTImageClassifier.from_preset("memory://bucket/vit")
-    assert same(again, model) and same(
-        models.ViTImageClassifier.from_preset(written), model
-    )  # what is returned is an address too
+    assert same(read("memory://bucket/vit"), model)
+    assert same(read(written), model)  # what is returned is an address too
     assert presets.class_of("memory://bucket/vit") is models.ViTImageClassifier
     other.save_to_preset("memory://bucket/vit")
-    assert same(models.ViTImageClassifier.from_preset("memory://bucket/vit"), other)
+    assert same(read("memory://bucket/vit"), other)
     assert len([path for path in files("memory://bucket") if path.endswith("config.json")]) == 1
     with pytest.raises(InputError, match="no file or directory memory://bucket/no"):
         models.ViTBackbone.from_preset("memory://bucket/no")
 
 
-def test_a_file_address_is_a_local_path(tmp_path):
-    model = make()
+def test_a_file_address_is_a_local_path_and_plain_files_are_read(tmp_path):
+    model = vit()
     folder = model.save_to_preset(f"file://{tmp_path}/vit")
     assert folder == tmp_path / "vit" and (folder / "config.json").is_file()
-    assert same(models.ViTImageClassifier.from_preset(f"file://{tmp_path}/vit"), model)
+    assert same(read(f"file://{tmp_path}/vit"), model)
+    # As `gsutil cp` leaves a directory: files, and nothing that names them.
     for path in folder.iterdir():
+        fsspec.filesystem("memory").pipe_file(f"/plain/vit/{path.name}", path.read_bytes())
         path.unlink()
     folder.rmdir()
+    assert same(read("memory://plain/vit"), model)
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
 def test_a_model_that_cannot_be_written_leaves_the_former(fail_at):
-    model, other = make(), make()
+    model, other = vit(), vit()
     model.save_to_preset("failing://bucket/vit")
     assert FailingFileSystem.writes == 4  # config, weights, manifest, and what names them
     FailingFileSystem.reset(fail_at)
     with pytest.raises(InputError, match="cannot write failing://bucket/vit: Connection") as caught:
         other.save_to_preset("failing://bucket/vit")
     assert "\n" not in str(caught.value)
-    assert same(models.ViTImageClassifier.from_preset("failing://bucket/vit"), model)
-
-
-def test_a_directory_of_others_is_read(tmp_path):
-    """As `gsutil cp` leaves it: files, and nothing that names them."""
-    model, folder = make(), tmp_path / "vit"
-    model.save_to_preset(folder)
-    system = fsspec.filesystem("memory")
-    for path in folder.iterdir():
-        system.pipe_file(f"/plain/vit/{path.name}", path.read_bytes())
-        path.unlink()
-    folder.rmdir()
-    assert same(models.ViTImageClassifier.from_preset("memory://plain/vit"), model)
-
-
-def put_pictures(system):
-    for label in ("cat", "dog"):
-        for number in range(8):
-            picture = np.full((8, 8, 3), number * 16 + (label == "dog"), "uint8")
-            system.pipe_file(f"/data/{label}/{number}.png", encoded(picture, "png"))
+    assert same(read("failing://bucket/vit"), model)
 
 
 def test_pictures_and_texts(tmp_path):
     system = fsspec.filesystem("memory")
-    put_pictures(system)
+    for label in ("cat", "dog"):
+        for number in range(8):
+            picture = np.full((8, 8, 3), number * 16 + (label == "dog"), "uint8")
+            system.pipe_file(f"/data/{label}/{number}.png", encoded(picture, "png"))
     bundle = data.open_dataset("folder:memory://data", validation_split=0.0)
     x, y = data.ImageLoader(bundle.train, 16, image_size=(8, 8))[0]
     assert x.shape == (16, 8, 8, 3) and sorted(y) == [0] * 8 + [1] * 8
@@ -136,9 +139,97 @@ def test_a_tokenizer():
     assert models.GemmaTokenizer("memory://words/tokenizer.model")("the fox") is not None
 
 
-def test_a_storage_that_refuses_is_one_line():
-    make().save_to_preset("failing://bucket/vit")
-    FailingFileSystem.reset(denied=True)
-    with pytest.raises(InputError, match="cannot read failing://bucket/vit: PermissionError") as e:
-        models.ViTBackbone.from_preset("failing://bucket/vit")
-    assert "\n" not in str(e.value)
+def adapted(seed=0):
+    """A model whose adapters have values that count."""
+    model = vit()
+    model.enable_lora(2)
+    draw = np.random.default_rng(seed)
+    for variable in model.trainable_variables:
+        if "lora_" in variable.path:
+            variable.assign(draw.normal(size=variable.shape))
+    return model
+
+
+def test_adapters():
+    model = adapted()
+    base = {v.path: to_numpy(v) for v in model.weights if "lora_" not in v.path}
+    expected = to_numpy(model(PICTURES))
+    written = model.save_adapter("memory://bucket/adapter")
+    model.save_lora_weights("memory://bucket/a.lora.h5")
+    names = sorted(path.rpartition("/")[2] for path in files("memory://bucket/adapter"))
+    assert names == ["adapter_config.json", "adapter_model.safetensors", "published.json"]
+    for load in (
+        lambda again: again.load_adapter("memory://bucket/adapter"),
+        lambda again: again.load_adapter(written),  # what is returned is an address too
+        lambda again: again.load_lora_weights("memory://bucket/a.lora.h5"),
+    ):
+        again = vit()
+        for variable in again.weights:
+            variable.assign(base[variable.path])
+        load(again)
+        np.testing.assert_array_equal(to_numpy(again(PICTURES)), expected)
+
+
+def test_an_adapter_that_cannot_be_written_leaves_the_former():
+    model, other = adapted(), adapted(seed=1)
+    model.save_adapter("failing://bucket/adapter")
+    whole = files("failing://bucket")
+    FailingFileSystem.reset(fail_at=2)
+    with pytest.raises(InputError, match="cannot write failing://bucket/adapter: Connection"):
+        other.save_adapter("failing://bucket/adapter")
+    assert files("failing://bucket") == whole
+    vit().load_adapter("failing://bucket/adapter")
+
+
+def test_exports_and_a_conversion_from_an_address_to_another():
+    model = vit()
+    expected = to_numpy(model(PICTURES))
+    model.export_to_transformers("memory://bucket/hf")
+    model.export_to_timm("memory://bucket/timm")
+    model.export_to_npz("memory://bucket/vit.npz")
+    assert files("memory://bucket").count("/bucket/vit.npz") == 1
+    model.save_to_preset("memory://bucket/vit")
+    for name, to in (("converted.npz", "npz"), ("converted", "hf")):
+        done = convert("memory://bucket/vit", f"memory://bucket/{name}", to=to)
+        assert "bucket" in str(done.path)
+    for name in ("hf", "timm", "vit.npz", "converted", "converted.npz"):
+        heads = {"num_heads": 1} if "." in name else {}  # which an .npz does not say
+        again = read(f"memory://bucket/{name}", preprocessor=None, **heads)
+        np.testing.assert_allclose(to_numpy(again(PICTURES)), expected, rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match=r"must be an \.npz file; give a name that ends in \.npz"):
+        model.export_to_npz("memory://bucket/vit")
+
+
+@pytest.mark.parametrize("form", ["hf", pytest.param("gguf", marks=pytest.mark.needs("gguf"))])
+def test_exports_of_a_decoder(form):
+    model = models.GemmaCausalLM(models.GemmaBackbone(**GEMMA))
+    if form == "hf":
+        model.export_to_transformers("memory://bucket/gemma.hf")
+    else:
+        model.export_to_gguf("memory://bucket/gemma.gguf", dtype="float32")
+    again = models.GemmaCausalLM.from_preset(f"memory://bucket/gemma.{form}")
+    np.testing.assert_array_equal(to_numpy(again(IDS)), to_numpy(model(IDS)))
+
+
+@pytest.mark.each_backend
+def test_files_of_keras():
+    model, again, third = vit(), vit(), vit()
+    model.save_weights("memory://bucket/vit.weights.h5")
+    again.load_weights("memory://bucket/vit.weights.h5")
+    np.testing.assert_array_equal(to_numpy(again(PICTURES)), to_numpy(model(PICTURES)))
+    for each in (model, third):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        each.compile(optimizer="adam", loss=loss)
+    model.fit(PICTURES, np.array([0, 1]), verbose=0)
+    model.save("memory://bucket/vit.keras")
+    assert files("memory://bucket") == ["/bucket/vit.keras", "/bucket/vit.weights.h5"]
+    training.load_keras_file("memory://bucket/vit.keras", third)
+    np.testing.assert_array_equal(to_numpy(third(PICTURES)), to_numpy(model(PICTURES)))
+    assert int(keras.ops.convert_to_numpy(third.optimizer.iterations)) == 1
+    for given in (
+        lambda: model.save("memory://bucket/vit.keras", overwrite=False),
+        lambda: model.save_weights("memory://bucket/x.weights.json", max_shard_size=1),
+        lambda: model.save_weights("memory://bucket/x.weights.json"),
+    ):
+        with pytest.raises(InputError, match="is an address, where one file is made or replaced;"):
+            given()

@@ -1,8 +1,6 @@
 """recipes/gemma_lora.py as a user runs it: what it writes, how it resumes, what it says."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import keras
@@ -18,9 +16,8 @@ from kmodels.models import (
 )
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
-from recipe_modules import load
+from recipe_modules import check_same_run, load, result, stop_at
 
-ROOT = Path(__file__).resolve().parents[3]
 EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
 # 18 records to learn, in 5 batches of 4, the last one filled up.
 ARGUMENTS = ("--batch-size", "4", "--sequence-length", "96", "--loss-on", "responses")
@@ -52,19 +49,6 @@ def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "data.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:20]))
     return path
-
-
-@pytest.fixture(scope="module")
-def qwen(references, tmp_path_factory):
-    """A directory with a small Qwen 3 and its tokenizer."""
-    out = tmp_path_factory.mktemp("qwen") / "qwen"
-    text = Qwen3CausalLMPreprocessor.from_preset(references / "qwen3" / "tokenizer")
-    Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=text).save_to_preset(out)
-    return out
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -108,35 +92,32 @@ def test_adapter_and_merged_model_are_the_same(whole, base):
     assert merged.preprocessor("a b")[1].shape == (96,)
 
 
+@pytest.mark.each_backend
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monkeypatch, capsys):
-    from kmodels.runs import runner
-
-    real = runner.Runner.on_train_batch_end
-    cuts = [3]
-
-    def on_train_batch_end(self, batch, logs=None):
-        if cuts and self.step + 1 == cuts[0]:
-            cuts.pop(0)
-            os.kill(os.getpid(), signal.SIGTERM)
-        real(self, batch, logs)
-
-    monkeypatch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
+    stop_at(monkeypatch, 3)
     arguments = ["--weights", str(base), "--data", str(data), *ARGUMENTS, *ONCE, "--samples", "0"]
     assert recipe.main([*arguments, "--out", str(tmp_path)]) == 143
     assert "stopped at step 3 by signal 15; continue with --resume" in capsys.readouterr().err
     assert recipe.main(["--resume", "--out", str(tmp_path)]) == 0
-    expected, found = result(whole), result(tmp_path)
-    assert found["step_losses"] == expected["step_losses"]
-    assert found["weights_digest"] == expected["weights_digest"]
-    assert found["metrics"] == pytest.approx(expected["metrics"])
+    check_same_run(tmp_path, whole)
 
 
-def test_a_qwen_3_is_trained_too(recipe, qwen, data, tmp_path):
-    run = ["--weights", str(qwen), "--data", str(data), "--steps", "2", "--samples", "1"]
-    assert recipe.main([*run, *ARGUMENTS, "--out", str(tmp_path)]) == 0
-    config = json.loads((tmp_path / "model/config.json").read_text())
-    assert "Qwen3" in json.dumps(config)
-    losses = result(tmp_path)["step_losses"]
+def test_a_qwen_3_is_trained_too(recipe, references, data, tmp_path):
+    text = Qwen3CausalLMPreprocessor.from_preset(references / "qwen3" / "tokenizer")
+    qwen = Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=text)
+    run = [
+        "--weights",
+        str(qwen.save_to_preset(tmp_path / "qwen")),
+        "--data",
+        str(data),
+        "--steps",
+        "2",
+        "--samples",
+        "1",
+    ]
+    assert recipe.main([*run, *ARGUMENTS, "--out", str(tmp_path / "run")]) == 0
+    assert "Qwen3" in (tmp_path / "run/model/config.json").read_text()
+    losses = result(tmp_path / "run")["step_losses"]
     assert len(losses) == 2 and losses[1] != losses[0]
 
 
@@ -197,7 +178,6 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
     assert found["skipped"] == 1 and found["rows"] < found["examples"] == 18
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,12 +3,11 @@
 tests/loop/distribution/test_launch_files.py runs them.
 """
 
-import importlib.util
+import functools
 import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import yaml
 from kmodels.core.errors import InputError
 from kmodels.distribution import parse_mesh
 from kmodels.runs.recipe import parse
-
-pytestmark = pytest.mark.once
+from recipe_modules import load
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCH = ROOT / "recipes" / "launch"
@@ -65,11 +63,7 @@ def started(text):
 
 def check(recipe, arguments, devices):
     """The recipe takes the flags, and the mesh is as large as what the file asks for."""
-    spec = importlib.util.spec_from_file_location(Path(recipe).stem, ROOT / recipe)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclass looks up annotations
-    spec.loader.exec_module(module)
+    module = load(Path(recipe).stem)
     given = parse(module.Settings, arguments)
     mesh = parse_mesh(given.mesh)
     assert mesh.size == devices
@@ -77,7 +71,7 @@ def check(recipe, arguments, devices):
     assert given.resume and given.out
 
 
-def test_slurm():
+def test_scripts_and_skypilot_ask_for_what_the_mesh_has():
     text = (LAUNCH / "slurm.sh").read_text()
     asked = dict(re.findall(r"(?m)^#SBATCH --([\w-]+)=(\S+)", text))
     assert asked["ntasks-per-node"] == asked["gpus-per-node"]
@@ -86,14 +80,10 @@ def test_slurm():
     assert f"--cpus-per-task={int(asked['cpus-per-task']) * int(asked['gpus-per-node'])}" in text
     assert f"--nproc-per-node={asked['gpus-per-node']}" in text
 
-
-def test_torchrun():
     text = (LAUNCH / "torchrun.sh").read_text()
     (processes,) = re.findall(r"--nproc-per-node=(\d+)", text)
     check(*started(text), int(processes))
 
-
-def test_skypilot():
     task = read("skypilot.yaml")
     check(*started(task["run"]), task["num_nodes"] * int(task["resources"]["accelerators"][5:]))
 
@@ -128,72 +118,53 @@ def closed(schema: Any) -> Any:
     return schema
 
 
-@pytest.fixture(scope="module")
-def resource():
-    """What a cluster with JobSet's controller checks of a set."""
-    schema = json.loads(Path(__file__).with_name("jobset_v1alpha2.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(closed(schema))
+@functools.cache
+def schema(name):
+    """What a cluster with JobSet's controller, or SkyPilot, checks of a file."""
+    file = {"jobset.yaml": "jobset_v1alpha2.json", "skypilot.yaml": "skypilot_task.json"}[name]
+    found = json.loads(Path(__file__).with_name(file).read_text())
+    jsonschema.Draft202012Validator.check_schema(found)
+    return jsonschema.Draft202012Validator(closed(found) if name == "jobset.yaml" else found)
 
 
-def test_jobset_is_valid(resource):
-    found = read("jobset.yaml")
-    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    assert [error.message for error in resource.iter_errors(found)] == []
+@pytest.mark.parametrize("name", ["jobset.yaml", "skypilot.yaml"])
+def test_a_file_is_valid(name):
+    found = read(name)
+    if name == "jobset.yaml":
+        assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert [error.message for error in schema(name).iter_errors(found)] == []
+
+
+JOB = "spec.replicatedJobs.0"
+POD = f"{JOB}.template.spec.template.spec"
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "value", "said"),
+    ("file", "place", "name", "value", "said"),
     [
-        ("spec.failurePolicy", "maxRestart", 3, "'maxRestart' was unexpected"),
-        ("spec.failurePolicy", "maxRestarts", "ten", "is not of type 'integer'"),
-        ("spec.replicatedJobs.0", "replica", 1, "'replica' was unexpected"),
-        ("spec.replicatedJobs.0.template.spec", "completion", 4, "'completion' was unexpected"),
+        ("jobset", "spec.failurePolicy", "maxRestart", 3, "'maxRestart' was unexpected"),
+        ("jobset", "spec.failurePolicy", "maxRestarts", "ten", "is not of type 'integer'"),
+        ("jobset", JOB, "replica", 1, "'replica' was unexpected"),
+        ("jobset", f"{JOB}.template.spec", "completion", 4, "'completion' was unexpected"),
+        ("jobset", POD, "restartPolice", "Never", "unexpected"),
+        ("jobset", f"{POD}.containers.0", "name", 1, "'string'"),
+        ("jobset", f"{POD}.volumes.2", "emptyDir", 1, "'object'"),
+        ("skypilot", "", "node_count", 2, "'node_count' was unexpected"),
+        ("skypilot", "", "num_nodes", "two", "is not of type 'integer'"),
+        ("skypilot", "resources", "accelerator", "H100:8", "'accelerator' was unexpected"),
+        ("skypilot", "resources", "infra", "kubernets", "does not match"),
         (
-            "spec.replicatedJobs.0.template.spec.template.spec",
-            "restartPolice",
-            "Never",
-            "unexpected",
+            *("skypilot", "resources", "job_recovery", {"max_restarts_on_errors": -1}),
+            "is not valid under any",
         ),
-        ("spec.replicatedJobs.0.template.spec.template.spec.containers.0", "name", 1, "'string'"),
-        ("spec.replicatedJobs.0.template.spec.template.spec.volumes.2", "emptyDir", 1, "'object'"),
     ],
 )
-def test_a_field_that_no_cluster_knows_is_seen(resource, place, name, value, said):
-    found = inner = read("jobset.yaml")
-    for part in place.split("."):
+def test_a_field_that_is_refused_is_seen(file, place, name, value, said):
+    found = inner = read(f"{file}.yaml")
+    for part in filter(None, place.split(".")):
         inner = inner[int(part) if part.isdecimal() else part]
     inner[name] = value
-    (error,) = resource.iter_errors(found)
-    assert said in error.message
-
-
-@pytest.fixture(scope="module")
-def task():
-    """What SkyPilot checks of a file."""
-    schema = json.loads(Path(__file__).with_name("skypilot_task.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
-def test_skypilot_is_valid(task):
-    assert [error.message for error in task.iter_errors(read("skypilot.yaml"))] == []
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "value", "said"),
-    [
-        ("", "node_count", 2, "'node_count' was unexpected"),
-        ("", "num_nodes", "two", "is not of type 'integer'"),
-        ("resources", "accelerator", "H100:8", "'accelerator' was unexpected"),
-        ("resources", "infra", "kubernets", "does not match"),
-        ("resources", "job_recovery", {"max_restarts_on_errors": -1}, "is not valid under any"),
-    ],
-)
-def test_a_field_that_skypilot_refuses_is_seen(task, place, name, value, said):
-    found = read("skypilot.yaml")
-    (found[place] if place else found)[name] = value
-    (error,) = task.iter_errors(found)
+    (error,) = schema(f"{file}.yaml").iter_errors(found)
     assert said in error.message
 
 

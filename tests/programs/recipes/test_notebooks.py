@@ -2,7 +2,8 @@
 
 The first cell says where a notebook runs, on a line of its own or at the start of one:
 "Backends: `jax`, `torch`." is executed in the run of each; "Backends: `jax`, `torch` together."
-needs them all at once and is executed once, in the full environment.
+needs them all at once and is executed once, in the full environment. A notebook that runs on torch
+runs on the other backends with --nightly, or always if it has sections for each backend.
 """
 
 import os
@@ -16,6 +17,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BACKENDS = ("jax", "torch", "tensorflow")
+OWN_SECTIONS = ("03_function_transforms",)
 NAMED = re.compile(r"^Backends: ((?:`\w+`(?:, )?)+)( together)?\.", re.MULTILINE)
 
 
@@ -31,8 +33,10 @@ def _for_this_backend():
         backends, together = _named(path)
         if together:
             chosen.append(pytest.param(path, id=path.stem, marks=pytest.mark.across))
-        elif os.environ["KERAS_BACKEND"] in backends:
-            chosen.append(pytest.param(path, id=path.stem))
+        elif (backend := os.environ["KERAS_BACKEND"]) in backends:
+            waits = backend != "torch" and "torch" in backends and path.stem not in OWN_SECTIONS
+            marks = [pytest.mark.each_backend, *([pytest.mark.nightly] if waits else [])]
+            chosen.append(pytest.param(path, id=path.stem, marks=marks))
     return chosen
 
 
@@ -52,14 +56,13 @@ def test_each_is_listed():
     assert NOTEBOOKS and listed == found
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_no_outputs_are_stored(path):
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert not cell.outputs
-            assert cell.execution_count is None
+def test_no_outputs_are_stored():
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                assert not cell.outputs and cell.execution_count is None, path
 
 
 @pytest.mark.parametrize("path", _for_this_backend())

@@ -1,11 +1,12 @@
-"""recipes/distill.py and recipes/dpo.py as a user runs them: training steps of their own."""
+"""recipes/distill.py, dpo.py and zero_shot.py as a user runs them."""
 
 import json
 
 import numpy as np
 import pytest
 
-from recipe_modules import load
+from kmodels.models import ImageTextSimilarity, ViTImageClassifier
+from recipe_modules import load, result
 
 # 48 images in batches of 8, 6 steps to an epoch.
 DISTILL = (
@@ -18,10 +19,7 @@ DPO = (
 )
 
 
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
-
-
+@pytest.mark.each_backend
 def test_a_student_learns_what_its_teacher_says(tmp_path, capsys):
     recipe, out = load("distill"), tmp_path / "a"
     assert recipe.main([*DISTILL, "--out", str(out)]) == 0
@@ -31,8 +29,6 @@ def test_a_student_learns_what_its_teacher_says(tmp_path, capsys):
     assert {"loss", "accuracy", "val_loss", "val_accuracy", "test_accuracy"} <= set(
         found["metrics"]
     )
-    from kmodels.models import ViTImageClassifier
-
     teacher = ViTImageClassifier.from_preset(out / "teacher")
     student = ViTImageClassifier.from_preset(out / "model")
     assert teacher.backbone.config.num_layers == 2
@@ -41,7 +37,7 @@ def test_a_student_learns_what_its_teacher_says(tmp_path, capsys):
     # Evaluated again from the checkpoint, which holds the step; the teacher is not trained again.
     assert "teacher: validation accuracy" in " ".join(capsys.readouterr().out.split())
     assert recipe.main([*DISTILL, "--out", str(out), "--evaluate"]) == 0
-    again = json.loads((out / "evaluation.json").read_text())["metrics"]
+    again = result(out, "evaluation.json")["metrics"]
     for name in ("val_accuracy", "test_accuracy", "test_loss"):
         assert again[name] == pytest.approx(found["metrics"][name], abs=1e-6), name
     assert recipe.main([*DISTILL, "--share", "2", "--out", str(tmp_path / "b")]) == 2
@@ -60,6 +56,7 @@ def pairs(tmp_path):
     return path
 
 
+@pytest.mark.each_backend
 def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     recipe, out = load("dpo"), tmp_path / "a"
     assert recipe.main([*DPO, "--data", str(pairs), "--out", str(out)]) == 0
@@ -75,3 +72,46 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     capsys.readouterr()
     assert recipe.main([*DPO, "--data", str(pairs), "--out", str(tmp_path / "wrong")]) == 2
     assert "record 1 of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("preset", "steps"),
+    [
+        pytest.param("clip_micro_patch7_28", 100, marks=pytest.mark.each_backend),
+        ("siglip_micro_patch7_28", 30),
+    ],
+)
+def test_two_towers_learn_digits_by_their_names(tmp_path, preset, steps):
+    recipe, out = load("zero_shot"), tmp_path / "run"
+    arguments = [
+        "--data",
+        "digits",
+        "--batch-size",
+        "16",
+        "--preset",
+        preset,
+        "--epochs",
+        "2",
+        "--steps",
+        str(steps),
+    ]
+    assert recipe.main([*arguments, "--out", str(out)]) == 0
+    found = result(out)
+    losses = found["step_losses"]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    metrics = found["metrics"]
+    # The sigmoid loss begins far from where it tells classes apart, and these are few steps.
+    least = 0.5 if preset.startswith("clip") else 0.0
+    assert metrics["test_accuracy"] > least <= metrics["test_accuracy_of_one_template"]
+    model = ImageTextSimilarity.from_preset(out / "model")
+    logits = model.classify(np.zeros((2, 8, 8, 1), "uint8"), ["1", "2"], recipe.TEMPLATES)
+    assert logits.shape == (2, 2) and found["parameters"] == model.count_params()
+    assert recipe.main([*arguments, "--out", str(out), "--evaluate"]) == 0
+    again = result(out, "evaluation.json")["metrics"]
+    assert again["test_accuracy"] == pytest.approx(metrics["test_accuracy"], abs=1e-6)
+
+
+def test_another_preset_than_of_two_towers_is_refused(tmp_path, capsys):
+    arguments = ["--preset", "vit_debug", "--out", str(tmp_path / "run")]
+    assert load("zero_shot").main(arguments) == 2
+    assert "--preset is vit_debug; give the name of two towers" in capsys.readouterr().err

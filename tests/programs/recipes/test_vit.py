@@ -3,14 +3,16 @@
 import csv
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from recipe_modules import load
+from kmodels.data import ImageLoader
+from recipe_modules import check_same_run, load, result, stop_at
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = ROOT / "recipes" / "vit.py"
@@ -25,10 +27,6 @@ SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8",
 @pytest.fixture(scope="module")
 def recipe():
     return load("vit")
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -62,21 +60,11 @@ def test_a_run_leaves_its_files(whole):
     assert json.loads((checkpoints[-1] / "state.json").read_text())["batch"] == 4
 
 
+@pytest.mark.each_backend
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, capsys):
     """Cut in the middle of an epoch and at its last step: dropout, order, MixUp, EMA continue."""
-    from kmodels.runs import runner
-
     arguments = [*SMALL, "--epochs", "2", "--steps", "10", "--ema", "0.5", "--mixup", "0.2"]
-    real = runner.Runner.on_train_batch_end
-    cuts = [3, 6]
-
-    def on_train_batch_end(self, batch, logs=None):
-        if cuts and self.step + 1 == cuts[0]:
-            cuts.pop(0)
-            os.kill(os.getpid(), signal.SIGTERM)
-        real(self, batch, logs)
-
-    monkeypatch.setattr(runner.Runner, "on_train_batch_end", on_train_batch_end)
+    stop_at(monkeypatch, 3, 6)
     monkeypatch.chdir(tmp_path)
     assert recipe.main(["--resume"]) == 2
     assert "--resume finds no run of vit with a checkpoint in" in capsys.readouterr().err
@@ -96,21 +84,14 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, caps
         speeds = [row["samples_per_s"] for row in csv.DictReader(file) if row["row"] == "epoch"]
     # All steps of the first epoch were those of former processes.
     assert speeds[0] == "" and 0 < float(speeds[1]) < 1e6
-    expected, found = result(whole), result(out)
-    assert found["step_losses"] == expected["step_losses"]
-    assert found["weights_digest"] == expected["weights_digest"]
-    assert found["metrics"] == expected["metrics"]
+    check_same_run(out, whole)
 
 
-def test_evaluate_alone(recipe, whole, tmp_path):
+def test_a_run_is_evaluated_alone_and_not_overwritten(recipe, whole, capsys):
     assert recipe.main(["--evaluate", "--out", str(whole)]) == 0
-    metrics = json.loads((whole / "evaluation.json").read_text())["metrics"]
-    trained = result(whole)["metrics"]
+    metrics, trained = result(whole, "evaluation.json")["metrics"], result(whole)["metrics"]
     for name in ("val_loss", "val_accuracy", "test_loss", "test_accuracy"):
         assert metrics[name] == pytest.approx(trained[name], abs=1e-6), name
-
-
-def test_a_run_is_not_overwritten(recipe, whole, capsys):
     assert recipe.main([*SMALL, "--out", str(whole)]) == 2
     assert "holds checkpoints of a run; add --resume" in capsys.readouterr().err
 
@@ -128,19 +109,23 @@ def test_resume_without_a_checkpoint_starts_and_says_so(recipe, tmp_path, capsys
     assert error.count("\n") == 1
 
 
-def test_a_loss_that_is_not_a_number_stops_and_is_not_saved(recipe, tmp_path, monkeypatch, capsys):
-    import numpy as np
-
-    from kmodels.data import ImageLoader
-
+@pytest.fixture
+def spoil(monkeypatch):
+    """Replaces the images of the training batches that meet a condition by NaN."""
     real = ImageLoader.__getitem__
 
-    def getitem(self, index):
-        x, y = real(self, index)
-        spoilt = self.maker.shuffle and self.epoch == 1 and index >= 1
-        return (x * np.float32("nan"), y) if spoilt else (x, y)
+    def spoil(condition):
+        def getitem(self, index):
+            x, y = real(self, index)
+            return (x * np.float32("nan"), y) if condition(self, index) else (x, y)
 
-    monkeypatch.setattr(ImageLoader, "__getitem__", getitem)
+        monkeypatch.setattr(ImageLoader, "__getitem__", getitem)
+
+    return spoil
+
+
+def test_a_loss_that_is_not_a_number_stops_and_is_not_saved(recipe, tmp_path, spoil, capsys):
+    spoil(lambda loader, i: loader.maker.shuffle and loader.epoch == 1 and i >= 1)
     assert recipe.main([*SMALL, "--epochs", "2", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "the loss is nan at step 8" in error
@@ -148,19 +133,8 @@ def test_a_loss_that_is_not_a_number_stops_and_is_not_saved(recipe, tmp_path, mo
     assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_00000006"]
 
 
-def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch, capsys):
-    import numpy as np
-
-    from kmodels.data import ImageLoader
-
-    real = ImageLoader.__getitem__
-
-    def getitem(self, index):
-        x, y = real(self, index)
-        spoilt = self.maker.shuffle and index == 2
-        return (x * np.float32("nan"), y) if spoilt else (x, y)
-
-    monkeypatch.setattr(ImageLoader, "__getitem__", getitem)
+def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, spoil, capsys):
+    spoil(lambda loader, i: loader.maker.shuffle and i == 2)
     arguments = [*SMALL, "--epochs", "1", "--non-finite", "skip", "--out", str(tmp_path)]
     assert recipe.main(arguments) == 0
     assert "step 3 was not finite and was skipped" in capsys.readouterr().out
@@ -170,7 +144,6 @@ def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch
     assert found["metrics"]["loss"] < 10
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -199,8 +172,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(recipe, tmp_path, capsys, argum
     assert recipe.main([*arguments, *out]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(error)
+    assert re.search(message, error), error
 
 
 def test_an_unknown_backend_is_told_before_keras_is_imported(tmp_path):
@@ -211,16 +183,6 @@ def test_an_unknown_backend_is_told_before_keras_is_imported(tmp_path):
     assert done.returncode == 2
     expected = "vit: error: KERAS_BACKEND is 'foo'; choose one of jax, torch, tensorflow\n"
     assert done.stderr == expected
-
-
-def test_help_shows_every_flag_with_its_default(recipe, capsys):
-    with pytest.raises(SystemExit) as stop:
-        recipe.main(["--help"])
-    assert stop.value.code == 0
-    shown = capsys.readouterr().out
-    for flag in ("--preset", "--checkpoint-every", "--drop-path", "--mesh", "--no-flip"):
-        assert flag in shown
-    assert "(default: vit_micro_patch2_8)" in shown
 
 
 def test_the_header_tells_how_to_run_it_and_what_it_reaches():

@@ -11,20 +11,15 @@ from pathlib import Path
 import keras
 import pytest
 
+from command_line import run
 from kmodels.core.errors import InputError
-from kmodels.tools import cli
 from kmodels.tools.bench import Refused, setting
 from kmodels.tools.bench.compare import LOSSES, differences
 
 BACKEND = keras.backend.backend()
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([str(argument) for argument in arguments])
-    return stopped.value.code
-
-
+@pytest.mark.each_backend
 def test_one_backend_by_both_paths(capsys, tmp_path):
     code = run(
         *("bench", "vit_debug", "--backends", BACKEND, "--ops", "override,generic"),
@@ -47,11 +42,6 @@ def test_one_backend_by_both_paths(capsys, tmp_path):
         assert row["peak_memory_mb"] > 50
     assert (tmp_path / "bench.png").is_file()
     assert "losses agree" in printed and "images/s" in printed
-
-
-def test_wrong_flags_are_told_before_anything_starts(capsys):
-    assert run("bench", "vit_debug", "--backends", "theano") == 2
-    assert capsys.readouterr().err.startswith("kmodels: backends is 'theano'; give some of")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -117,6 +107,9 @@ def test_all_backends_on_text_give_one_loss(monkeypatch, tmp_path):
 
 
 def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
+    assert run("bench", "vit_debug", "--backends", "theano") == 2
+    assert capsys.readouterr().err.startswith("kmodels: backends is 'theano'; give some of")
+
     def refuse(options, console):
         raise Refused(["a: the loss differs", "b: threads is 2"])
 

@@ -1,24 +1,23 @@
-"""`kmodels chat`: replies through a pipe and on a terminal, history, commands, and wrong uses."""
+"""`kmodels chat`: replies, history, commands, images, and wrong uses."""
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
+import command_line
 from chat_cases import GEMMA2, GEMMA3
+from gemma3_processor_case import ProcessorCase
 from kmodels.core.errors import InputError
 from kmodels.generation import Sampler
 from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor, ViTImageClassifier
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
-from kmodels.tools import cli
-from kmodels.tools.chat import terminal
+from kmodels.tools.chat import conversation, terminal
 from kmodels.tools.chat.conversation import Conversation, choose_sampler, open_conversation
 
 SHORT = ("--max-new-tokens", "6")
@@ -41,10 +40,7 @@ def tiny(tmp_path_factory):
 
 
 def run(*arguments):
-    """Exit code of a command line."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["chat", *map(str, arguments)])
-    return stop.value.code
+    return command_line.run("chat", *arguments)
 
 
 def replies(model, *questions, system=None, count=6):
@@ -58,6 +54,7 @@ def replies(model, *questions, system=None, count=6):
     return found
 
 
+@pytest.mark.each_backend
 def test_each_line_of_a_pipe_is_a_question(tiny, monkeypatch, capsys):
     model, folder = tiny
     lines = "Hello\n\nAnd again\n/clear\nHello\n/exit\nnever\n"
@@ -87,21 +84,7 @@ def test_an_assistant_changes_no_reply(tiny, monkeypatch, capsys):
         assert shown.err.count(f"reading weights from {folder}\n") == 1 + ("--assistant" in flags)
 
 
-@pytest.mark.once
-def test_as_a_process_of_its_own(tiny):
-    model, folder = tiny
-    done = subprocess.run(
-        [sys.executable, "-m", "kmodels", "chat", str(folder), *SHORT],
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        timeout=120,
-    )
-    assert (done.returncode, done.stdout) == (0, replies(model, "Hello")[0] + "\n")
-
-
-def on_terminal(conversation, monkeypatch, *typed):
+def on_terminal(talk, monkeypatch, *typed):
     """What is shown to somebody who types these lines; exceptions are keys."""
     left = iter(typed)
 
@@ -118,30 +101,30 @@ def on_terminal(conversation, monkeypatch, *typed):
     shown = io.StringIO()
     console = Console(file=shown, width=80, highlight=False)
     monkeypatch.setattr(terminal, "Console", lambda **_: console)
-    assert terminal.run(conversation) == 0
+    assert terminal.run(talk) == 0
     return shown.getvalue()
 
 
 def test_on_a_terminal(tiny, monkeypatch):
     model, _ = tiny
-    conversation = Conversation(model, max_new_tokens=6)
+    talk = Conversation(model, max_new_tokens=6)
     shown = on_terminal(
-        conversation, monkeypatch, "Hello", "", KeyboardInterrupt(), "/help", "/nope", "And again"
+        talk, monkeypatch, "Hello", "", KeyboardInterrupt(), "/help", "/nope", "And again"
     )
     first, second = replies(model, "Hello", "And again")
-    assert [m["content"] for m in conversation.messages] == ["Hello", first, "And again", second]
+    assert [m["content"] for m in talk.messages] == ["Hello", first, "And again", second]
     for text in (first, second):
         assert "".join(c for c in text if c.isprintable() or c in "\n\t") in shown
     assert "Ctrl-D or /exit ends the chat" in shown
     assert "/clear  forgets what was said" in shown
     assert "/nope is not a command; /help lists them" in shown
-    shown = on_terminal(conversation, monkeypatch, "/clear", "/exit", "never")
-    assert conversation.messages == [] and "a new chat" in shown
+    shown = on_terminal(talk, monkeypatch, "/clear", "/exit", "never")
+    assert talk.messages == [] and "a new chat" in shown
 
 
 def test_ctrl_c_stops_a_reply_and_keeps_the_chat(tiny, monkeypatch):
     model, _ = tiny
-    conversation = Conversation(model, max_new_tokens=40)
+    talk = Conversation(model, max_new_tokens=40)
     pieces = []
 
     def stop(piece):
@@ -150,45 +133,44 @@ def test_ctrl_c_stops_a_reply_and_keeps_the_chat(tiny, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        conversation.ask("Hello", stop)
-    assert [m["content"] for m in conversation.messages] == ["Hello", "".join(pieces)]
-    conversation.clear()
+        talk.ask("Hello", stop)
+    assert [m["content"] for m in talk.messages] == ["Hello", "".join(pieces)]
+    talk.clear()
     # What was stopped leaves nothing behind.
-    found = conversation.ask("Hello", pieces.append)
+    found = talk.ask("Hello", pieces.append)
     assert found == replies(model, "Hello", count=40)[0]
-    kept = list(conversation.messages)
+    kept = list(talk.messages)
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(model, "chat", interrupted)
-    shown = on_terminal(conversation, monkeypatch, "And again")
-    assert "(stopped)" in shown and conversation.messages == kept
+    shown = on_terminal(talk, monkeypatch, "And again")
+    assert "(stopped)" in shown and talk.messages == kept
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
-    assert terminal.run(conversation) == terminal.STOPPED
+    assert terminal.run(talk) == terminal.STOPPED
 
 
-@pytest.mark.once
 def test_a_reply_at_the_limit_and_one_that_the_template_refuses(tiny, monkeypatch):
     model, _ = tiny
-    conversation = Conversation(model, max_new_tokens=3)
+    talk = Conversation(model, max_new_tokens=3)
     monkeypatch.setattr(model, "chat", lambda *_, **__: "one two three four five")
-    assert "3 tokens: --max-new-tokens" in on_terminal(conversation, monkeypatch, "Hello")
+    assert "3 tokens: --max-new-tokens" in on_terminal(talk, monkeypatch, "Hello")
 
     def refuse(*_, **__):
         raise InputError("the chat template [refuses] this")
 
     monkeypatch.setattr(model, "chat", refuse)
-    before = list(conversation.messages)
-    shown = on_terminal(conversation, monkeypatch, "Hello")
-    assert "the chat template [refuses] this" in shown and conversation.messages == before
+    before = list(talk.messages)
+    shown = on_terminal(talk, monkeypatch, "Hello")
+    assert "the chat template [refuses] this" in shown and talk.messages == before
 
     def write(*_, stream, **__):
         stream(0, "\x1b[2J[bold]\x07plain")
         return "plain"
 
     monkeypatch.setattr(model, "chat", write)
-    assert "[2J[bold]plain\n" in on_terminal(conversation, monkeypatch, "Hello")
+    assert "[2J[bold]plain\n" in on_terminal(talk, monkeypatch, "Hello")
 
 
 def test_an_adapter_and_a_sampler(tiny, tmp_path):
@@ -214,7 +196,6 @@ def test_an_adapter_and_a_sampler(tiny, tmp_path):
     assert drawn[0] == drawn[1] != replies(model, "Hello", count=12)[0]
 
 
-@pytest.mark.once
 def test_how_tokens_are_drawn():
     asked = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     assert choose_sampler({}, {}) == Sampler(temperature=0.0)
@@ -226,7 +207,6 @@ def test_how_tokens_are_drawn():
     assert choose_sampler({}, {"top_k": 5, "temperature": 0.0}) == Sampler(0.0, top_k=5)
 
 
-@pytest.mark.once
 def test_a_note_of_the_checkpoint_is_a_line(tiny, monkeypatch):
     import warnings
 
@@ -240,7 +220,6 @@ def test_a_note_of_the_checkpoint_is_a_line(tiny, monkeypatch):
     assert "the vision tower is left out" in lines
 
 
-@pytest.mark.once
 def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
     model, folder = tiny
     ViTImageClassifier.from_preset("vit_debug", num_classes=2).save_to_preset(tmp_path / "vit")
@@ -278,3 +257,118 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
         shown = capsys.readouterr()
         said = [line for line in shown.err.splitlines() if "reading" not in line]
         assert len(said) == 1 and words in said[0], shown.err
+
+
+# === Images ===
+
+
+@pytest.fixture
+def picture(tmp_path):
+    file = tmp_path / "a.png"
+    Image.fromarray(np.zeros((5, 6, 3), "uint8")).save(file)
+    return str(file)
+
+
+class TakesImages:
+    """Stands for a preprocessor and a model with images; it keeps what it is asked."""
+
+    takes_images = True
+
+    def __init__(self):
+        self.preprocessor = self
+        self.asked = []
+
+    def chat(self, messages, stream, **options):
+        self.asked.append(messages)
+        if isinstance(reply := self.reply, BaseException):
+            raise reply
+        stream(0, reply)
+        return reply
+
+    reply = "so"
+
+
+def asks(text, *images):
+    parts = [{"type": "image", "path": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def test_images_go_with_the_next_question(picture):
+    model = TakesImages()
+    said = Conversation(model, images=[picture])
+    model.reply = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        said.ask("what?", print)
+    assert said.messages == [] and said.images == [picture]  # nothing was said
+    model.reply = "this"
+    said.ask("what?", lambda piece: None)
+    said.attach(picture)
+    said.attach(picture)
+    said.ask("and?", lambda piece: None)
+    said.ask("no more", lambda piece: None)
+    answer = {"role": "assistant", "content": "this"}
+    first, second = asks("what?", picture), asks("and?", picture, picture)
+    assert model.asked[1:] == [
+        [first],
+        [first, answer, second],
+        [first, answer, second, answer, {"role": "user", "content": "no more"}],
+    ]
+    with pytest.raises(InputError, match="/image names no file; give /image FILE"):
+        said.attach("")
+    with pytest.raises(InputError, match=r"no\.png cannot be read: No such file"):
+        said.attach("no.png")
+    assert said.images == []
+
+
+def test_commands_through_a_pipe_and_on_a_terminal(picture, monkeypatch, capsys):
+    model = TakesImages()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {picture}\nwhat?\n"))
+    assert terminal.run(Conversation(model)) == 0
+    assert model.asked == [[asks("what?", picture)]] and capsys.readouterr().out == "so\n"
+    model, shown = TakesImages(), io.StringIO()
+    model.tokenizer = type("Words", (), {"tokenize": staticmethod(str.split)})
+    lines = iter([f"/image {picture}", "/image no.png", "/image", "/help", "what?"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines, "/exit"))
+    console = terminal.Console(file=shown, width=200, highlight=False)
+    assert terminal._on_terminal(Conversation(model), console) == 0
+    assert model.asked == [[asks("what?", picture)]]
+    for line in (
+        f"{picture} goes with the next question",
+        "no.png cannot be read",
+        "/image names no file; give /image FILE",
+        "/image  adds an image to the next question: /image FILE",
+    ):
+        assert line in shown.getvalue()
+
+
+def test_models_of_text_alone(tiny, picture, capsys):
+    model, folder = tiny
+    assert run(folder, "--image", picture) == 2
+    shown = capsys.readouterr().err
+    assert "--image needs a model that takes images; GemmaCausalLM takes only text" in shown
+    assert "reading weights" not in shown
+    with pytest.raises(InputError, match="/image needs a model that takes images; GemmaCausalLM"):
+        Conversation(model).attach(picture)
+
+
+def test_wrong_images_are_found_before_the_weights(picture, references, tmp_path, monkeypatch):
+    text = ProcessorCase(references).preprocessor()
+
+    class Model:
+        preprocessor_class = type("Reads", (), {"from_preset": staticmethod(lambda path: text)})
+
+        @staticmethod
+        def from_preset(path, **settings):
+            raise AssertionError("weights are read")
+
+    monkeypatch.setattr(conversation.presets, "causal_lm_of", lambda path, whole: Model)
+    damaged = tmp_path / "damaged.png"
+    damaged.write_bytes(b"no image")
+    for images, message in (
+        (["https://a.b/c.png"], "is an address of the web; download it first"),
+        ([str(damaged)], "not a JPEG, PNG or WebP image"),
+    ):
+        with pytest.raises(InputError, match=message):
+            open_conversation("model", print, images=images)
+    with pytest.raises(AssertionError, match="weights are read"):
+        open_conversation("model", print, images=[picture])

@@ -6,18 +6,14 @@ import keras
 import pytest
 
 import kmodels
+from command_line import run
 from kmodels.core import dispatch
-from kmodels.tools import cli, doctor
+from kmodels.tools import doctor
 
 BACKEND = keras.backend.backend()
 
 
-def run(*arguments: str) -> object:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(list(arguments))
-    return stopped.value.code
-
-
+@pytest.mark.each_backend
 def test_json_holds_what_the_process_runs_on(capsys) -> None:
     assert run("doctor", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -43,6 +39,7 @@ def cases(name: str) -> dict:
     return {(case["case"], case["dtype"]): case for case in doctor.report()["ops"][name]["cases"]}
 
 
+@pytest.mark.each_backend
 def test_the_path_of_attention_is_told_by_dtype_dropout_and_length(monkeypatch) -> None:
     if BACKEND == "torch":
         import torch
@@ -107,6 +104,7 @@ def test_doctor_covers_every_op_and_counts_nothing() -> None:
     assert all(not sum(counts.values()) for counts in kmodels.decisions().values())
 
 
+@pytest.mark.each_backend
 def test_switched_off_ops_say_so() -> None:
     with kmodels.generic_only():
         found = doctor.report()["ops"]
@@ -116,13 +114,18 @@ def test_switched_off_ops_say_so() -> None:
             assert {case["path"] for case in entry["cases"]} == {"generic"}
 
 
-def test_table_shows_reasons(capsys, monkeypatch) -> None:
+@pytest.mark.each_backend
+def test_table_shows_reasons_and_why_blocks_are_compiled_or_not(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")  # so that no reason is broken over lines
     assert run("doctor") == 0
     printed = capsys.readouterr().out
     assert BACKEND in printed
     assert "gelu" in printed
     assert f"no override for {BACKEND}" in " ".join(printed.split())
+    assert run("doctor", "--json") == 0
+    told = json.loads(capsys.readouterr().out)["jit_compile"]
+    assert ("measured" if BACKEND == "torch" else "Keras compiles the whole step") in told
+    assert told.split()[0] in printed.split("jit compile")[1]
 
 
 @pytest.mark.parametrize(
@@ -136,11 +139,3 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys) -> 
     assert len(captured.err.strip().splitlines()) == 1
     assert captured.err.startswith("kmodels: ")
     assert message in captured.err
-
-
-def test_why_blocks_are_compiled_or_not_is_told(capsys) -> None:
-    assert run("doctor", "--json") == 0
-    told = json.loads(capsys.readouterr().out)["jit_compile"]
-    assert ("measured" if BACKEND == "torch" else "Keras compiles the whole step") in told
-    assert run("doctor") == 0
-    assert told.split()[0] in capsys.readouterr().out.split("jit compile")[1]

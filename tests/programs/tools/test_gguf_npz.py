@@ -98,13 +98,7 @@ def test_what_llama_cpp_takes_for_granted_is_not_left_out(changes, lost, tmp_pat
     (tmp_path / "model.gguf").write_bytes(b"before")
     with pytest.raises(InputError, match=lost):
         gemma("gemma2_debug", **changes).export_to_gguf(tmp_path / "model.gguf")
-    assert (tmp_path / "model.gguf").read_bytes() == b"before"
-    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-
-
-@pytest.mark.needs("gguf")
-def test_names_and_dtypes_that_gguf_has_not(tmp_path):
-    model = GemmaCausalLM.from_preset("gemma_debug")
+    model = gemma("gemma2_debug")
     with pytest.raises(InputError, match=r"ends in \.gguf"):
         model.export_to_gguf(tmp_path / "model.bin")
     with pytest.raises(InputError, match="'int3'; GGUF files are written as float32, bfloat16, fl"):
@@ -112,6 +106,8 @@ def test_names_and_dtypes_that_gguf_has_not(tmp_path):
     model.backbone.enable_lora(2)
     with pytest.raises(InputError, match="no place for LoRA adapters; call merge_lora first"):
         model.export_to_gguf(tmp_path / "model.gguf")
+    assert (tmp_path / "model.gguf").read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
 # === npz ===

@@ -7,21 +7,16 @@ import keras
 import numpy as np
 import pytest
 
+from command_line import run
 from kmodels.core.errors import InputError
 from kmodels.models import ViTImageClassifier
-from kmodels.tools import cli
 from kmodels.tools.parity import ParityOptions, Side
 from kmodels.tools.parity.compare import TOLERANCES, difference, stages
 
 BACKEND = keras.backend.backend()
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([str(argument) for argument in arguments])
-    return stopped.value.code
-
-
+@pytest.mark.each_backend
 def test_a_planted_difference_is_found(tmp_path, capsys):
     keras.utils.set_random_seed(0)
     model = ViTImageClassifier.from_preset("vit_debug")

@@ -13,6 +13,7 @@ from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
 RNG = np.random.default_rng(0)
+pytestmark = pytest.mark.each_backend
 
 
 def vit():
@@ -65,21 +66,17 @@ if BACKEND == "torch":
 
     @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit")
     @pytest.mark.parametrize("make", [vit, gemma])
-    def test_torch_jit_trace(make) -> None:
+    @pytest.mark.parametrize("by", ["jit.trace", "export"])
+    def test_torch_traces(make, by) -> None:
         model, inputs = make()
-        traced = torch.jit.trace(model, (tensors(inputs),), strict=False)
-        held = io.BytesIO()
-        torch.jit.save(traced, held)
+        held, given = io.BytesIO(), tensors(inputs)
+        if by == "export":
+            torch.export.save(torch.export.export(model, (given,)), held)
+        else:
+            torch.jit.save(torch.jit.trace(model, (given,), strict=False), held)
         held.seek(0)
-        near(torch.jit.load(held)(tensors(inputs)), model(inputs))
-
-    @pytest.mark.parametrize("make", [vit, gemma])
-    def test_torch_export(make) -> None:
-        model, inputs = make()
-        held = io.BytesIO()
-        torch.export.save(torch.export.export(model, (tensors(inputs),)), held)
-        held.seek(0)
-        near(torch.export.load(held).module()(tensors(inputs)), model(inputs))
+        again = torch.export.load(held).module() if by == "export" else torch.jit.load(held)
+        near(again(given), model(inputs))
 
     def test_model_export(tmp_path) -> None:
         """Keras traces a single image, and the program takes no more."""
