@@ -4,38 +4,30 @@ A family adds rows to `FAMILIES`. `tests/families/test_families.py` has the chec
 ones that it passes, and what they need stands in it. References are those of `tests/references`.
 """
 
-import functools
-import json
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
-from arrays import read_npz, to_numpy
+from arrays import to_numpy
+from family_images import ImageEncoder, MaskedAutoencoder, PatchRows, QuerySegmenter
+from family_reference import Reference, Result, run
 from kmodels.models import (
+    EoMTImageSegmenter,
     Gemma3ImageTextLM,
     Gemma4ImageTextLM,
     GemmaCausalLM,
+    ImageTextSimilarity,
     Qwen3CausalLM,
     ViTImageClassifier,
+    ViTMAEForPreTraining,
 )
 
-# A result beside its reference: name, what was found, what was expected, row of the tolerances.
-Result = tuple[str, Any, np.ndarray, str]
 USE = frozenset(("training", "export", "files", "lora"))
 IMAGE_TEXT_CASES = ("none", "one", "two", "last")
-
-
-def run(model: keras.Model, inputs: Any) -> Any:
-    """What a model gives, as arrays; compiled on JAX, where that takes less than op after op."""
-    if keras.backend.backend() == "jax":
-        return model.predict(inputs, verbose=0)
-    return keras.tree.map_structure(to_numpy, model(inputs))
 
 
 def packed_rows(rows: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -46,61 +38,6 @@ def packed_rows(rows: list[np.ndarray]) -> dict[str, np.ndarray]:
         "segment_ids": np.repeat(np.arange(len(rows)), lengths)[None].astype("int32"),
         "positions": np.concatenate([np.arange(n) for n in lengths])[None].astype("int32"),
     }
-
-
-@dataclass
-class Reference:
-    """A model of another package below the folder of references, with what it computes.
-
-    Args:
-        name: its folder below the references, which holds `model` and `expected.npz`.
-        task: the class that reads it.
-        checks: names of the checks of test_families.py that it passes beside "results".
-        settings: arguments of `from_preset`.
-        peer: the class that reads its export, of transformers, or "timm".
-        adapter: folders of adapters of PEFT over it, beside each of which stands an .npz file.
-        lora: arguments of `enable_lora` for the adapters that are trained here.
-    """
-
-    name: str
-    task: Any
-    checks: frozenset[str]
-    settings: dict[str, Any] = field(default_factory=dict)
-    peer: str = "AutoModelForCausalLM"
-    adapter: str = ""
-    lora: dict[str, Any] = field(default_factory=lambda: {"targets": "all-linear"})
-    root: Path = Path()
-
-    @property
-    def path(self) -> Path:
-        """The directory or file that another package wrote."""
-        folder = self.root / self.name
-        return folder / "model" if (folder / "model").is_dir() else folder / "model.npz"
-
-    @functools.cached_property
-    def expected(self) -> dict[str, np.ndarray]:
-        """What the other package computes with it."""
-        return read_npz(self.root / self.name / "expected.npz")
-
-    def read(self, **settings: Any) -> Any:
-        """A new model of the directory."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*tensors of MAE's pretraining alone")
-            warnings.filterwarnings("ignore", ".*the model takes only text and images")
-            return self.task.from_preset(self.path, **{**self.settings, **settings})
-
-    @functools.cached_property
-    def model(self) -> Any:
-        """The model of the directory, one in a process: whoever changes one reads a new one."""
-        return self.read()
-
-    def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, np.ndarray]:
-        """Inputs, and what the model gives for their last tokens without the adapter."""
-        return expected["inputs"].astype("int32"), expected["plain"]
-
-    def export(self, model: Any, folder: Path) -> None:
-        """Writes a model as the other package has it."""
-        (model.export_to_timm if self.peer == "timm" else model.export_to_transformers)(folder)
 
 
 @dataclass
@@ -192,97 +129,6 @@ class Decoder(Reference):
             # Without hidden states another kernel runs, whose sums differ in their last bits.
             logits = theirs(ids, output_hidden_states=True).logits.numpy()
         return [("logits", logits, self.expected["logits"], "bits")]
-
-
-@dataclass
-class ImageEncoder(Reference):
-    """A vision transformer of transformers, timm or google-research."""
-
-    checks: frozenset[str] = frozenset(("another_size", "export", "peer_loads"))
-    # Tensors of the file that are left aside, by how their names begin.
-    left: tuple[str, ...] = ()
-    # What is taken off the names of the others.
-    prefix: str = ""
-    # Weights that the class of transformers has and the file does not.
-    missing: tuple[str, ...] = ()
-
-    def results(self, start: str = "") -> Iterator[Result]:
-        """Blocks in the order of computation, tokens, what is pooled, and logits.
-
-        Args:
-            start: "resized_" for the images of another size.
-        """
-        given = {
-            name.removeprefix(start): x
-            for name, x in self.expected.items()
-            if name.startswith(start) and (start or not name.startswith("resized_"))
-        }
-        shape = {"image_shape": given["images"].shape[1:]}
-        model = self.read(**shape) if start else self.model
-        if start and model.preprocessor is not None:
-            assert model.preprocessor.image_size == shape["image_shape"][:2]
-        blocks = sorted(name for name in given if name.startswith("block_"))
-        features = model.feature_model([*blocks, "sequence_output", "pooled_output"])
-        together = keras.Model(model.input, {**features.output, "result": model.output})
-        found = run(together, given["images"])
-        for name in blocks:
-            yield name, found[name], given[name], "hidden"
-        if "final" in given:
-            # CLIP in transformers gives the tokens as the last block leaves them.
-            unnormed = self.name.startswith("vit_kinds/clip")
-            last = found[blocks[-1] if unnormed else "sequence_output"]
-            yield "final", last, given["final"], "hidden"
-            if not start and not unnormed:
-                # The call of a backbone walks through its steps, and its last block may leave
-                # tokens out.
-                called = model.backbone(given["images"], training=False)
-                yield "called", to_numpy(called), given["final"], "hidden"
-        if "pooled" in given and not self.left:
-            # DINOv2's is the class token, of which ours is a part.
-            pooled = found["pooled_output"][:, : given["pooled"].shape[-1]]
-            yield "pooled", pooled, given["pooled"], "hidden"
-        result = given.get("logits", given.get("pooled"))
-        assert np.abs(result).max() > 0.3
-        yield "result", found["result"], result, "logits"
-        if "parameters" in given and not self.left:
-            assert model.count_params() == given["parameters"]
-
-    def result_of_peer(self, folder: Path) -> list[Result]:
-        """What transformers or timm computes with an exported directory."""
-        import torch
-
-        images = torch.from_numpy(
-            np.ascontiguousarray(self.expected["images"].transpose(0, 3, 1, 2))
-        )
-        if self.peer == "timm":
-            import timm
-
-            theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-            with torch.no_grad():
-                result = self.expected.get("logits", self.expected.get("pooled"))
-                return [("result", theirs(images).numpy(), result, "hidden")]
-        import transformers
-
-        from references.vit_kinds import rows_of
-
-        described = json.loads((folder / "config.json").read_text())
-        made = getattr(transformers, described["architectures"][0])
-        theirs, told = made.from_pretrained(folder, output_loading_info=True)
-        told["missing_keys"] -= set(self.missing)
-        for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            assert not told[key], (key, told[key])
-        with torch.no_grad():
-            output = theirs(**rows_of(images)) if self.name.endswith("siglip2") else theirs(images)
-        for name in ("logits", "image_embeds"):
-            if output.get(name) is not None:
-                return [(name, output[name].numpy(), self.expected["logits"], "hidden")]
-        found = [("final", output.last_hidden_state.numpy(), self.expected["final"], "hidden")]
-        has_pooler = output.get("pooler_output") is not None and not self.missing
-        if "pooled" in self.expected and has_pooler:
-            found.append(
-                ("pooled", output.pooler_output.numpy(), self.expected["pooled"], "hidden")
-            )
-        return found
 
 
 @dataclass
@@ -438,6 +284,7 @@ TEXT = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", 
 SOUNDS = ("model.audio_tower.", "model.embed_audio.")
 HEADLESS = {"num_classes": 0}
 NPZ = frozenset(("another_size",))
+EXPORT = frozenset(("export",))
 FORWARD = frozenset(("export", "peer_loads"))
 IMAGE_TEXT = FORWARD | USE | {"bfloat16", "greedy_tokens", "packed", "places"}
 
@@ -489,16 +336,18 @@ FAMILIES: list[Reference] = [
     ),
     *_decoders("qwen3", Qwen3CausalLM, "tied bias"),
     *_decoders("qwen3", Qwen3CausalLM, "untied", adapter="qwen3/adapter"),
-    *_images("vit", "hf_sharded hf_token hf_variants npz_augreg npz_big_vision", checks=NPZ),
-    *_images("vit", "hf_bfloat16 hf_oblong base small", checks=frozenset()),
+    *_images("vit", "hf_sharded hf_token"),
+    *_images("vit", "hf_variants", zeros=9),
+    *_images("vit", "npz_augreg npz_big_vision", checks=NPZ),
+    *_images("vit", "hf_oblong", checks=FORWARD),
+    *_images("vit", "hf_bfloat16 base small", checks=frozenset()),
     *_images(
         "vit",
         "timm_gap timm_gap_norm timm_map timm_oblong timm_registers timm_registers_gap timm_scale "
         "timm_tanh timm_token",
         peer="timm",
     ),
-    # It has no biases where the export writes zeros.
-    *_images("vit", "timm_pre_norm", checks=NPZ | {"peer_loads"}, peer="timm"),
+    *_images("vit", "timm_pre_norm", peer="timm", zeros=3),
     *_images("vit_kinds", "clip_projection deit deit_token dinov2"),
     *_images(
         "vit_kinds", "clip deit_model dinov2_giant dinov2_model siglip siglip2", settings=HEADLESS
@@ -510,13 +359,16 @@ FAMILIES: list[Reference] = [
         left=TEXT,
         prefix="vision_model.",
     ),
-    # transformers keeps a norm, or attention pooling, that its classifiers do not call.
     *_images("vit_kinds", "clip_classes", checks=NPZ, left=(*TEXT, "vision_model.post_layernorm.")),
     *_images("vit_kinds", "siglip_classes", left=(*TEXT, "vision_model.head.")),
     *_images("vit_kinds", "npz_siglip", settings=HEADLESS, checks=NPZ),
     *_images("vit_kinds", "timm_clip timm_deit timm_map", peer="timm"),
     *_images("vit_kinds", "timm_dinov2 timm_siglip", settings=HEADLESS, peer="timm"),
-    *_images("vit_recent", "dinov3 dinov3_gated ijepa", settings=HEADLESS),
+    *_images(
+        *("vit_recent", "dinov3 dinov3_gated ijepa"),
+        settings=HEADLESS,
+        checks=NPZ | FORWARD | {"presets"},
+    ),
     *_images(
         "vit_recent",
         "mae",
@@ -524,14 +376,46 @@ FAMILIES: list[Reference] = [
         missing=("pooler.dense.weight", "pooler.dense.bias"),
     ),
     *_images("vit_recent", "ijepa_classes"),
-    *_images("vit_recent", "mae_pretraining", settings=HEADLESS, checks=NPZ, left=("decoder.",)),
+    *_images(
+        *("vit_recent", "mae_pretraining"),
+        settings=HEADLESS,
+        checks=NPZ | EXPORT,
+        left=("decoder.",),
+        prefix="vit.",
+        zeros=6,
+    ),
     *_images("vit_recent", "timm_dinov3 timm_pe timm_pe_lang", settings=HEADLESS, peer="timm"),
     *_images("vit_recent", "timm_dinov3_gated timm_pe_classes", peer="timm"),
+    MaskedAutoencoder("vit_mae/pixels", ViTMAEForPreTraining, EXPORT),
+    MaskedAutoencoder("vit_mae/normalised", ViTMAEForPreTraining, EXPORT, zeros=12),
+    *(
+        QuerySegmenter(f"vit_eomt/{name}", EoMTImageSegmenter, EXPORT, {"preprocessor": None})
+        for name in ("dinov2", "gated", "dinov3", "dinov3_gated", "dinov3_plain")
+    ),
+    PatchRows("naflex", ImageTextSimilarity, EXPORT),
 ]
 
 
-def rows(check: str, only: Callable[[Reference], bool] = lambda row: True) -> list[Any]:
-    """The rows that pass a check, as parameters of its test; "results" and "adapter" are known."""
+def row_of(name: str, root: Path) -> Any:
+    """The row of a reference in a folder of references."""
+    row = next(row for row in FAMILIES if row.name == name)
+    row.root = root
+    return row
+
+
+def rows(check: str, each_backend: tuple[str, ...] = ()) -> list[Any]:
+    """The rows that pass a check, as parameters of its test; "results" and "adapter" are known.
+
+    Args:
+        check: name of the check.
+        each_backend: names of rows that run on each backend though the test runs on torch alone.
+    """
     known = {"results": lambda row: True, "adapter": lambda row: bool(row.adapter)}
     applies = known.get(check, lambda row: check in row.checks)
-    return [pytest.param(row, id=row.name) for row in FAMILIES if applies(row) and only(row)]
+    return [
+        pytest.param(
+            row, id=row.name, marks=[pytest.mark.each_backend] * (row.name in each_backend)
+        )
+        for row in FAMILIES
+        if applies(row)
+    ]

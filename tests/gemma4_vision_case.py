@@ -1,4 +1,4 @@
-"""The references of Gemma 4 with images: models of transformers, and what its processors give."""
+"""Pictures and texts for the preprocessors of Gemma 4, and what transformers' processors give."""
 
 import json
 from pathlib import Path
@@ -6,56 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from arrays import read_npz
-from kmodels.models import Gemma4ImageConverter, Gemma4ImageTextLM, Gemma4ImageTextLMPreprocessor
+from kmodels.models import Gemma4ImageConverter, Gemma4ImageTextLMPreprocessor
 
 START, SOFT, END = "<|image>", "<|image|>", "<image|>"
-MODELS = ("unified", "unified_causal", "tower", "tower_small")
-CASES = ("none", "one", "two", "last")
-IMAGE = 155
-# Rows of every batch, so that a compiled step serves them all.
-LENGTH = 40
-
-
-class Reference:
-    """A model of `tests/references/gemma4_vision.py`, and what transformers computes with it."""
-
-    def __init__(self, references: Path, name: str):
-        self.folder = references / "gemma4_vision" / name
-        self.path = self.folder / "model"
-        self.expected = read_npz(self.folder / "expected.npz")
-        self.model = Gemma4ImageTextLM.from_preset(self.path)
-
-    def pictures(self, case: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns patches and places of the images of a case, without a batch."""
-        numbers = self.expected[f"{case}_numbers"].astype(int)
-        return self.expected["pixel_values"][numbers], self.expected["places"][numbers]
-
-    def inputs(self, *cases: str, length: int = LENGTH) -> dict[str, np.ndarray]:
-        """Returns a batch of cases, each behind some padding, with room for two images."""
-        rows = [self.expected[f"{case}_ids"][0] for case in cases]
-        shape = self.expected["pixel_values"].shape[1:]
-        pixels = np.zeros((len(rows), 2, *shape), "float32")
-        places = np.full((len(rows), 2, shape[0], 2), -1, "int32")
-        ids, mask = (np.zeros((len(rows), length), "int32") for _ in range(2))
-        for number, (row, case) in enumerate(zip(rows, cases, strict=True)):
-            ids[number, length - len(row) :], mask[number, length - len(row) :] = row, 1
-            given = self.pictures(case)
-            pixels[number, : len(given[0])], places[number, : len(given[1])] = given
-        return {
-            "token_ids": ids,
-            "padding_mask": mask,
-            "pixel_values": pixels,
-            "pixel_position_ids": places,
-            "vision_mask": (ids == IMAGE).astype("int32"),
-        }
-
-    def logits(self, case: str) -> np.ndarray:
-        """Returns transformers' logits of a case, without a batch."""
-        return self.expected[f"{case}_logits"][0]
-
-    def found(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns logits in one compiled call: as it is, a call is on JAX a program for each op."""
-        return self.model.predict(inputs, verbose=0)
 
 
 class ProcessorCase:

@@ -54,6 +54,7 @@ def near(found, expected, what="hidden"):
 # === Both sides ===
 
 
+@pytest.mark.each_backend
 def test_hidden_states_of_padded_texts(gemma):
     there = gemma.expected["padding_mask"].astype(bool)
     found = to_numpy(gemma.model.backbone(gemma.inputs))
@@ -140,6 +141,7 @@ def test_the_window_to_both_sides(length):
 # === Vectors ===
 
 
+@pytest.mark.each_backend
 def test_vectors_are_those_of_sentence_transformers(case):
     near(case.model.encode(case.texts, normalize_embeddings=False), case.expected["plain"])
     found = case.model.encode_query(case.texts, batch_size=2, normalize_embeddings=False)

@@ -37,6 +37,7 @@ def made(folder, **settings):
     return model
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradients_are_those_of_sentence_transformers(folder, pairs, name):
     expected = read_npz(folder / "gemma" / "expected.npz")
@@ -82,8 +83,8 @@ def records(count=12):
     [
         (False, "float32"),
         (True, "mixed_bfloat16"),
-        pytest.param(False, "mixed_bfloat16", marks=pytest.mark.once),
-        pytest.param(True, "float32", marks=pytest.mark.once),
+        (False, "mixed_bfloat16"),
+        (True, "float32"),
     ],
 )
 def test_fit_learns(folder, lora, dtype):

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from arrays_made import shapes_made, squares
 from gradients import to_numpy
@@ -10,6 +11,7 @@ from kmodels.models import GemmaBackbone
 ROWS, LENGTH, TEXTS = 8, 1024, 2
 
 
+@pytest.mark.each_backend
 def test_packed_rows_equal_their_texts_and_need_no_mask() -> None:
     keras.utils.set_random_seed(0)
     backbone = GemmaBackbone.from_preset("gemma3_debug", sliding_window_size=200, num_layers=2)

@@ -50,6 +50,7 @@ def _limit(model, values):
     return tolerance("logits", model.backbone.compute_dtype) * max(1, np.abs(values).max())
 
 
+@pytest.mark.each_backend
 def test_masked_tokens_are_as_if_they_were_not_there(models, token_ids, mask):
     for model, dtype in zip(models.values(), ("bool", "int32", "float32", "bool"), strict=True):
         inputs = {"token_ids": token_ids, "padding_mask": mask.astype(dtype)}
@@ -65,6 +66,7 @@ def test_padding_on_the_right_changes_no_bit(models, token_ids, mask):
         np.testing.assert_array_equal(with_mask, to_numpy(model(token_ids)))
 
 
+@pytest.mark.each_backend
 def test_the_mask_counts_in_training_as_it_does_in_a_call(models, token_ids, mask):
     model = models["gemma3_debug"]
     model.compile(optimizer=keras.optimizers.SGD(0.0))

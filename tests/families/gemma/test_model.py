@@ -45,7 +45,6 @@ def test_debug_presets_are_small_and_each_generation_is_what_it_says(models):
         assert backbone.config.num_key_value_heads < backbone.config.num_query_heads
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -83,12 +82,14 @@ def test_presets_have_the_published_number_of_parameters(name, parameters):
     )
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("name", DEBUG)
 def test_golden_logits(models, name):
     logits = to_numpy(models[name](_inputs()))
     assert abs(float(logits.sum()) - GOLDEN[name]) < 1e-2
 
 
+@pytest.mark.each_backend
 def test_packed_texts_are_as_if_alone(models):
     model, alone, length, cut = models["gemma3_debug"], _inputs(18), 18, 9
     packed = {
@@ -164,6 +165,7 @@ def _labels(inputs):
     return np.roll(inputs["token_ids"], -1, 1), weights
 
 
+@pytest.mark.each_backend
 def test_training_without_logits_is_training_with_them(models):
     inputs = _inputs()
     labels, weights = _labels(inputs)

@@ -216,7 +216,7 @@ def model(trained):
     return model
 
 
-@pytest.mark.parametrize("make", [texts, pytest.param(pairs, marks=pytest.mark.once)])
+@pytest.mark.parametrize("make", [texts, pairs])
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_as_they_come_are_what_the_preprocessor_makes_of_them(model, kind, make):
     x, y, weights = model.preprocessor(pairs("columns") if make is pairs else TEXTS)

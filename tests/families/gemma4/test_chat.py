@@ -3,6 +3,7 @@
 import io
 import json
 
+import keras
 import numpy as np
 import pytest
 
@@ -48,38 +49,32 @@ def text(folder):
     return GemmaCausalLMPreprocessor(folder, sequence_length=96)
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("chat", CHATS)
-def test_what_is_built_in_writes_what_the_template_writes(text, chat):
-    own = text.chat_token_ids([chat])
+def test_what_is_built_in_writes_what_the_template_writes(text):
+    own = text.chat_token_ids(CHATS)
     assert text.chat_format is None
+    made = GemmaCausalLMPreprocessor(text.tokenizer, template="gemma4")
+    assert made.chat_token_ids(CHATS) == own
     text.tokenizer.chat_template = None
     assert text.chat_format == "gemma4"
-    assert text.chat_token_ids([chat]) == own
-    assert own[0].count(text.tokenizer.start_token_id) == 1
+    assert text.chat_token_ids(CHATS) == own
+    assert {ids.count(text.tokenizer.start_token_id) for ids in own} == {1}
+    with pytest.raises(InputError, match=r"'gemma' needs the tokens <start_of_turn>, <end_of_turn"):
+        made.template = "gemma"
 
 
-@pytest.mark.once
 def test_records_teach_replies_alone_and_the_same_by_both(text):
     record = {"messages": [SYSTEM, ASKED, SAID, AGAIN, {**SAID, "content": "the dog sat"}]}
     text.loss_on = "responses"
     own = text([record])
     text.tokenizer.chat_template = None
-    built_in = text([record])
-    for one, other in zip(own, built_in, strict=True):
-        for left, right in zip(*map(_arrays, (one, other)), strict=True):
-            np.testing.assert_array_equal(left, right)
+    one, other = (keras.tree.flatten(found) for found in (own, text([record])))
+    for left, right in zip(one, other, strict=True):
+        np.testing.assert_array_equal(to_numpy(left), to_numpy(right))
     _, labels, weights = own
     learnt = to_numpy(labels)[0][to_numpy(weights)[0] > 0].tolist()
-    tokenizer = text.tokenizer
-    assert tokenizer.decode(learnt) == "It is 4.<turn|>the dog sat<turn|>"
+    assert text.tokenizer.decode(learnt) == "It is 4.<turn|>the dog sat<turn|>"
 
 
-def _arrays(x):
-    return [to_numpy(value) for value in (x.values() if isinstance(x, dict) else [x])]
-
-
-@pytest.mark.once
 def test_thinking_and_functions_are_the_templates(text):
     (ids,) = text.chat_token_ids([[ASKED]], tools=[TOOL], enable_thinking=True)
     assert text.tokenizer.decode(ids) == (
@@ -109,15 +104,6 @@ def test_text_and_ids_are_those_of_transformers(folder):
             assert ours.apply_chat_template(chat, **given) == ids
 
 
-@pytest.mark.once
-def test_the_format_of_another_generation_is_refused(text):
-    made = GemmaCausalLMPreprocessor(text.tokenizer, template="gemma4")
-    assert made.chat_token_ids([[ASKED]]) == text.chat_token_ids([[ASKED]])
-    with pytest.raises(InputError, match=r"'gemma' needs the tokens <start_of_turn>, <end_of_turn"):
-        made.template = "gemma"
-
-
-@pytest.mark.once
 def test_stops_and_what_stays_in_a_text(text):
     tokenizer = text.tokenizer
     ends = [tokenizer.token_to_id(name) for name in ("<eos>", "<turn|>")]

@@ -44,17 +44,20 @@ def given(case, name, form):
     return {"prompts": texts, "images": images}
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
-def test_prompts(case, name, form):
+@pytest.mark.parametrize(
+    ("name", "form", "opened"),
+    [
+        *((name, form, "paths") for form in FORMS for name in NAMES),
+        *(("several", "model", opened) for opened in ("bytes", "pillow", "arrays")),
+    ],
+)
+def test_prompts(case, name, form, opened):
     length = case.expected[f"{name}_ids"].shape[1]
     text = case.preprocessor(form)
-    found = text.generate_preprocess(given(case, name, "paths"), sequence_length=length)
+    found = text.generate_preprocess(given(case, name, opened), sequence_length=length)
     case.check(found, name, form)
 
 
-@pytest.mark.once
 def test_shapes_are_there():
     # The reference has images that become larger and smaller, one that stays as it is, and some
     # that are long: nothing would be left of a side.
@@ -67,38 +70,18 @@ def test_shapes_are_there():
     assert (merged.side, merged.max_patches) == (4, 70)
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("form", ["bytes", "pillow", "arrays"])
-def test_forms_of_images(case, form):
-    length = case.expected["several_ids"].shape[1]
-    found = case.preprocessor().generate_preprocess(given(case, "several", form), length)
-    case.check(found, "several")
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("own", [True, False])
-def test_chats(case, own):
+def test_chats(case):
     text = case.preprocessor("unified")
-    if not own:
-        text.tokenizer.chat_template = None
-        assert text.chat_format == "gemma4"
-    chats = [
-        [
-            {
-                **turn,
-                "content": [
-                    {**part, "image": case.picture(part["image"])} if "image" in part else part
-                    for part in turn["content"]
-                ],
-            }
-            for turn in chat
-        ]
-        for chat in case.said["chats"]
-    ]
+    chats = json.loads(json.dumps(case.said["chats"]))
+    for part in (part for chat in chats for turn in chat for part in turn["content"]):
+        if "image" in part:
+            part["image"] = case.picture(part["image"])
+    case.check(text.prompt_inputs(text.chat_examples(chats)), "chat", "unified")
+    text.tokenizer.chat_template = None
+    assert text.chat_format == "gemma4"
     case.check(text.prompt_inputs(text.chat_examples(chats)), "chat", "unified")
 
 
-@pytest.mark.once
 def test_torchvision_rounds_otherwise(case):
     # Pillow's backend is followed; the other one is at most one of 255 steps away, and the last
     # bit where nothing is resized.
@@ -134,18 +117,6 @@ def test_converter_as_a_layer(case):
     assert spec["pixel_position_ids"].dtype == "int32"
 
 
-@pytest.mark.needs("keras_hub")
-def test_keras_hubs_converter(case):
-    import keras_hub
-
-    theirs = keras_hub.layers.Gemma4ImageConverter(
-        patch_size=2, max_soft_tokens=70, pooling_kernel_size=2
-    )
-    text = case.preprocessor(image_converter=theirs)
-    assert text.image_converter.to_dict() == case.converter().to_dict()
-
-
-@pytest.mark.once
 def test_files_of_transformers(case, tmp_path):
     for form in FORMS:
         text = case.preprocessor(form)
@@ -179,6 +150,17 @@ def test_files_of_transformers(case, tmp_path):
         text.transformers_files()
 
 
+@pytest.mark.needs("keras_hub")
+def test_keras_hubs_converter(case):
+    import keras_hub
+
+    theirs = keras_hub.layers.Gemma4ImageConverter(
+        patch_size=2, max_soft_tokens=70, pooling_kernel_size=2
+    )
+    text = case.preprocessor(image_converter=theirs)
+    assert text.image_converter.to_dict() == case.converter().to_dict()
+
+
 @pytest.mark.needs("transformers", "torchvision")
 def test_transformers_reads_the_files(case, tmp_path):
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -193,7 +175,6 @@ def test_transformers_reads_the_files(case, tmp_path):
     np.testing.assert_array_equal(found["pixel_position_ids"], out["image_position_ids"][0])
 
 
-@pytest.mark.once
 def test_inputs_labels_and_weights(case):
     text = case.preprocessor("unified", sequence_length=LENGTH, loss_on="all")
     wide, square = case.picture("wide.jpg"), case.picture("square.png")
@@ -230,7 +211,6 @@ def test_inputs_labels_and_weights(case):
     assert text.generate_postprocess(found) == "a  b"
 
 
-@pytest.mark.once
 def test_saving(case, tmp_path):
     text = case.preprocessor("unified", sequence_length=LENGTH, max_images_per_prompt=3)
     record = {"prompts": SOFT, "responses": "x", "images": case.picture("tall.png")}
@@ -251,7 +231,6 @@ def test_saving(case, tmp_path):
     assert Gemma4ImageConverter.from_preset(alone).to_dict() == converter.to_dict()
 
 
-@pytest.mark.once
 def test_the_converter_cuts_as_the_model_takes(references, case, tmp_path):
     for name, merges in (("unified", True), ("tower", False)):
         path = tmp_path / name
@@ -265,7 +244,6 @@ def test_the_converter_cuts_as_the_model_takes(references, case, tmp_path):
         assert converter.pooling_kernel_size == 2
 
 
-@pytest.mark.once
 def test_what_is_refused(case):
     text = case.preprocessor(sequence_length=LENGTH)
     square, one = case.picture("square.png"), {"prompts": SOFT, "responses": "x"}

@@ -1,0 +1,288 @@
+"""GGUF files of families, beside those that the names of the gguf package give of a directory.
+
+The directories are transformers', the keys those of llama.cpp's converter.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from family_table import Decoder, run
+from kmodels.core.errors import InputError
+from kmodels.models import GemmaBackbone, GemmaCausalLM, Qwen3CausalLM
+from kmodels.weights import read_safetensors
+from tolerances import tolerance
+
+pytestmark = pytest.mark.needs("gguf")
+
+LOCAL = "sliding_attention"
+TASKS = {"gemma4": GemmaCausalLM, "qwen3": Qwen3CausalLM}
+FILES = (
+    *("gemma4/plain", "gemma4/heads", "gemma4/key_is_value", "gemma4/per_layer", "gemma4/turned"),
+    *("gemma4/capped", "gemma4/all", "qwen3/tied", "qwen3/untied"),
+)
+
+
+def keys_of(text, family):
+    """Keys of the architecture for a config of transformers, and tensors that it lacks."""
+    keys = {
+        "block_count": text["num_hidden_layers"],
+        "embedding_length": text["hidden_size"],
+        "feed_forward_length": text["intermediate_size"],
+        "attention.head_count": text["num_attention_heads"],
+        "attention.layer_norm_rms_epsilon": float(text["rms_norm_eps"]),
+    }
+    ropes = text["rope_parameters"]
+    if family == "qwen3":
+        return {
+            **keys,
+            "context_length": 40960,
+            "attention.head_count_kv": text["num_key_value_heads"],
+            "attention.key_length": text["head_dim"],
+            "attention.value_length": text["head_dim"],
+            "rope.freq_base": float(ropes["rope_theta"]),
+        }, {}
+    layers, kinds = text["num_hidden_layers"], text["layer_types"]
+    by_layer = text.get("per_layer_config") or {}
+    wide = {"head_dim": text["head_dim"], "num_key_value_heads": text["num_key_value_heads"]}
+    wide |= next(iter(by_layer.values()), {})
+    shared, width = text["num_kv_shared_layers"], text["intermediate_size"]
+    keys |= {
+        "context_length": 131072,
+        "attention.head_count_kv": [
+            text["num_key_value_heads"] if kind == LOCAL else wide["num_key_value_heads"]
+            for kind in kinds
+        ],
+        "attention.key_length": wide["head_dim"],
+        "attention.value_length": wide["head_dim"],
+        "attention.key_length_swa": text["head_dim"],
+        "attention.value_length_swa": text["head_dim"],
+        "attention.sliding_window": text["sliding_window"],
+        "attention.sliding_window_pattern": [kind == LOCAL for kind in kinds],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": text["hidden_size_per_layer_input"],
+        "rope.freq_base": float(ropes["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(ropes[LOCAL]["rope_theta"]),
+        "rope.dimension_count": wide["head_dim"],
+        "rope.dimension_count_swa": text["head_dim"],
+        "final_logit_softcapping": float(text["final_logit_softcapping"] or 0.0),
+    }
+    if text["use_double_wide_mlp"]:
+        keys["feed_forward_length"] = [width] * (layers - shared) + [2 * width] * shared
+    share = ropes["full_attention"].get("partial_rotary_factor", 1.0)
+    turned = int(wide["head_dim"] * share / 2)
+    idle = wide["head_dim"] // 2 - turned
+    return keys, {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * idle, "float32")}
+
+
+def converted(folder, path, settings=None, tensors=None):
+    """Writes what llama.cpp's converter makes of a directory; gives its keys and tensors.
+
+    Args:
+        folder: the directory.
+        path: the file.
+        settings: keys that are other than the converter's; None leaves one out.
+        tensors: tensors that are other than the converter's; None leaves one out.
+    """
+    import gguf
+
+    family = folder.parent.parent.name
+    text = json.loads((folder / "config.json").read_text())
+    keys, held = keys_of(text, family)
+    architecture = getattr(gguf.MODEL_ARCH, family.upper())
+    names = gguf.get_tensor_name_map(architecture, text["num_hidden_layers"])
+    for name, tensor in read_safetensors(folder).items():
+        held[names.get_name(name.removesuffix(".weight")) + ".weight"] = tensor.read()
+    keys |= settings or {}
+    held |= tensors or {}
+    writer = gguf.GGUFWriter(path, family)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    for name, value in keys.items():
+        if value is not None:
+            add = kinds.get(type(value), writer.add_array)
+            add(f"{family}.{name}", value)
+    for name, array in held.items():
+        if array is not None:
+            writer.add_tensor(name, np.ascontiguousarray(array, "float32"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return keys, held
+
+
+def content(path, family):
+    """Keys of the architecture and tensors of a file."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    keys = {
+        name.removeprefix(f"{family}."): field.contents()
+        for name, field in reader.fields.items()
+        if name.startswith(f"{family}.")
+    }
+    return keys, {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+
+
+def debug(family="gemma4", preset="gemma4_debug", **changes):
+    """A debug model whose norms and scalars count, with other settings."""
+    task = TASKS[family]
+    preset = preset if family == "gemma4" else f"{family}_debug"
+    model = task.from_preset(preset, preprocessor=None, **changes)
+    for i, weight in enumerate(model.weights):
+        if "norm" in weight.path or "scalar" in weight.path:
+            weight.assign(np.random.default_rng(i).normal(1.0, 0.4, weight.shape))
+    return model
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_the_converter_makes_of_a_directory_is_read_and_written(references, tmp_path, name):
+    family = name.partition("/")[0]
+    row = Decoder(name, TASKS[family], root=references)
+    keys, held = converted(row.path, tmp_path / "theirs.gguf")
+    assert family == "gemma4" or ("output.weight" in held) == (name == "qwen3/untied")
+    model = row.task.from_preset(tmp_path / "theirs.gguf")
+    logits, limit = to_numpy(model(row.inputs)), tolerance("logits")
+    np.testing.assert_allclose(logits, row.expected["logits"], rtol=0, atol=limit)
+    model.export_to_gguf(tmp_path / "ours.gguf", "float32")
+    written, tensors = content(tmp_path / "ours.gguf", family)
+    assert set(tensors) == set(held)
+    for tensor, array in held.items():
+        np.testing.assert_array_equal(tensors[tensor], array.reshape(tensors[tensor].shape))
+    assert written.pop("vocab_size") == model.backbone.config.vocabulary_size
+    if family == "qwen3":
+        keys["rope.dimension_count"] = model.backbone.config.head_dim  # which llama.cpp infers
+    assert set(written) == set(keys)
+    for key, value in keys.items():
+        of_all = isinstance(value, list) and not isinstance(written[key], list)
+        if of_all and len(set(value)) == 1:
+            value = value[0]
+        assert written[key] == pytest.approx(value, rel=1e-7), key
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma4", {}),
+        ("qwen3", {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5}),
+        ("qwen3", {"rope_scaling_factor": 4.0, "rope_max_wavelength": 5e5, "dropout": 0.1}),
+        ("qwen3", {"head_dim": 16, "num_key_value_heads": 1}),
+    ],
+)
+def test_a_model_comes_back_bit_for_bit(tmp_path, family, changes):
+    model = debug(family, **changes)
+    again = type(model).from_preset(model.export_to_gguf(tmp_path / "it.gguf", "float32"))
+    for left, right in zip(model.weights, again.weights, strict=True):
+        assert left.path == right.path
+        np.testing.assert_array_equal(to_numpy(left), to_numpy(right), err_msg=left.path)
+    if family == "gemma4":
+        blocks = [[m.backbone.config.block(i) for i in range(4)] for m in (model, again)]
+        assert blocks[0] == blocks[1]
+    else:
+        # What counts in training alone is in no file.
+        config = {**model.backbone.config.to_dict(), "dropout": 0.0}
+        assert again.backbone.config.to_dict() == config
+    ids = np.arange(24).reshape(2, 12)
+    np.testing.assert_array_equal(run(again, ids), run(model, ids))
+
+
+@pytest.mark.parametrize("family", TASKS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q8_0"])
+def test_smaller_types_are_as_near_as_they_can_be(tmp_path, family, dtype):
+    import gguf
+
+    # Kernels with 32 numbers in each row.
+    changes = {"hidden_size_per_layer_input": 32} if family == "gemma4" else {}
+    model = debug(family, **changes)
+    path = model.export_to_gguf(tmp_path / "it.gguf", dtype)
+    again = type(model).from_preset(path)
+    step = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "q8_0": 0.5 / 127 + 2.0**-11}[dtype]
+    for left, right in zip(model.weights, again.weights, strict=True):
+        held = to_numpy(left)
+        assert np.abs(to_numpy(right) - held).max() <= 1.01 * step * np.abs(held).max(), left.path
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
+    small = {"float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]
+    table = "per_layer_token_embd.weight" if family == "gemma4" else "output.weight"
+    whole = ("output_norm.weight", "blk.0.attn_q_norm.weight")
+    if family == "gemma4":
+        whole += ("rope_freqs.weight", "blk.0.layer_output_scale.weight")
+    assert kinds[table] == kinds["blk.0.attn_q.weight"] == small
+    assert {kinds[name] for name in whole} == {"F32"}
+
+
+LARGER = {"vocab_size_per_layer_input": 340}
+SHARING = {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_shared_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gemma4", LARGER, "vocab_size_per_layer_input=340, which is to be"),
+        ("gemma4", SHARING, "keys and values of these layers for those that share"),
+        ("gemma4", {"use_value_norm": False}, "gemma4 has no place for use_value_norm=False"),
+        ("gemma4", {"global_rope_scaling_factor": 2.0}, "place for rope_scaling of layer 1=2.0"),
+        ("gemma4", {"query_pre_attention_scalar": 4.0}, "no place for query_scale=0.5"),
+        ("gemma4", {"preset": "gemma4_moe_debug"}, "Gemma has no place for .*enable_moe_block"),
+        ("qwen3", {"attention_bias": True}, "Qwen 3 has no place for attention_bias; use ex"),
+        ("qwen3", {"sliding_window_size": 4}, "Qwen 3 has no place for sliding_window_size;"),
+        ("qwen3", {"layer_norm_epsilon": 1e-14}, "qwen3 has no place for epsilon=1e-14"),
+    ],
+)
+def test_what_a_file_has_no_place_for_is_named(tmp_path, family, changes, message):
+    with pytest.raises(InputError, match=rf"(a GGUF file of|llama.cpp's) .*{message}"):
+        debug(family, **changes).export_to_gguf(tmp_path / "it.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+# === Gemma 4 ===
+
+
+def test_caps_that_a_file_has_or_lacks(references, tmp_path):
+    path = debug(final_logit_soft_cap=None).export_to_gguf(tmp_path / "none.gguf")
+    assert content(path, "gemma4")[0]["final_logit_softcapping"] == 0.0
+    assert GemmaBackbone.from_preset(path).config.final_logit_soft_cap is None
+    # The rounding of a setting stops nothing, and dropout neither.
+    path = debug(dropout=0.1, final_logit_soft_cap=20.3).export_to_gguf(tmp_path / "rounded.gguf")
+    config = GemmaBackbone.from_preset(path).config
+    assert config.dropout == 0.0 and config.final_logit_soft_cap == np.float32(20.3)
+    # Silence about the cap is llama.cpp's 30.
+    path = tmp_path / "silent.gguf"
+    converted(references / "gemma4/plain/model", path, {"final_logit_softcapping": None})
+    assert GemmaBackbone.from_preset(path).config.final_logit_soft_cap == 30.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rope.freq_base_swa", None, "lacks gemma4.rope.freq_base_swa"),
+        ("attention.sliding_window_pattern", 6, "sliding_window_pattern=6; a list with one"),
+        ("attention.head_count_kv", [2, 2], "says gemma4.attention.head_count_kv of 2 layers"),
+        ("attention.head_count_kv", [2, 2, 1, 2], "heads of another number in layers of one"),
+        ("feed_forward_length", [40, 40, 80, 40], "no counterpart for these feed_forward_length"),
+        ("expert_count", 4, "no counterpart for experts"),
+        ("rope.scaling.factor", 2.0, "no counterpart for rope.scaling"),
+        ("attention.value_length", 8, "values of another width than keys"),
+        ("rope.dimension_count", 4, "rope.dimension_count below the width"),
+        ("attention.shared_kv_layers", 2, "shares keys and values of layers that llama.cpp"),
+        # Tensors.
+        ("rope_freqs.weight", None, "has no rope_freqs.weight of 5 numbers"),
+        ("rope_freqs.weight", np.array([1, 2, 1, 1, 1]), "that are 1 and then 1e"),
+        ("blk.0.attn_v.weight", None, "values of their own in some global layers alone"),
+    ],
+)
+def test_what_is_not_known_of_a_file_is_named(references, tmp_path, name, value, message):
+    folder = references / "gemma4" / "plain" / "model"
+    changes = ({}, {name: value}) if name.endswith(".weight") else ({name: value}, {})
+    converted(folder, tmp_path / "it.gguf", *changes)
+    with pytest.raises(InputError, match=message) as raised:
+        GemmaBackbone.from_preset(tmp_path / "it.gguf", load_weights=False)
+    assert "\n" not in str(raised.value)
+
+
+def test_keys_and_values_that_shared_layers_do_not_use_are_passed_by(references, tmp_path):
+    folder = references / "gemma4" / "all" / "model"
+    more = {f"blk.5.attn_{name}.weight": np.zeros((2, 2)) for name in ("k", "v", "k_norm")}
+    converted(folder, tmp_path / "it.gguf", None, more)
+    GemmaBackbone.from_preset(tmp_path / "it.gguf")
