@@ -1,6 +1,6 @@
 """Values and gradients of one function on whichever backend runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,17 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(x))
 
 
+def assert_near(found: Any, expected: Any, allowed: float) -> None:
+    """Asserts that each array differs from the expected one, which is not zero, by little.
+
+    A difference is at most `allowed` times the larger of 1 and the largest number expected.
+    """
+    for ours, right in zip(found, expected, strict=True):
+        ours, right = to_numpy(ours), to_numpy(right)
+        assert np.abs(right).max() > 0
+        assert np.abs(ours - right).max() <= allowed * max(1.0, np.abs(right).max())
+
+
 def value_and_grad(
     function: Callable[..., Any],
     *arrays: np.ndarray,
@@ -23,44 +34,65 @@ def value_and_grad(
 
     A function of many ops is `compiled` as one program on JAX, which spares one for each op.
     """
-    tensors = [keras.ops.cast(keras.ops.convert_to_tensor(x), dtype) for x in arrays]
+    wide = "float64" if dtype == "float64" else "float32"
 
-    def total(output: Any) -> Any:
-        shape = tuple(output.shape)
-        weight = np.random.default_rng(7).normal(size=shape).astype("float32")
-        wide = "float64" if dtype == "float64" else "float32"
+    def total(*values: Any) -> tuple[Any, Any]:
+        output = function(*values)
+        weight = np.random.default_rng(7).normal(size=tuple(output.shape)).astype("float32")
         weight = keras.ops.convert_to_tensor(weight, wide)
-        return keras.ops.sum(keras.ops.cast(output, wide) * weight)
+        return keras.ops.sum(keras.ops.cast(output, wide) * weight), output
 
+    tensors = [keras.ops.cast(keras.ops.convert_to_tensor(x), dtype) for x in arrays]
+    compiled = compiled and keras.backend.backend() == "jax"
+    _, output, gradients = _differentiate(total, tensors, compiled)
+    return output, [to_numpy(x) for x in gradients]
+
+
+def value_and_gradients(
+    function: Callable[..., tuple[Any, Any]], arrays: Sequence[Any], compiled: bool = False
+) -> tuple[float, Any, list[np.ndarray]]:
+    """(value, rest, gradients by the arrays) of a function that returns (value, rest).
+
+    The gradient by an array that plays no part is zero.
+    """
+    tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
+    value, rest, gradients = _differentiate(function, tensors, compiled, unused=True)
+    value = to_numpy(keras.ops.stop_gradient(value))
+    return float(value), rest, [to_numpy(x) for x in gradients]
+
+
+def _differentiate(
+    function: Callable[..., tuple[Any, Any]],
+    tensors: list[Any],
+    compiled: bool,
+    unused: bool = False,
+) -> tuple[Any, Any, Any]:
+    """(value, rest, gradients by the tensors), all of which play a part but with `unused`."""
     backend = keras.backend.backend()
     if backend == "torch":
         import torch
 
         tensors = [tensor.detach().clone().requires_grad_(True) for tensor in tensors]
-        output = function(*tensors)
-        gradients = torch.autograd.grad(total(output), tensors)
-        output = output.detach()
-    elif backend == "jax":
+        run = torch.compile(function, backend="eager", fullgraph=True) if compiled else function
+        value, rest = run(*tensors)
+        gradients = torch.autograd.grad(value, tensors, materialize_grads=unused)
+        return value, rest.detach(), gradients
+    if backend == "jax":
         import jax
 
-        def step(*values: Any) -> Any:
-            output = function(*values)
-            return total(output), output
+        run = jax.value_and_grad(function, tuple(range(len(tensors))), has_aux=True)
+        (value, rest), gradients = (jax.jit(run) if compiled else run)(*tensors)
+        return value, rest, gradients
+    import tensorflow as tf
 
-        everything = tuple(range(len(tensors)))
-        differentiate = jax.value_and_grad(step, everything, has_aux=True)
-        if compiled:
-            differentiate = jax.jit(differentiate)
-        (_, output), gradients = differentiate(*tensors)
-    else:
-        import tensorflow as tf
-
+    def step(*values: Any) -> tuple[Any, Any, Any]:
         with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            output = function(*tensors)
-            loss = total(output)
-        gradients = tape.gradient(loss, tensors)
-    return output, [to_numpy(x) for x in gradients]
+            tape.watch(values)
+            value, rest = function(*values)
+        absent = "zero" if unused else "none"
+        return value, rest, tape.gradient(value, values, unconnected_gradients=absent)
+
+    return (tf.function(step) if compiled else step)(*tensors)
 
 
 def second_derivative(

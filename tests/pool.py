@@ -22,8 +22,7 @@ import numpy as np
 
 from kmodels import models
 from kmodels.checkpoint import state
-from kmodels.core import keras_internals
-from kmodels.core.traced import TracedState
+from kmodels.core import keras_internals, traced
 
 TASKS = {
     "clip_text": models.CLIPTextModelWithProjection,
@@ -89,14 +88,11 @@ class _Pooled:
         self.variables = _variables(model)
         self.trainable = [variable.trainable for variable in self.variables]
         self.values = [np.array(state.host_values(variable)) for variable in self.variables]
-        self.traced = TracedState(model)
+        self.traced = traced.TracedState(model)
 
     def put_back(self) -> bool:
         """Makes the model what it was; returns whether it is."""
-        held = vars(self.model)
-        if held.get("optimizer") is self.optimizer:
-            self.functions = {name: held.get(name) for name in _COMPILED}
-        held.update(self.functions)
+        self._keep_functions()
         try:
             for part, attributes in zip(self.parts, self.attributes, strict=True):
                 _put_attributes(part, attributes)
@@ -109,13 +105,23 @@ class _Pooled:
             return False
         return self._is_what_it_was()
 
+    def _keep_functions(self) -> None:
+        """Keeps what was compiled of the model as it was, and leaves what was not."""
+        held, made = vars(self.model), traced._made.setdefault(self.model, {})
+        now = traced.TracedState(self.model)
+        for name in _COMPILED:
+            state_then = made.get(name, now)
+            if held.get("optimizer") is self.optimizer and state_then == self.traced:
+                self.functions[name] = held.get(name)
+            held[name], made[name] = self.functions[name], self.traced
+
     def _is_what_it_was(self) -> bool:
         found = _variables(self.model)
         # Metrics of `compile` are made by the first batch.
         here = {id(variable) for variable in found}
         return (
             all(id(variable) in here for variable in self.variables)
-            and TracedState(self.model) == self.traced
+            and traced.TracedState(self.model) == self.traced
             and all(
                 np.array_equal(state.host_values(variable), values, equal_nan=True)
                 for variable, values in zip(self.variables, self.values, strict=True)

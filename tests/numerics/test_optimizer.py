@@ -270,6 +270,7 @@ def test_slots_are_named_after_the_variables():
     assert names == ["iteration", "learning_rate", *slots]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -300,6 +301,7 @@ def test_schedule(kind, last):
     assert WarmupSchedule(**schedule.get_config()).get_config() == schedule.get_config()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -10,6 +10,7 @@ class ResourceExhaustedError(RuntimeError):
     """As TensorFlow calls it."""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -43,11 +43,13 @@ def test_the_switch_reaches_the_framework(name: str) -> None:
     assert precision.matmul_precision()
 
 
+@pytest.mark.once
 def test_other_values_are_refused() -> None:
     with pytest.raises(InputError, match="got 'fast'; allowed: 'highest', 'high', 'default'"):
         kmodels.set_matmul_precision("fast")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("fraction", [0.0, 1.5, -1.0])
 def test_memory_fraction_out_of_range(fraction: float) -> None:
     with pytest.raises(InputError, match=r"it must be in \(0, 1\]"):

@@ -13,6 +13,7 @@ from kmodels.layers import Dense, initializers
 from kmodels.models import ViTBackbone, ViTImageClassifier
 
 
+@pytest.mark.once
 def test_numbers_depend_on_seed_and_path_alone():
     draws = [initializers.generator(path, seed).random(3) for seed in (1, 2) for path in "ab"]
     assert len({tuple(draw) for draw in draws}) == 4
@@ -31,11 +32,13 @@ def test_golden_numbers_are_the_same_on_each_backend():
     np.testing.assert_allclose(kernel.ravel()[:2], [-0.08642268, -0.9271798], atol=1e-6)
 
 
+@pytest.mark.once
 def test_an_unseeded_process_keeps_one_stream():
     a, b = (initializers.generator("x", None).random() for _ in range(2))
     assert a == b
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("draw", "deviation"),
     [
@@ -53,6 +56,7 @@ def test_deviation(draw, deviation):
     assert abs(values.std() / deviation - 1) < 0.02
 
 
+@pytest.mark.once
 def test_truncated_normal_has_no_tails():
     values = initializers.truncated_normal(1.0)(np.random.default_rng(0), (10_000,))
     assert 1.9 < np.abs(values).max() <= 2.0
@@ -82,6 +86,7 @@ def first_weights(model):
     return {v.path: to_numpy(v) for v in model.variables if to_numpy(v).std() > 0}
 
 
+@pytest.mark.once
 def test_models_of_one_process_are_no_copies_of_each_other():
     """Also under one name, as clones, and made again after `clear_session`."""
     made = [ViTBackbone(**VIT), ViTBackbone(**VIT), ViTBackbone(**VIT, name="other")]
@@ -118,6 +123,7 @@ def test_the_second_model_is_golden_on_each_backend():
     np.testing.assert_allclose(kernels[1], np.sqrt(6 / 5) * (2 * words - 1), atol=1e-6)
 
 
+@pytest.mark.once
 def test_new_heads_and_adapters_differ_from_model_to_model(tmp_path):
     backbone = ViTBackbone(**VIT)
     ViTImageClassifier(backbone, num_classes=2).save_to_preset(tmp_path / "task")
@@ -131,6 +137,7 @@ def test_new_heads_and_adapters_differ_from_model_to_model(tmp_path):
     assert (adapters[0] != adapters[1]).all()
 
 
+@pytest.mark.once
 def test_the_count_is_no_part_of_the_seed():
     keras.utils.set_random_seed(5)
     assert [keras_internals.count_since_seed("x") for _ in range(3)] == [0, 1, 2]
@@ -139,6 +146,7 @@ def test_the_count_is_no_part_of_the_seed():
     assert keras_internals.count_since_seed("x") == 0
 
 
+@pytest.mark.once
 def test_unseeded_processes_differ():
     program = (
         "import keras, kmodels; d = kmodels.layers.Dense(1, name='d'); d.build((None, 1)); "

@@ -69,6 +69,7 @@ def test_rotary_embedding(dtype, per_row, turned):
     _check("rotary_embedding", found, expected, dtype)
 
 
+@pytest.mark.once
 def test_rotary_embedding_of_an_odd_width():
     with pytest.raises(InputError, match="width 5; it must be even"):
         ops.rotary_embedding(_normal(1, 2, 1, 5), np.arange(2))

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from differentiate import value_and_gradients
+from gradients import value_and_gradients
 from kmodels import decisions, generic_only, ops
 from kmodels.core.dispatch import reset_decisions
 from kmodels.core.errors import InputError
@@ -183,6 +183,7 @@ def test_in_bfloat16_gradients_stay_near(data):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=bound)
 
 
+@pytest.mark.once
 def test_what_does_not_fit_is_refused(data):
     hidden, table, labels, weights = (keras.ops.convert_to_tensor(x) for x in data)
     with pytest.raises(InputError, match=r"takes hidden \(M, D\).*got \(300, 8\), \(5000, 7\)"):

@@ -68,6 +68,7 @@ def test_attention_dropout_needs_a_seed_and_keeps_the_expectation() -> None:
     assert abs(dropped.mean() - plain.mean()) < 5 * 0.5 / math.sqrt(512)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("shapes", "keywords", "message"),
     [
@@ -138,6 +139,7 @@ def test_patch_embedding() -> None:
     )
 
 
+@pytest.mark.once
 def test_patch_embedding_refuses_to_drop_pixels() -> None:
     with pytest.raises(InputError, match=r"30 x 32 pixels and patch_size 16.*multiples of 16"):
         ops.patch_embedding(keras.ops.ones((1, 30, 32, 3)), keras.ops.ones((768, 4)), patch_size=16)

@@ -50,6 +50,7 @@ def test_each_pair_turns_by_its_coordinate(dtype, per_row, pairs):
     assert still.any() and np.array_equal(found[still], given[still])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("shape", "places", "pairs", "message"),
     [

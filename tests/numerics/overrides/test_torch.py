@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import op_cases
-from gradients import to_numpy, value_and_grad
+from gradients import assert_near, to_numpy, value_and_grad
 from kmodels import ops
 from tolerances import tolerance
 
@@ -118,12 +118,7 @@ if keras.backend.backend() == "torch":
         expected, wanted = value_and_grad(
             lambda *x: ops.attention.generic(*x, **keywords), *arrays, dtype="float32"
         )
-        allowed = tolerance("attention", "float32")
-        pairs = zip([value, *gradients], [expected, *wanted], strict=True)
-        for found, right in pairs:
-            found, right = to_numpy(found), to_numpy(right)
-            assert np.abs(right).max() > 0
-            assert np.abs(found - right).max() <= allowed * max(1.0, np.abs(right).max())
+        assert_near([value, *gradients], [expected, *wanted], tolerance("attention"))
 
     def test_dropout_of_the_products_drops_and_keeps_the_mean() -> None:
         rng = np.random.default_rng(6)
@@ -164,10 +159,7 @@ if keras.backend.backend() == "torch":
         (value, gradients), (expected, wanted) = run(ops.mlp.override), run(ops.mlp.generic)
         undropped = to_numpy(ops.mlp(*map(torch.from_numpy, arrays)))
         assert np.abs(to_numpy(value) - undropped).max() > 0.1
-        for found, right in zip([value, *gradients], [expected, *wanted], strict=True):
-            found, right = to_numpy(found), to_numpy(right)
-            assert np.abs(right).max() > 0
-            assert np.abs(found - right).max() <= tolerance("mlp") * max(1, np.abs(right).max())
+        assert_near([value, *gradients], [expected, *wanted], tolerance("mlp"))
 
     def test_mlp_keeps_its_hidden_activations_once() -> None:
         x = torch.ones(2, 5, 6, requires_grad=True)
