@@ -284,6 +284,7 @@ TEXT = ("text_model.", "text_projection.", "visual_projection.", "logit_scale", 
 SOUNDS = ("model.audio_tower.", "model.embed_audio.")
 HEADLESS = {"num_classes": 0}
 NPZ = frozenset(("another_size",))
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 EXPORT = frozenset(("export",))
 FORWARD = frozenset(("export", "peer_loads"))
 IMAGE_TEXT = FORWARD | USE | {"bfloat16", "greedy_tokens", "packed", "places"}
@@ -369,17 +370,12 @@ FAMILIES: list[Reference] = [
         settings=HEADLESS,
         checks=NPZ | FORWARD | {"presets"},
     ),
-    *_images(
-        "vit_recent",
-        "mae",
-        settings=HEADLESS,
-        missing=("pooler.dense.weight", "pooler.dense.bias"),
-    ),
+    *_images("vit_recent", "mae", settings=HEADLESS, missing=POOLER),
     *_images("vit_recent", "ijepa_classes"),
     *_images(
         *("vit_recent", "mae_pretraining"),
         settings=HEADLESS,
-        checks=NPZ | EXPORT,
+        missing=POOLER,
         left=("decoder.",),
         prefix="vit.",
         zeros=6,

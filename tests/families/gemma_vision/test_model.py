@@ -7,18 +7,14 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import read_npz, to_numpy
+from arrays import to_numpy
 from kmodels import presets
 from kmodels.core.errors import InputError
-from kmodels.layers import remat
 from kmodels.models import (
-    Gemma3ImageTextBackbone,
     Gemma3ImageTextConfig,
     Gemma3ImageTextLM,
-    Gemma3VisionEncoder,
     GemmaCausalLM,
 )
-from kmodels.tools import plan
 from kmodels.weights import read_safetensors, write_safetensors
 from tolerances import tolerance
 
@@ -59,40 +55,6 @@ def logits(model, inputs):
 def folder(references, tmp_path):
     shutil.copytree(references / "gemma3_vision" / "model", tmp_path / "model")
     return tmp_path / "model"
-
-
-def test_sizes():
-    backbone = fresh().backbone
-    assert backbone.count_params() < 100_000
-    encoder = backbone.vision_encoder
-    assert isinstance(encoder, Gemma3VisionEncoder) and encoder.num_vision_tokens_per_image == EACH
-    assert [w.path for w in encoder.weights] == [
-        w.path for w in backbone.weights if w.path.startswith("vision_encoder/")
-    ]
-
-
-@pytest.mark.across("torch")
-def test_transformers_gives_its_own_logits_from_an_export(references, tmp_path):
-    import torch
-
-    from torchvision_cpu import define_torchvision_operators
-
-    define_torchvision_operators()
-    import transformers
-
-    folder = references / "gemma3_vision"
-    expected = read_npz(folder / "expected.npz")
-    Gemma3ImageTextLM.from_preset(folder / "model").export_to_transformers(tmp_path / "out")
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(
-        tmp_path / "out", attn_implementation="eager"
-    )
-    ids = torch.as_tensor(expected["two_ids"])
-    pixels = torch.as_tensor(expected["images"][:2]).permute(0, 3, 1, 2)
-    with torch.no_grad():
-        found = theirs(
-            input_ids=ids, pixel_values=pixels, token_type_ids=(ids == 160).long()
-        ).logits.numpy()
-    np.testing.assert_array_equal(found, expected["two_logits"])
 
 
 def test_what_is_exported_and_read_again_is_the_same(references, tmp_path):
@@ -183,6 +145,10 @@ def test_more_tokens_than_features_are_refused():
         fresh()(inputs)
 
 
+def test_each_image_of_the_preset_takes_four_tokens():
+    assert fresh().backbone.vision_encoder.num_vision_tokens_per_image == EACH
+
+
 def test_fit_learns_and_every_part_gets_a_gradient():
     model, inputs = fresh(), batch(rows=4)
     before = [to_numpy(weight).copy() for weight in model.trainable_weights]
@@ -195,88 +161,6 @@ def test_fit_learns_and_every_part_gets_a_gradient():
         if np.array_equal(to_numpy(weight), held)
     ]
     assert not still
-
-
-def test_parts_may_be_frozen_or_adapted_alone():
-    model = fresh()
-    model.backbone.vision_encoder.trainable = False
-    assert not any("vision_encoder" in w.path for w in model.trainable_weights)
-    adapted = fresh()
-    adapted.backbone.enable_lora(rank=2, targets=r"vision_encoder/.*/(query|value)")
-    assert len(adapted.trainable_weights) == 8
-    assert all(w.path.startswith("vision_encoder/") for w in adapted.trainable_weights)
-    adapted = fresh()
-    adapted.backbone.enable_lora(rank=2, targets=r"block_\d+/.*")
-    assert not any("vision_encoder" in w.path for w in adapted.trainable_weights)
-    everywhere = fresh()
-    everywhere.backbone.enable_lora(rank=2, targets="all-linear")
-    paths = {w.path.rpartition("/")[0] for w in everywhere.trainable_weights}
-    # PEFT knows the projection as a parameter, and not as a linear layer.
-    assert "vision_encoder/block_1/mlp/up" in paths
-    assert not any("input_projection" in path for path in paths)
-
-
-def test_remat_changes_no_number():
-    inputs = batch()
-    plain, saving = fresh(), fresh()
-    saving.set_weights(plain.get_weights())
-    remat.rematerialize(saving, "block")
-    for model in (plain, saving):
-        model.compile(optimizer=keras.optimizers.SGD(0.1))
-    losses = [
-        model.fit(**labelled(inputs), epochs=2, verbose=0).history["loss"]
-        for model in (plain, saving)
-    ]
-    np.testing.assert_allclose(*losses, rtol=0, atol=tolerance("losses"))
-
-
-def test_beams_and_drafts_see_the_images():
-    model, inputs = fresh(), batch(images=2, seed=4)
-    given = {name: inputs[name] for name in ("token_ids", "images")}
-    alone = [
-        model.generate(
-            {name: x[row : row + 1] for name, x in given.items()},
-            max_new_tokens=6,
-            stop_token_ids=None,
-        )["token_ids"][0]
-        for row in range(2)
-    ]
-    drafted = model.generate(
-        given, max_new_tokens=6, stop_token_ids=None, prompt_lookup_num_tokens=2
-    )["token_ids"]
-    np.testing.assert_array_equal(drafted, alone)
-    from kmodels.generation import BeamSampler
-
-    model.compile(sampler=BeamSampler(num_beams=1))
-    beams = model.generate(given, max_new_tokens=6, stop_token_ids=None)["token_ids"]
-    np.testing.assert_array_equal(beams, alone)
-    model.compile(sampler="contrastive")
-    with pytest.raises(InputError, match="ContrastiveSampler reads no images here"):
-        model.generate(given, max_new_tokens=6, stop_token_ids=None)
-
-
-def test_a_text_alone_is_a_text_of_the_decoder():
-    model = fresh()
-    ids = batch()["token_ids"] % 320
-    empty = np.zeros((2, 0, 16, 16, 3), "float32")
-    np.testing.assert_array_equal(
-        logits(model, ids), logits(model, {"token_ids": ids, "images": empty})
-    )
-
-
-def test_more_rows_of_the_table_leave_the_images_as_they_are():
-    model, inputs = fresh(), batch()
-    before = logits(model, inputs)
-    model.resize_token_embeddings(330)
-    after = logits(model, inputs)
-    np.testing.assert_allclose(after[..., :320], before, rtol=0, atol=LIMIT)
-    again = Gemma3ImageTextBackbone.from_config(model.backbone.get_config())
-    assert again.config.vocabulary_size == 330
-
-
-def test_the_plan_of_memory_says_that_it_counts_no_images():
-    with pytest.raises(InputError, match="the memory of images is not planned"):
-        plan.Plan("gemma3_vision_debug", plan.Setup(2, 16))
 
 
 def test_a_chat_reads_the_tower(folder):

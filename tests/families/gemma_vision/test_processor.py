@@ -48,7 +48,6 @@ def test_prompts(case, name, crops):
     case.check(found, prefix + name)
 
 
-@pytest.mark.once
 def test_crops_are_there():
     # The reference has images of each number of crops, and of none for each reason.
     crops = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 12}
@@ -99,7 +98,6 @@ def test_chats(case, crops, own):
     np.testing.assert_array_equal(single["images"], found["images"][0])
 
 
-@pytest.mark.once
 def test_torchvision_rounds_otherwise(case):
     # Pillow's backend is followed; the other one is at most one of 255 steps away.
     picture = np.asarray(Image.open(case.picture("wide3.jpg")))
@@ -143,7 +141,6 @@ def test_keras_hubs_converter(case):
     np.testing.assert_array_equal(pixels, case.preprocessor().generate_preprocess(given)["images"])
 
 
-@pytest.mark.once
 def test_old_and_new_spelling(case, tmp_path):
     new, old = case.preprocessor("model"), case.preprocessor("old")
     assert new.image_converter.to_dict() == old.image_converter.to_dict()
@@ -202,7 +199,6 @@ def test_export(case, tmp_path, spelling):
     assert {**again.to_dict(), "tokenizer": None} == {**text.to_dict(), "tokenizer": None}
 
 
-@pytest.mark.once
 def test_what_transformers_cannot_express(case):
     converter = Gemma3ImageConverter((20, 20), crop_to_aspect_ratio=True)
     text = case.preprocessor(image_converter=converter)

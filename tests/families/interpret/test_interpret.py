@@ -96,6 +96,7 @@ def test_attention_maps_and_rollout(case):
     assert np.abs(found - of_patch).max() > 1e-2
 
 
+@pytest.mark.each_backend
 def test_grad_cam(case):
     assert case.expected["cam"].max() > 1e-2
     near(interpret.grad_cam(case.model, case.images, case.target), case.expected["cam"])
@@ -125,7 +126,6 @@ def test_similar_patches(case):
     )
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("pooling", "fields"),
     [
@@ -164,7 +164,6 @@ def test_each_kind_of_vit(pooling, fields):
     assert cam.shape == moved.shape == (2, 2, 3) and not np.allclose(cam, moved)
 
 
-@pytest.mark.once
 def test_grad_cam_is_the_slope_of_the_score():
     """A small step of the tokens along the weights of the map moves the score as they say."""
     model = ViTImageClassifier(ViTBackbone(**TINY, dtype="float64"), 3, pooling="gap")
@@ -187,7 +186,6 @@ def test_grad_cam_is_the_slope_of_the_score():
     near(interpret.grad_cam(model, images, 1, "block_0"), wanted)
 
 
-@pytest.mark.once
 def test_what_is_drawn():
     image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), "uint8")
     values = np.zeros((2, 3))
@@ -208,61 +206,49 @@ def test_what_is_drawn():
     np.testing.assert_array_equal(constant[..., 0], 0)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return ViTImageClassifier(ViTBackbone(**TINY), 3)
-
-
-IMAGES = np.zeros((2, 16, 24, 3), "float32")
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m: interpret.attention_maps(keras.Sequential(), IMAGES), "Sequential has no ViT"),
-        (lambda m: interpret.attention_maps(m, IMAGES[0]), r"images have the shape \(16, 24, 3\)"),
-        (lambda m: interpret.rollout([], "sum"), "head_fusion is 'sum'; choose one of mean, max"),
-        (lambda m: interpret.rollout([], "max", 1.0), r"discard_ratio is 1.0; give a share"),
+def test_what_is_refused():
+    model = ViTImageClassifier(ViTBackbone(**TINY), 3)
+    images = np.zeros((2, 16, 24, 3), "float32")
+    with pytest.raises(InputError, match="Sequential has no ViT"):
+        interpret.attention_maps(keras.Sequential(), images)
+    with pytest.raises(InputError, match=r"images have the shape \(16, 24, 3\)"):
+        interpret.attention_maps(model, images[0])
+    with pytest.raises(InputError, match="head_fusion is 'sum'; choose one of mean, max"):
+        interpret.rollout([], "sum")
+    with pytest.raises(InputError, match=r"discard_ratio is 1.0; give a share"):
+        interpret.rollout([], "max", 1.0)
+    message = r"query is \(2, 0\); give \(row, column\) of a patch, below \(2, 3\)"
+    with pytest.raises(InputError, match=message):
+        interpret.attention_rollout(model, images, query=(2, 0))
+    with pytest.raises(InputError, match=r"query is \(0,\)"):
+        interpret.patch_similarity(model, images, (0,))
+    message = "layer is 'block_7'; choose one of patch_embedding, tokens, block_0"
+    with pytest.raises(InputError, match=message):
+        interpret.patch_similarity(model, images, (0, 0), layer="block_7")
+    with pytest.raises(InputError, match="there are 1 images and 2 others; give as many, or one"):
+        interpret.patch_similarity(model, images[:1], (0, 0), images)
+    for settings, message in (
         (
-            lambda m: interpret.attention_rollout(m, IMAGES, query=(2, 0)),
-            r"query is \(2, 0\); give \(row, column\) of a patch, below \(2, 3\)",
-        ),
-        (lambda m: interpret.patch_similarity(m, IMAGES, (0,)), r"query is \(0,\)"),
-        (
-            lambda m: interpret.patch_similarity(m, IMAGES, (0, 0), layer="block_7"),
-            "layer is 'block_7'; choose one of patch_embedding, tokens, block_0",
-        ),
-        (
-            lambda m: interpret.patch_similarity(m, IMAGES[:1], (0, 0), IMAGES),
-            "there are 1 images and 2 others; give as many, or one",
-        ),
-        (
-            lambda m: interpret.grad_cam(m, IMAGES, layer="pooling"),
+            {"layer": "pooling"},
             "layer is 'pooling'; choose one of tokens, block_0, block_1, final_norm, or a number",
         ),
+        ({"layer": 2}, "layer is 2; the model has the blocks 0 to 1"),
         (
-            lambda m: interpret.grad_cam(m, IMAGES, layer=2),
-            "layer is 2; the model has the blocks 0 to 1",
-        ),
-        (
-            lambda m: interpret.grad_cam(m, IMAGES, 3),
+            {"target": 3},
             "target is 3; give a class from 0 to 2, or one for each of the 2 images",
         ),
-        (
-            lambda m: interpret.grad_cam(m.backbone, IMAGES, 1),
-            "ViTBackbone gives no classes; give a target that is a function",
-        ),
-        (lambda m: interpret.overlay(IMAGES[0], IMAGES), r"the image has the shape \(16, 24, 3\)"),
-        (lambda m: interpret.overlay(IMAGES, IMAGES[..., 0], 2), r"alpha is 2; give a share"),
-    ],
-)
-def test_what_is_refused(model, call, message):
+    ):
+        with pytest.raises(InputError, match=message):
+            interpret.grad_cam(model, images, **settings)
+    message = "ViTBackbone gives no classes; give a target that is a function"
     with pytest.raises(InputError, match=message):
-        call(model)
+        interpret.grad_cam(model.backbone, images, 1)
+    with pytest.raises(InputError, match=r"the image has the shape \(16, 24, 3\)"):
+        interpret.overlay(images[0], images)
+    with pytest.raises(InputError, match=r"alpha is 2; give a share"):
+        interpret.overlay(images, images[..., 0], 2)
 
 
-@pytest.mark.once
 def test_texts_that_do_not_fit(references):
     model = CLIPBackbone.from_preset(references / "interpret" / "clip" / "model")
     images, ids = np.zeros((2, 16, 16, 3), "float32"), np.full((3, 12), 40)
@@ -277,7 +263,6 @@ def test_texts_that_do_not_fit(references):
     near(one, interpret.grad_cam(model, images + 1, ids[:2]))
 
 
-@pytest.mark.once
 def test_raw_images_go_through_the_preprocessor():
     preprocessor = ViTImageClassifierPreprocessor((16, 24))
     model = ViTImageClassifier(ViTBackbone(**TINY), 3, preprocessor=preprocessor)

@@ -1,17 +1,21 @@
-"""EoMT: transformers' numbers, files, loss and segments; masks that are given up; training."""
+"""EoMT: loss, segments and shapes of images beside transformers; masks that are given up."""
 
-import functools
+import itertools
 import json
+import shutil
+from importlib import import_module
 
 import keras
 import numpy as np
 import pytest
 
-from arrays import assert_same_tensors, to_numpy
+from arrays import read_npz, to_numpy
+from family_table import row_of
 from kmodels import models, training
 from kmodels.core.errors import InputError
 from kmodels.models.vit.eomt import postprocess
 from kmodels.models.vit.eomt.layers import MaskProbabilities, QueryMasking
+from kmodels.models.vit.segmentation.aspect_ratio import fitted, window_starts
 from points_drawn import points
 from tolerances import tolerance
 
@@ -32,22 +36,11 @@ THRESHOLDS = {"threshold": 0.22}
 OVERLAP = {"mask_threshold": 0.45, "overlap_mask_area_threshold": 0.4, "stuff_classes": [0, 2]}
 
 
-def made(sizes=SMALL, **settings):
-    preprocessor = models.ViTImageSegmenterPreprocessor(sizes["image_shape"][:2])
+def made(more=(), way="stretch", **settings):
+    sizes = {**SMALL, **dict(more)}
+    preprocessor = models.ViTImageSegmenterPreprocessor(sizes["image_shape"][:2], aspect_ratio=way)
     backbone = models.ViTBackbone(**sizes)
     return models.EoMTImageSegmenter(backbone, CLASSES, preprocessor, **{**QUERIES, **settings})
-
-
-@functools.cache
-def expected_of(references, case):
-    with np.load(references / "vit_eomt" / case / "expected.npz") as held:
-        return dict(held)
-
-
-@functools.cache
-def model_of(references, case):
-    path = references / "vit_eomt" / case / "model"
-    return models.EoMTImageSegmenter.from_preset(path, preprocessor=None)
 
 
 @pytest.fixture(scope="module")
@@ -62,29 +55,17 @@ def trained():
     return model, history, before
 
 
-def test_every_reference_has_a_test(references):
-    found = [folder.name for folder in (references / "vit_eomt").iterdir() if folder.is_dir()]
-    assert sorted(found) == sorted(CASES)
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_queries_and_files_are_those_of_transformers(references, tmp_path, case):
-    expected, model = expected_of(references, case), model_of(references, case)
-    found = model.predict_queries(expected["images"])
-    for name, theirs in (("masks_queries_logits", "masks"), ("class_queries_logits", "classes")):
-        assert found[name].dtype == "float32"
-        np.testing.assert_allclose(found[name], expected[theirs], rtol=0, atol=tolerance("logits"))
-    model.export_to_transformers(tmp_path / "written")
-    assert_same_tensors(tmp_path / "written", references / "vit_eomt" / case / "model")
-    held, wanted = (
-        json.loads((folder / "config.json").read_text())
-        for folder in (tmp_path / "written", references / "vit_eomt" / case / "model")
-    )
+def test_descriptions_are_those_of_transformers(references, tmp_path, case):
+    row = row_of(f"vit_eomt/{case}", references)
+    row.model.export_to_transformers(tmp_path / "out")
+    folders = (tmp_path / "out", row.path)
+    held, wanted = (json.loads((folder / "config.json").read_text()) for folder in folders)
     for name in ("dtype", "transformers_version", "initializer_range"):
         wanted.pop(name, None)
     assert {key: held.get(key) for key in wanted} == wanted
-    again = models.EoMTImageSegmenter.from_preset(tmp_path / "written", preprocessor=None)
-    assert again.settings == model.settings and again.backbone.config == model.backbone.config
+    again = models.EoMTImageSegmenter.from_preset(tmp_path / "out", preprocessor=None)
+    assert again.settings == row.model.settings
 
 
 def padded_masks(labels):
@@ -101,7 +82,8 @@ def padded_masks(labels):
 @pytest.mark.parametrize("case", ["dinov2", "dinov3"])
 def test_the_loss_is_that_of_transformers(references, case, monkeypatch):
     """Of the same points; as masks of labels in one model, and as masks in the other."""
-    expected, model = expected_of(references, case), model_of(references, case)
+    row = row_of(f"vit_eomt/{case}", references)
+    expected, model = row.expected, row.model
 
     def drawn(shape, *_, **__):
         own = points(shape[-2]) if shape[-1] == 2 else np.zeros(shape[-2:], "float32")
@@ -121,14 +103,10 @@ def test_the_loss_is_that_of_transformers(references, case, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_segments_are_those_of_transformers(references, case):
-    folder = references / "vit_eomt" / case
-    expected, info = (
-        expected_of(references, case),
-        json.loads((folder / "segments.json").read_text()),
-    )
-    side = expected["images"].shape[1]
-    with np.load(folder / "segments.npz") as held:
-        wanted = dict(held)
+    row = row_of(f"vit_eomt/{case}", references)
+    expected, side = row.expected, row.expected["images"].shape[1]
+    info = json.loads((row.path.parent / "segments.json").read_text())
+    wanted = read_npz(row.path.parent / "segments.npz")
     merged = 0
     for i, (size, content) in enumerate(zip(SIZES, info["content"], strict=True)):
         given = (expected["masks"][i], expected["classes"][i], (side, side), size)
@@ -144,6 +122,7 @@ def test_segments_are_those_of_transformers(references, case):
         assert (nothing["segmentation"] == -1).all() and not nothing["segments_info"]
 
 
+@pytest.mark.each_backend
 def test_scenes_are_learned_and_masks_given_up(trained):
     model, history, before = trained
     assert np.mean(history["loss"][-3:]) < 0.8 * history["loss"][0]
@@ -163,34 +142,13 @@ def test_scenes_are_learned_and_masks_given_up(trained):
     assert found[0] == found[1]
 
 
-def test_segments_have_the_size_of_their_images(trained, tmp_path):
+def test_segments_of_things(trained):
     model, _, _ = trained
-    wanted = model.predict(IMAGES, verbose=0).argmax(-1)
-    found = model.segment(IMAGES)
-    assert found.dtype == "int32" and (found == wanted).mean() > 0.999
-    np.testing.assert_array_equal(model.segment(IMAGES[0]), found[0])
-    several = model.segment([IMAGES[0][:7], np.repeat(IMAGES[1], 2, 0)])
-    assert [mask.shape for mask in several] == [(7, 24), (32, 24)]
-    assert model.segment([]) == [] and model.segment(IMAGES[:0]).shape == (0, 16, 24)
     for segments in (
         model.segment_instances(IMAGES[0], threshold=0.1),
         model.segment_panoptic(IMAGES[:1], threshold=0.1)[0],
     ):
         assert segments["segmentation"].shape == (16, 24) and segments["segments_info"]
-    model.save_to_preset(tmp_path / "model")
-    again = models.EoMTImageSegmenter.from_preset(tmp_path / "model")
-    np.testing.assert_allclose(again.predict(IMAGES, verbose=0).argmax(-1), wanted)
-    from kmodels.presets import find
-
-    assert find.class_of(tmp_path / "model") is models.EoMTImageSegmenter
-    # Another number of queries or classes is new, the backbone stays.
-    other = models.EoMTImageSegmenter.from_preset(tmp_path / "model", num_queries=3)
-    assert other.predict_queries(IMAGES[:1])["masks_queries_logits"].shape == (1, 3, 8, 12)
-    linear = models.ViTImageSegmenter.from_preset(tmp_path / "model", num_classes=CLASSES)
-    for ours, theirs in zip(linear.backbone.weights, model.backbone.weights, strict=True):
-        np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
-    larger = again.resized((32, 24))
-    assert larger.segment(IMAGES[:1]).shape == (1, 16, 24)
 
 
 def test_what_queries_see():
@@ -217,36 +175,253 @@ def test_what_queries_see():
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+# === Images of other shapes than the model's: padded, or cut into windows ===
+
+
+SIDE = 16  # of the reference model
+SQUARE = {"image_shape": (16, 16, 3), "num_register_tokens": 0}
+SHAPES = ((22, 16), (11, 30), (16, 16), (9, 40), (50, 17), (33, 34))
+AREA = {"threshold": 0.3, "mask_threshold": 0.45, "overlap_mask_area_threshold": 0.3}
+WAYS = {
+    "pad": {"do_pad": True, "size": {"shortest_edge": SIDE, "longest_edge": SIDE}},
+    "split": {"do_split_image": True, "size": {"shortest_edge": SIDE, "longest_edge": None}},
+}
+
+
+def preprocessor_of(way):
+    return models.ViTImageSegmenterPreprocessor((SIDE, SIDE), aspect_ratio=way)
+
+
+def pictures():
+    """Smooth images, which differ from place to place."""
+    rng, found = np.random.default_rng(0), []
+    for height, width in SHAPES:
+        rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+        waves = [
+            np.sin(rows / a + i) * np.cos(columns / b + i)
+            for i, (a, b) in enumerate(rng.uniform(2, 6, (3, 2)))
+        ]
+        found.append((127 + 120 * np.stack(waves, -1)).astype("uint8"))
+    return found
+
+
+class Theirs:
+    """transformers' model and processor of a directory, and what they make of the pictures."""
+
+    def __init__(self, references, folder, way):
+        import_module("torchvision_cpu").define_torchvision_operators()
+        self.torch, transformers = import_module("torch"), import_module("transformers")
+        shutil.copytree(references / "vit_eomt" / "dinov2" / "model", folder)
+        module = import_module("transformers.models.eomt.image_processing_pil_eomt")
+        mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+        self.kind = module.EomtImageProcessorPil
+        self.processor = self.kind(image_mean=mean, image_std=std, **WAYS[way])
+        self.processor.save_pretrained(folder)
+        kind = transformers.EomtForUniversalSegmentation
+        self.model = kind.from_pretrained(folder).eval()
+        with self.torch.no_grad():  # so that queries differ in their classes and masks
+            self.model.class_predictor.weight.mul_(6.0)
+            self.model.mask_head.fc3.weight.mul_(4.0)
+        self.model.save_pretrained(folder)
+        self.given = self.processor(pictures(), return_tensors="pt")
+        with self.torch.no_grad():
+            self.outputs = self.model(**self.given)
+
+    def scores(self):
+        """What each class has of each pixel of the model's images."""
+        masks = self.torch.nn.functional.interpolate(
+            self.outputs.masks_queries_logits, (SIDE, SIDE), mode="bilinear"
+        )
+        shares = self.outputs.class_queries_logits.softmax(-1)[..., :-1]
+        return self.torch.einsum("bqc,bqhw->bchw", shares, masks.sigmoid())
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize("way", WAYS)
+def test_segments_of_images_of_any_shape_are_those_of_transformers(references, tmp_path, way):
+    theirs = Theirs(references, tmp_path / "model", way)
+    model = models.EoMTImageSegmenter.from_preset(tmp_path / "model")
+    assert model.preprocessor.aspect_ratio == way
+    pixels = theirs.given["pixel_values"].numpy().transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(
+        model.preprocessor(pictures()), pixels, rtol=0, atol=tolerance("pictures")
+    )
+    wanted = theirs.outputs
+    if way == "split":
+        wanted.patch_offsets = theirs.given["patch_offsets"]
+        maps = theirs.processor.post_process_semantic_segmentation(wanted, list(SHAPES))
+    else:  # transformers squeezes the padding into the image; only its panoptic side removes it
+        sizes = theirs.processor.size
+        maps = theirs.processor.unpad_image(theirs.scores(), list(SHAPES), sizes)
+        maps = [one.argmax(0) for one in maps]
+    found = model.segment(pictures())
+    assert [one.shape for one in found] == list(SHAPES)
+    same = [(ours == one.numpy()).mean() for ours, one in zip(found, maps, strict=True)]
+    assert min(same) > 0.995, same
+    assert len(np.unique(np.concatenate([one.ravel() for one in found]))) > 1
+    np.testing.assert_array_equal(model.segment(pictures()[1]), found[1])
+    stretched = models.ViTImageSegmenterPreprocessor(
+        (SIDE, SIDE), model.preprocessor.mean, model.preprocessor.std
+    )
+    kept, model.preprocessor = model.preprocessor, stretched
+    assert any(
+        (a != b).mean() > 0.02 for a, b in zip(model.segment(pictures()), found, strict=True)
+    )
+    model.preprocessor = kept
+    # transformers reads what we write of the processor.
+    written = tmp_path / "out"
+    model.export_to_transformers(written)
+    again = theirs.kind.from_pretrained(written)
+    for name in ("size", "do_pad", "do_split_image", "image_mean", "image_std", "resample"):
+        assert getattr(again, name) == getattr(theirs.processor, name), name
+    pixels = again(pictures(), return_tensors="np")["pixel_values"]
+    np.testing.assert_array_equal(pixels, theirs.given["pixel_values"].numpy())
+    assert models.EoMTImageSegmenter.from_preset(written).preprocessor.aspect_ratio == way
+    # Others read the same directory, and stretch.
+    linear = models.ViTImageSegmenter.from_preset(written, num_classes=3)
+    assert linear.preprocessor.aspect_ratio == way
+    stretching = models.ViTImageClassifierPreprocessor.from_preset(written)
+    assert stretching(pictures()).shape == (len(SHAPES), SIDE, SIDE, 3)
+    if way == "split":
+        with pytest.raises(InputError, match="windows give classes of pixels alone; give one with"):
+            model.segment_panoptic(pictures())
+        return
+    # transformers' functions look for the outputs of windows in what the model gives.
+    panoptic = theirs.processor.post_process_panoptic_segmentation(wanted, list(SHAPES), **AREA)
+    instances = theirs.processor.post_process_instance_segmentation(
+        wanted, list(SHAPES), threshold=0.2
+    )
+    pairs = [
+        *zip(model.segment_panoptic(pictures(), **AREA), panoptic, strict=True),
+        *zip(model.segment_instances(pictures(), threshold=0.2), instances, strict=True),
+    ]
+    assert sum(len(one["segments_info"]) for one, _ in pairs) > 6
+    for ours, one in pairs:
+        assert (ours["segmentation"] == one["segmentation"].numpy()).mean() > 0.995
+        kinds = [[part["label_id"] for part in x["segments_info"]] for x in (ours, one)]
+        assert kinds[0] == kinds[1]
+
+
+@pytest.mark.needs("transformers")
+def test_sizes_are_those_of_transformers():
+    theirs = import_module("transformers.image_transforms").get_size_with_aspect_ratio
+    rng = np.random.default_rng(1)
+    for height, width in rng.integers(1, 2000, (300, 2)).tolist():
+        for side in (16, 512, 640):
+            assert fitted((height, width), side, "pad") == theirs((height, width), side, side)
+            assert fitted((height, width), side, "split") == theirs((height, width), side)
+
+
+def test_windows_cover_an_image():
+    for side, length in ((16, 16), (16, 17), (16, 33), (512, 700), (512, 4000)):
+        starts = window_starts(length, side)
+        assert starts[0] == 0 and length - side <= starts[-1] + side - 1 < length
+        assert all(0 < b - a <= side for a, b in itertools.pairwise(starts))
+
+
+@pytest.fixture
+def segmenter():
+    keras.utils.set_random_seed(0)
+    return made(SQUARE, "pad")
+
+
+def test_padding_is_of_no_class(segmenter):
+    """A padded image trains as one in which the rest has no label."""
+    image, mask = pictures()[1], np.random.default_rng(2).integers(0, 5, SHAPES[1])
+    images, masks = segmenter.preprocessor([image], [mask])
+    rows = round(11 * SIDE / 30)
+    assert images.shape == (1, SIDE, SIDE, 3) and masks.shape == (1, SIDE, SIDE)
+    assert (masks[0, rows:] == 255).all() and (masks[0, :rows] < 5).all()
+    black = (0 - np.array(segmenter.preprocessor.mean)) / np.array(segmenter.preprocessor.std)
+    np.testing.assert_allclose(images[0, rows:], np.broadcast_to(black, images[0, rows:].shape))
+    held = {"mask_labels": [np.ones((1, *SHAPES[1]), int)], "class_labels": [np.array([2])]}
+    segments = segmenter.preprocessor([image], held)[1]
+    assert (
+        not segments["mask_labels"][0, 0, rows:].any()
+        and segments["mask_labels"][0, 0, :rows].all()
+    )
+    segmenter.compile(keras.optimizers.Adam(1e-3))
+    losses = [segmenter.train_on_batch(images, masks, return_dict=True)["loss"] for _ in range(4)]
+    assert np.isfinite(losses).all()
+
+
+def test_the_way_is_kept_in_files(segmenter, tmp_path):
+    segmenter.save_to_preset(tmp_path / "model")
+    again = models.EoMTImageSegmenter.from_preset(tmp_path / "model")
+    assert again.preprocessor.to_dict() == segmenter.preprocessor.to_dict()
+    for ours, theirs in zip(again.segment(pictures()), segmenter.segment(pictures()), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    segmenter.preprocessor = preprocessor_of("split")
+    found = segmenter.segment(pictures())
+    assert [one.shape for one in found] == list(SHAPES)
+    stacked = segmenter.segment(np.stack([pictures()[1]] * 2))
+    np.testing.assert_array_equal(stacked, np.stack([found[1]] * 2))
+    said = segmenter.predict_queries(pictures()[3])["class_queries_logits"]
+    assert len(said) == len(window_starts(71, SIDE)) and segmenter.segment([]) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_linear_head_keeps_shapes_too(way):
+    """An image that is twice as wide as the model's is two windows, or fills half of one."""
+    keras.utils.set_random_seed(1)
+    sides = {"pad": (SIDE // 2, SIDE), "split": (SIDE, 2 * SIDE)}
+    image = np.random.default_rng(3).integers(0, 256, (*sides[way], 3), "uint8")
+    backbone, made = models.ViTBackbone(**{**SMALL, **SQUARE}), preprocessor_of(way)
+    model = models.ViTImageSegmenter(backbone, 5, made, use_batch_norm=False)
+    kernel = np.random.default_rng(4).normal(size=(16, 5))
+    model.output_dense.kernel.assign(kernel - kernel.mean(0))
+    logits = to_numpy(model(made([image])))
+    wanted = logits[0, : SIDE // 2] if way == "pad" else np.concatenate(list(logits), 1)
+    assert len(np.unique(wanted.argmax(-1))) > 1
+    found = model.segment([image])[0]
+    assert (found == wanted.argmax(-1)).mean() > 0.99
+
+
+def test_a_square_image_is_the_same_in_each_way(segmenter):
+    square = pictures()[2]
+    maps = []
+    for way in ("stretch", "pad", "split"):
+        segmenter.preprocessor = preprocessor_of(way)
+        maps.append(to_numpy(segmenter.segment(square)))
+    np.testing.assert_array_equal(maps[0], maps[1])
+    np.testing.assert_array_equal(maps[0], maps[2])
+
+
+# === What is refused ===
+
+
 def test_what_cannot_be_is_said(tmp_path):
-    backbone = models.ViTBackbone(**SMALL)
-    with pytest.raises(InputError, match="num_blocks is 3, and the backbone has 2 blocks"):
-        models.EoMTImageSegmenter(backbone, 3, num_blocks=3)
-    with pytest.raises(InputError, match="leave patch_drop_rate and token_merging at 0"):
-        made({**SMALL, "patch_drop_rate": 0.5})
-    with pytest.raises(InputError, match="has no norm behind its last block"):
-        made({**SMALL, "final_norm": False})
-    with pytest.raises(InputError, match="vit_debug has no head of queries; give num_classes"):
-        models.EoMTImageSegmenter.from_preset("vit_debug")
-    with pytest.raises(
-        InputError, match="eomt_large_patch16_640 has no head of queries; give num_classes"
+    for fields, settings, message in (
+        ({}, {"num_blocks": 3}, "num_blocks is 3, and the backbone has 2 blocks"),
+        ({"patch_drop_rate": 0.5}, {}, "leave patch_drop_rate and token_merging at 0"),
+        ({"final_norm": False}, {}, "has no norm behind its last block"),
+        ({}, {"oversample_ratio": 0}, "oversample_ratio is 0; give at least 1"),
+        ({}, {"importance_sample_ratio": 2}, "importance_sample_ratio is 2; give 0 to 1"),
+        ({}, {"class_weight": -1}, "class_weight is -1; give 0 or more"),
+        ({}, {"way": "pad"}, r"image_size \(16, 24\); give a square one, or aspect_ra"),
+        ({}, {"way": "crop"}, "aspect_ratio is 'crop'; choose stretch or pad or split"),
     ):
-        models.EoMTImageSegmenter.from_preset("eomt_large_patch16_640")
-    with pytest.raises(InputError, match="oversample_ratio is 0; give at least 1"):
-        made(oversample_ratio=0)
-    with pytest.raises(InputError, match="importance_sample_ratio is 2; give 0 to 1"):
-        made(importance_sample_ratio=2)
-    with pytest.raises(InputError, match="class_weight is -1; give 0 or more"):
-        made(class_weight=-1)
+        with pytest.raises(InputError, match=message):
+            made(fields, **settings)
+    for name in ("vit_debug", "eomt_large_patch16_640"):
+        with pytest.raises(InputError, match=f"{name} has no head of queries; give num_classes"):
+            models.EoMTImageSegmenter.from_preset(name)
     model = made()
     with pytest.raises(InputError, match="no counterpart for images that are not square"):
         model.export_to_transformers(tmp_path / "wide")
-    square = {**SMALL, "image_shape": (16, 16, 3), "position_over_prefix": True}
     with pytest.raises(InputError, match="positions of the class token; give position_over_prefix"):
-        made(square).export_to_transformers(tmp_path / "positions")
+        made({**SQUARE, "position_over_prefix": True}).export_to_transformers(tmp_path / "places")
     with pytest.raises(InputError, match=r"attn_mask_probs are \[2\.0\]; give numbers from 0 to 1"):
         model.attn_mask_probs = 2
     model.compile(run_eagerly=True)
-    with pytest.raises(InputError, match=r"labels have shape \(2, 5\); give \(B, H, W\)"):
-        model.criterion(np.zeros((2, 5)), np.zeros((2, 8, 4, 4)), np.zeros((2, 8, CLASSES + 1)))
-    with pytest.raises(InputError, match="labels have the keys masks; give mask_labels and class"):
-        model.criterion({"masks": 0}, np.zeros((2, 8, 4, 4)), np.zeros((2, 8, CLASSES + 1)))
+    for labels, message in (
+        (np.zeros((2, 5)), r"labels have shape \(2, 5\); give \(B, H, W\)"),
+        ({"masks": 0}, "labels have the keys masks; give mask_labels and class"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.criterion(labels, np.zeros((2, 8, 4, 4)), np.zeros((2, 8, CLASSES + 1)))
+    windows = preprocessor_of("split")
+    with pytest.raises(InputError, match="several images of one, which have no masks; train with"):
+        windows([pictures()[0]], [np.zeros(SHAPES[0], int)])
+    with pytest.raises(InputError, match="converter has no counterpart for aspect_ratio='split'"):
+        _ = windows.image_converter

@@ -1,13 +1,13 @@
 """MAE's pretraining: transformers' numbers, its files, what is hidden, what is trained."""
 
-import functools
 import json
 
 import keras
 import numpy as np
 import pytest
 
-from arrays import to_numpy
+from arrays import read_npz, to_numpy
+from family_table import row_of
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.models import DINOV3Backbone, ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
@@ -16,7 +16,6 @@ from kmodels.training import TrainStep
 from kmodels.weights import read_safetensors
 from tolerances import tolerance
 
-CASES = ("pixels", "normalised")
 SMALL = {
     "image_shape": (16, 16, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16,
     "mlp_dim": 24,
@@ -27,82 +26,59 @@ DECODER = {
 }  # fmt: skip
 
 
+IMAGES = np.random.default_rng(1).normal(size=(8, 16, 16, 3)).astype("float32")
+
+
 def make(seed=3, sizes=SMALL, **more):
     keras.utils.set_random_seed(0)
     return ViTMAEForPreTraining(ViTBackbone(**sizes), **DECODER, seed=seed, **more)
 
 
-@functools.cache
-def expected_of(references, case):
-    with np.load(references / "vit_mae" / case / "expected.npz") as held:
-        return dict(held)
+def same(one, other):
+    for ours, theirs in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(ours.value), to_numpy(theirs.value), ours.path)
 
 
-@functools.cache
-def model_of(references, case):
-    return ViTMAEForPreTraining.from_preset(references / "vit_mae" / case / "model")
+@pytest.fixture(params=["pixels", "normalised"])
+def row(request, references):
+    return row_of(f"vit_mae/{request.param}", references)
 
 
-def test_every_reference_has_a_test(references):
-    found = [folder.name for folder in (references / "vit_mae").iterdir() if folder.is_dir()]
-    assert sorted(found) == sorted(CASES)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_pixels_masks_and_loss_are_those_of_transformers(references, case):
-    expected, model = expected_of(references, case), model_of(references, case)
-    images, noise = expected["images"], expected["noise"]
-    found = to_numpy(model(images, noise=noise))
-    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=tolerance("hidden"))
-    assert np.array_equal(to_numpy(model.hidden(noise)), expected["mask"])
-    loss = float(to_numpy(model.pretraining_loss(images, noise)))
-    assert abs(loss - expected["loss"]) < tolerance("logits_across")
-    # Other patches are hidden by other noise, and other targets give another loss.
+def test_other_noise_hides_other_patches_and_other_targets_give_another_loss(row):
+    model, images, noise = row.model, row.expected["images"], row.expected["noise"]
     other = to_numpy(model(images, noise=noise[::-1].copy()))
-    assert np.abs(other - found).max() > 0.1
+    assert np.abs(other - row.expected["logits"]).max() > 0.1
     model.norm_pix_loss = not model.norm_pix_loss
-    assert abs(float(to_numpy(model.pretraining_loss(images, noise))) - loss) > 1e-3
+    loss = float(to_numpy(model.pretraining_loss(images, noise)))
     model.norm_pix_loss = not model.norm_pix_loss
+    assert abs(loss - row.expected["loss"]) > 1e-3
 
 
-def _bits(folder):
-    return {name: (x.shape, x.read().tobytes()) for name, x in read_safetensors(folder).items()}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_files_go_both_ways_bit_for_bit(references, case, tmp_path):
-    model, source = model_of(references, case), references / "vit_mae" / case / "model"
-    model.export_to_transformers(tmp_path / "out")
-    expected, found = _bits(source), _bits(tmp_path / "out")
-    # Biases that a checkpoint has not are written as zeros, as of every ViT.
-    zeros = {name: x for name, x in found.items() if name not in expected}
-    assert len(zeros) == (12 if case == "normalised" else 0)
-    assert all(name.endswith(".bias") and not any(held) for name, (_, held) in zeros.items())
-    assert {name: x for name, x in found.items() if name not in zeros} == expected
-    described = [json.loads((f / "config.json").read_text()) for f in (source, tmp_path / "out")]
+def test_files_of_transformers_and_ours(row, tmp_path):
+    row.model.export_to_transformers(tmp_path / "out")
+    folders = (row.path, tmp_path / "out")
+    described = [json.loads((folder / "config.json").read_text()) for folder in folders]
     for name in ("architectures", "model_type", "mask_ratio", "norm_pix_loss", *DECODER):
         assert described[0][name] == described[1][name], name
     # Our own files, and the encoder out of them: nobody has to say where it begins.
-    model.save_to_preset(tmp_path / "own")
+    row.model.save_to_preset(tmp_path / "own")
     again = ViTMAEForPreTraining.from_preset(tmp_path / "own")
-    assert again.settings == model.settings
-    for one, other in zip(again.weights, model.weights, strict=True):
-        assert np.array_equal(to_numpy(one.value), to_numpy(other.value)), one.path
+    assert again.settings == row.model.settings
+    same(again, row.model)
     classifier = ViTImageClassifier.from_preset(tmp_path / "own", num_classes=3)
     table = classifier.backbone.get_layer("tokens").position_embedding
     assert any(v is table for v in classifier.trainable_variables)
-    with pytest.warns(UserWarning, match=r"decoder\.\*, \d+ tensors of MAE's pretraining"):
-        backbone = ViTBackbone.from_preset(source)
-    for one, other in zip(classifier.backbone.weights, backbone.weights, strict=True):
-        assert np.array_equal(to_numpy(one.value), to_numpy(other.value)), one.path
+    count = sum(name.startswith("decoder.") for name in read_safetensors(row.path))
+    with pytest.warns(UserWarning, match=rf"decoder\.\*, {count} tensors of MAE's pretraining"):
+        backbone = ViTBackbone.from_preset(row.path)
+    same(classifier.backbone, backbone)
 
 
 def test_a_file_without_a_decoder_gets_a_new_one(tmp_path):
     backbone = ViTBackbone(**SMALL)
     backbone.save_to_preset(tmp_path / "encoder")
     mae = ViTMAEForPreTraining.from_preset(tmp_path / "encoder", **DECODER, fixed_positions=False)
-    for one, other in zip(mae.backbone.weights, backbone.weights, strict=True):
-        assert np.array_equal(to_numpy(one.value), to_numpy(other.value)), one.path
+    same(mae.backbone, backbone)
     mae.save_to_preset(tmp_path / "mae")
     # Another decoder over the same encoder is new as well.
     wide = ViTMAEForPreTraining.from_preset(tmp_path / "mae", decoder_hidden_size=12)
@@ -112,8 +88,8 @@ def test_a_file_without_a_decoder_gets_a_new_one(tmp_path):
 
 
 def test_positions_are_those_of_the_published_weights(references):
-    with np.load(references / "vit_mae" / "positions.npz") as held:
-        np.testing.assert_allclose(sines((3, 5), 24, 1), held["table"], rtol=0, atol=1e-6)
+    table = read_npz(references / "vit_mae" / "positions.npz")["table"]
+    np.testing.assert_allclose(sines((3, 5), 24, 1), table, rtol=0, atol=1e-6)
     mae = make(sizes={**SMALL, "image_shape": (12, 20, 3), "num_register_tokens": 2})
     table = to_numpy(mae.backbone.get_layer("tokens").position_embedding.value)[0]
     np.testing.assert_array_equal(table, sines((3, 5), 16, 1))
@@ -132,8 +108,7 @@ def test_positions_are_those_of_the_published_weights(references):
 
 
 def test_training_moves_all_but_the_fixed_positions_and_draws_its_masks():
-    images = np.random.default_rng(0).normal(size=(8, 16, 16, 3)).astype("float32")
-    mae = make(norm_pix_loss=True)
+    images, mae = IMAGES, make(norm_pix_loss=True)
     assert len(mae.trainable_variables) + len(mae.non_trainable_variables) == len(mae.variables)
     assert len(mae.trainable_weights) + len(mae.non_trainable_weights) == len(mae.weights)
     assert len(mae.trainable_weights) == len(mae.weights) - 2
@@ -174,8 +149,7 @@ def test_training_moves_all_but_the_fixed_positions_and_draws_its_masks():
 
 
 def test_the_loss_is_that_of_hidden_pixels_in_float64():
-    images = np.random.default_rng(1).normal(size=(3, 16, 16, 3)).astype("float32")
-    mae = make(mask_ratio=0.6, norm_pix_loss=True)
+    images, mae = IMAGES[:3], make(mask_ratio=0.6, norm_pix_loss=True)
     assert mae.num_seen == 6
     noise = np.random.default_rng(2).random((3, 16)).astype("float32")
     found = np.asarray(to_numpy(mae(images, noise=noise)), "float64")
@@ -200,8 +174,7 @@ def test_the_loss_is_that_of_hidden_pixels_in_float64():
 
 
 def test_without_noise_all_images_hide_the_same_patches():
-    mae = make(sizes={**SMALL, "use_class_token": False})
-    images = np.random.default_rng(1).normal(size=(2, 16, 16, 3)).astype("float32")
+    images, mae = IMAGES[:2], make(sizes={**SMALL, "use_class_token": False})
     hidden = to_numpy(mae.hidden())
     assert hidden.shape == (1, 16) and hidden.sum() == 12
     noise = np.repeat(mae.masking.usual_order.astype("float32"), 2, axis=0)
@@ -210,39 +183,29 @@ def test_without_noise_all_images_hide_the_same_patches():
     np.testing.assert_allclose(mae.predict(images, verbose=0), found, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: make(mask_ratio=1.0), r"mask_ratio is 1\.0 of 16 patches; give 0 or more"),
-        (lambda: make(mask_ratio=0.95), "leave at least one to be seen"),
-        (lambda: make().compile("sgd", metrics=["mse"]), "metrics compare with labels; leave"),
-        (
-            lambda: make(mask_ratio=0.0).pretraining_loss(np.zeros((1, 16, 16, 3), "float32")),
-            r"mask_ratio is 0\.0, which hides none of 16 patches",
-        ),
-        (
-            lambda: ViTMAEForPreTraining(DINOV3Backbone(**SMALL), **DECODER),
-            "the patches of the backbone turn by their places",
-        ),
-        (
-            lambda: make(sizes={**SMALL, "patch_drop_rate": 0.5}),
-            "leave patch_drop_rate and token_merging at 0",
-        ),
-        (
-            lambda: ViTMAEForPreTraining(ViTBackbone(**SMALL), decoder_hidden_size=0),
-            "decoder_hidden_size is 0; give at least 1",
-        ),
-        (lambda: sines((2, 2), 6), "a width of 6 has no fixed positions; give a multiple of 4"),
-    ],
-)
-def test_wrong_settings_are_refused(build, message):
-    with pytest.raises(InputError, match=message):
-        build()
-
-
-def test_what_transformers_cannot_express_is_named(tmp_path):
-    oblong = make(sizes={**SMALL, "image_shape": (16, 8, 3)})
-    registers = make(sizes={**SMALL, "num_register_tokens": 2})
-    for mae, message in ((oblong, "images that are not square"), (registers, "register tokens")):
+def test_what_cannot_be_is_refused(tmp_path):
+    for sizes, settings, message in (
+        ({}, {"mask_ratio": 1.0}, r"mask_ratio is 1\.0 of 16 patches; give 0 or more"),
+        ({}, {"mask_ratio": 0.95}, "leave at least one to be seen"),
+        ({"patch_drop_rate": 0.5}, {}, "leave patch_drop_rate and token_merging at 0"),
+    ):
         with pytest.raises(InputError, match=message):
-            mae.export_to_transformers(tmp_path / "out")
+            make(sizes={**SMALL, **sizes}, **settings)
+    with pytest.raises(InputError, match="the patches of the backbone turn by their places"):
+        ViTMAEForPreTraining(DINOV3Backbone(**SMALL), **DECODER)
+    with pytest.raises(InputError, match="decoder_hidden_size is 0; give at least 1"):
+        ViTMAEForPreTraining(ViTBackbone(**SMALL), decoder_hidden_size=0)
+    with pytest.raises(InputError, match="metrics compare with labels; leave"):
+        make().compile("sgd", metrics=["mse"])
+    with pytest.raises(InputError, match=r"mask_ratio is 0\.0, which hides none of 16 patches"):
+        make(mask_ratio=0.0).pretraining_loss(IMAGES[:1])
+    with pytest.raises(
+        InputError, match="a width of 6 has no fixed positions; give a multiple of 4"
+    ):
+        sines((2, 2), 6)
+    for sizes, message in (
+        ({"image_shape": (16, 8, 3)}, "images that are not square"),
+        ({"num_register_tokens": 2}, "register tokens"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make(sizes={**SMALL, **sizes}).export_to_transformers(tmp_path / "out")

@@ -18,7 +18,7 @@ from kmodels.models import (
 from tolerances import tolerance
 
 
-def test_pixels_are_scaled_and_normalised():
+def test_pixels_are_scaled_and_normalised_and_labels_pass_through():
     pre = ViTImageClassifierPreprocessor((4, 4), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
     x = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype="uint8")
     y = pre(x)
@@ -26,6 +26,8 @@ def test_pixels_are_scaled_and_normalised():
     expected = (x / 255.0 - [0.1, 0.2, 0.3]) / [0.5, 0.25, 1.0]
     np.testing.assert_allclose(y, expected, atol=1e-6)
     np.testing.assert_allclose(pre(x.astype("float32")), y)
+    assert pre(x[0]).shape == (4, 4, 3) and pre(x[:1]).shape == (1, 4, 4, 3)
+    assert pre(x[0], [1])[1] == [1] and pre(x[0], [1], [0.5])[2] == [0.5]
 
 
 def test_resizing_takes_pictures_of_any_size_and_antialiases():
@@ -38,21 +40,33 @@ def test_resizing_takes_pictures_of_any_size_and_antialiases():
     assert np.abs(y[1] - 0.5).max() < 0.1
 
 
-def test_labels_and_weights_pass_through():
-    pre = ViTImageClassifierPreprocessor((4, 4))
-    x = np.zeros((4, 4, 3), "uint8")
-    assert pre(x).shape == (4, 4, 3)
-    assert pre(x[None]).shape == (1, 4, 4, 3)
-    assert pre(x, [1])[1] == [1]
-    assert pre(x, [1], [0.5])[2] == [0.5]
+def converter(**settings):
+    return ViTImageConverter((4, 4), 1 / 255, [0.1, 0.2, 0.3], **settings)
 
 
-def test_wrong_pictures_and_settings():
-    pre = ViTImageClassifierPreprocessor((4, 4))
-    with pytest.raises(InputError, match=r"shape \(2, 4, 4, 1\); give \(height, width, 3\)"):
-        pre(np.zeros((2, 4, 4, 1)))
-    with pytest.raises(InputError, match="interpolation is 'magic'; choose one of nearest"):
-        ViTImageClassifierPreprocessor(interpolation="magic")
+PRE, X = ViTImageClassifierPreprocessor, np.zeros((2, 6, 9, 3), "uint8")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: PRE((4, 4))(X[..., :1]), r"shape \(2, 6, 9, 1\); give \(height, width, 3\)"),
+        (lambda: PRE(interpolation="magic"), "interpolation is 'magic'; choose one of nearest"),
+        (lambda: PRE((4, 4))(keras.Input((4, 4, 3))), "works on data, not inside a model"),
+        (lambda: PRE(dtype="bfloat16"), "preprocessors give float32, and the model casts it"),
+        (
+            lambda: converter(pad_to_aspect_ratio=True),
+            "no preprocessor here has pad_to_aspect_ratio",
+        ),
+        (lambda: converter(data_format="channels_first"), "data_format is 'channels_first'"),
+        (lambda: converter(interpolation="area"), "interpolation='area'"),
+        (lambda: converter()(X[..., :1]), "offset has 3 values and the images 1 channels"),
+        (lambda: converter()(X[0, :, :, 0]), r"an image has shape \(6, 9\)"),
+    ],
+)
+def test_what_cannot_be_is_said(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
 
 
 class Listed(ArraySource):
@@ -131,33 +145,15 @@ def test_a_preprocessor_comes_from_a_model_or_a_name(tmp_path):
         ViTImageClassifierPreprocessor.from_preset(tmp_path / "own")
 
 
-def test_what_a_preprocessor_is_not():
-    with pytest.raises(InputError, match="works on data, not inside a model"):
-        ViTImageClassifierPreprocessor((4, 4))(keras.Input((4, 4, 3)))
-    with pytest.raises(InputError, match="preprocessors give float32, and the model casts it"):
-        ViTImageClassifierPreprocessor((4, 4), dtype="bfloat16")
-
-
 def test_an_image_converter_has_the_arguments_of_keras_hub():
     x = np.random.default_rng(0).integers(0, 256, (2, 6, 9, 3), "uint8")
-    converter = ViTImageConverter((4, 4), 1 / 255, [0.1, 0.2, 0.3], crop_to_aspect_ratio=False)
+    stretching = converter(crop_to_aspect_ratio=False)
     cut = ViTImageConverter((4, 4), antialias=True)
-    own = ViTImageClassifierPreprocessor(image_converter=converter)
-    np.testing.assert_allclose(own(x), converter(x), atol=tolerance("pictures"))
-    np.testing.assert_allclose(own.image_converter(x), converter(x), atol=tolerance("pictures"))
+    own = ViTImageClassifierPreprocessor(image_converter=stretching)
+    np.testing.assert_allclose(own(x), stretching(x), atol=tolerance("pictures"))
+    np.testing.assert_allclose(own.image_converter(x), stretching(x), atol=tolerance("pictures"))
     np.testing.assert_array_equal(cut(x), cut(x[:, :, 1:7]))
     assert cut.image_size == (4, 4) and ViTImageConverter()(x[0]).shape == (6, 9, 3)
-    for settings, message in (
-        ({"pad_to_aspect_ratio": True}, "no preprocessor here has pad_to_aspect_ratio"),
-        ({"data_format": "channels_first"}, "data_format is 'channels_first'"),
-        ({"interpolation": "area"}, "interpolation='area'"),
-    ):
-        with pytest.raises(InputError, match=message):
-            ViTImageConverter((4, 4), **settings)
-    with pytest.raises(InputError, match="offset has 3 values and the images 1 channels"):
-        converter(x[..., :1])
-    with pytest.raises(InputError, match=r"an image has shape \(6, 9\)"):
-        converter(x[0, :, :, 0])
 
 
 @pytest.mark.needs("tensorflow")

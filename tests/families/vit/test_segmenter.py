@@ -1,4 +1,4 @@
-"""A linear segmenter: head, loss and metric by NumPy, files, adapters, masks of any size."""
+"""Segmenters: loss and metric by NumPy, files, adapters, masks of any size, the linear head."""
 
 import keras
 import numpy as np
@@ -8,6 +8,7 @@ from arrays import to_numpy
 from kmodels import models, training
 from kmodels.core.errors import InputError
 from kmodels.models.vit.segmentation import masks as resizing
+from kmodels.presets import find
 from tolerances import tolerance
 
 SIZES = {
@@ -23,10 +24,13 @@ LABELS = np.digitize(BRIGHT, [115.0, 130.0]).repeat(4, 1).repeat(4, 2)
 LABELS[:, :3, :5] = IGNORED
 
 
-def made(**settings):
+QUERIES = {"num_queries": 8, "num_blocks": 1, "num_upscale_blocks": 1, "train_num_points": 48}
+
+
+def made(kind=models.ViTImageSegmenter, **settings):
     backbone = models.ViTBackbone(**SIZES)
     preprocessor = models.ViTImageSegmenterPreprocessor((16, 24))
-    return models.ViTImageSegmenter(backbone, CLASSES, preprocessor, **settings)
+    return kind(backbone, CLASSES, preprocessor, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,7 @@ def numpy_loss(logits, labels):
     return -(own * there), there
 
 
+@pytest.mark.each_backend
 def test_loss_and_metric_are_those_of_numpy():
     logits = rng.normal(size=(3, 4, 5, CLASSES))
     labels = rng.integers(0, CLASSES, (3, 4, 5))
@@ -91,6 +96,7 @@ def test_loss_and_metric_are_those_of_numpy():
     assert again.ignore_class == IGNORED and again.sparse_y_pred is False
 
 
+@pytest.mark.each_backend
 def test_the_head_is_batch_norm_a_dense_layer_and_bilinear_resizing(trained):
     model, history = trained
     assert history["loss"][-1] < 0.9 * history["loss"][0]
@@ -98,10 +104,11 @@ def test_the_head_is_batch_norm_a_dense_layer_and_bilinear_resizing(trained):
     tokens = to_numpy(model.backbone.predict(x, verbose=0)).astype("float64")
     assert tokens.shape[1] == 3 + 4 * 6
     held = {w.path: to_numpy(w) for w in model.weights}
-    found = {name: next(v for p, v in held.items() if p.endswith(name)) for name in (
-        "batch_norm/gamma", "batch_norm/beta", "batch_norm/moving_mean",
-        "batch_norm/moving_variance", "pixel_logits/kernel", "pixel_logits/bias")}  # fmt: skip
-    gamma, beta, mean, variance, kernel, bias = found.values()
+    norm, dense = "gamma beta moving_mean moving_variance", "kernel bias"
+    names = [f"batch_norm/{x}" for x in norm.split()] + [f"pixel_logits/{x}" for x in dense.split()]
+    gamma, beta, mean, variance, kernel, bias = (
+        next(value for path, value in held.items() if path.endswith(name)) for name in names
+    )
     assert np.abs(mean).max() > 0.01 and np.abs(variance - 1).max() > 0.01
     y = (tokens[:, 3:] - mean) / np.sqrt(variance + 1e-5) * gamma + beta
     grid = (y @ kernel + bias).reshape(-1, 4, 6, CLASSES)
@@ -116,11 +123,20 @@ def test_the_head_is_batch_norm_a_dense_layer_and_bilinear_resizing(trained):
     assert 0 < results["mean_iou"] <= 1
 
 
-def test_masks_have_the_size_of_their_images(trained):
-    model, _ = trained
-    wanted = model.predict(PICTURES, verbose=0).argmax(-1)
+@pytest.mark.parametrize(
+    ("kind", "settings", "what"),
+    [
+        (models.ViTImageSegmenter, {}, "for pixels"),
+        (models.EoMTImageSegmenter, QUERIES, "of queries"),
+    ],
+)
+def test_masks_have_the_size_of_their_images_also_from_files(kind, settings, what, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = made(kind, **settings)
+    wanted = model.predict(PICTURES, verbose=0)
     found = model.segment(PICTURES)
-    assert found.dtype == "int32" and (found == wanted).mean() > 0.999
+    assert found.dtype == "int32" and (found == wanted.argmax(-1)).mean() > 0.999
+    assert len(np.unique(found)) > 1
     np.testing.assert_array_equal(model.segment(PICTURES[0]), found[0])
     odd = [rng.integers(0, 256, (*size, 3), "uint8") for size in ((7, 31), (50, 20))]
     several = model.segment(odd, batch_size=2)
@@ -129,47 +145,44 @@ def test_masks_have_the_size_of_their_images(trained):
     preprocessor, model.preprocessor = model.preprocessor, None
     np.testing.assert_array_equal(model.segment(preprocessor(PICTURES)), found)
     model.preprocessor = preprocessor
-    # A band at a time gives what all at once does.
-    grid, most = rng.normal(size=(4, 6, CLASSES)).astype("float32"), resizing._MOST_NUMBERS
-    whole = resizing.resized(grid, (33, 21)).argmax(-1)
-    resizing._MOST_NUMBERS = 300
-    np.testing.assert_array_equal(resizing.classes(grid, (33, 21)), whole)
-    resizing._MOST_NUMBERS = most
-
-
-def test_files_and_other_heads(trained, tmp_path):
-    model, _ = trained
-    wanted = model.predict(PICTURES, verbose=0)
-    model.save_to_preset(tmp_path / "segmenter")
-    again = models.ViTImageSegmenter.from_preset(tmp_path / "segmenter")
-    assert (
-        again.preprocessor.to_dict() == model.preprocessor.to_dict() and again.ignore_class == 255
-    )
-    np.testing.assert_allclose(again.predict(PICTURES, verbose=0), wanted, atol=1e-5)
+    model.save_to_preset(tmp_path / "model")
+    assert find.class_of(tmp_path / "model") is kind
+    again = kind.from_preset(tmp_path / "model")
+    assert again.preprocessor.to_dict() == preprocessor.to_dict() and again.ignore_class == 255
     model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded.predict(PICTURES, verbose=0), wanted, atol=1e-5)
-    assert np.array_equal(loaded.segment(PICTURES), model.segment(PICTURES))
-    from kmodels.presets import find
-
-    assert find.class_of(tmp_path / "segmenter") is models.ViTImageSegmenter
-    other = models.ViTImageSegmenter.from_preset(tmp_path / "segmenter", num_classes=3)
-    assert other.output_dense.kernel.shape == (16, 3)
+    for one in (again, keras.saving.load_model(tmp_path / "model.keras")):
+        np.testing.assert_allclose(one.predict(PICTURES, verbose=0), wanted, atol=1e-5)
+        np.testing.assert_array_equal(one.segment(PICTURES), found)
     larger = again.resized((32, 24))
     assert larger.preprocessor.image_size == (32, 24)
     assert larger.segment(PICTURES).shape == (6, 16, 24)
-    # A classifier's backbone, and a classifier of a segmenter's backbone, with as many classes.
+    # A backbone goes from each kind of head to each other, with as many classes.
     classifier = models.ViTImageClassifier(model.backbone, CLASSES)
     classifier.save_to_preset(tmp_path / "classifier")
-    with pytest.raises(InputError, match="classifier has no head for pixels; give num_classes"):
-        models.ViTImageSegmenter.from_preset(tmp_path / "classifier")
+    with pytest.raises(InputError, match=f"classifier has no head {what}; give num_classes"):
+        kind.from_preset(tmp_path / "classifier")
     for cls, source in (
-        (models.ViTImageSegmenter, "classifier"),
-        (models.ViTImageClassifier, "segmenter"),
+        (kind, "classifier"),
+        (models.ViTImageClassifier, "model"),
+        (models.ViTImageSegmenter, "model"),
     ):
-        new = cls.from_preset(tmp_path / source, num_classes=CLASSES)
+        more = settings if source == "classifier" else {}
+        new = cls.from_preset(tmp_path / source, num_classes=CLASSES, **more)
         for ours, theirs in zip(new.backbone.weights, model.backbone.weights, strict=True):
             np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+    if kind is models.ViTImageSegmenter:
+        other = kind.from_preset(tmp_path / "model", num_classes=3)
+        assert other.output_dense.kernel.shape == (16, 3)
+    else:
+        other = kind.from_preset(tmp_path / "model", num_queries=3)
+        assert other.predict_queries(PICTURES[:1])["masks_queries_logits"].shape == (1, 3, 8, 12)
+
+
+def test_masks_are_resized_a_band_at_a_time(monkeypatch):
+    grid = rng.normal(size=(4, 6, CLASSES)).astype("float32")
+    whole = resizing.resized(grid, (33, 21)).argmax(-1)
+    monkeypatch.setattr(resizing, "_MOST_NUMBERS", 300)
+    np.testing.assert_array_equal(resizing.classes(grid, (33, 21)), whole)
 
 
 def test_adapters_are_trained_beside_the_head(tmp_path):
