@@ -193,43 +193,35 @@ def python_of(name: str) -> Path:
     return FOLDER / name / "bin" / "python"
 
 
+def _pip(name: str, doing: str, *words: str) -> bool:
+    """Returns whether pip did as asked; if not, prints the end of its log."""
+    command = [python_of(name), "-m", "pip", "--no-input", "--disable-pip-version-check", *words]
+    log = LOGS / f"{words[0]}-{words[-1]}-{name}.log"
+    status = run_logged(name, command, log, lambda _: doing, 300)
+    if status:
+        print(log.read_text(errors="replace")[-3000:], flush=True)
+    return not status
+
+
 def _take_nightly(name: str) -> bool:
-    """Put Keras' nightly in the place of Keras: both are the package `keras`, so one has to go."""
-    pip = [python_of(name), "-m", "pip", "--no-input", "--disable-pip-version-check"]
-    for words in (
-        ["uninstall", "--yes", "keras"],
-        ["install", "--no-compile", "--no-deps", "-c", "constraints.txt", "keras-nightly"],
-    ):
-        log = LOGS / f"{words[0]}-{name}.log"
-        if run_logged(name, [*pip, *words], log, lambda _: "taking Keras' nightly", 300):
-            print(log.read_text(errors="replace")[-3000:], flush=True)
-            return False
-    return True
+    """Puts Keras' nightly in the place of Keras: both are the package `keras`, so one has to go."""
+    doing, pins = "taking Keras' nightly", ("--no-compile", "--no-deps", "-c", "constraints.txt")
+    return _pip(name, doing, "uninstall", "--yes", "keras") and _pip(
+        name, doing, "install", *pins, "keras-nightly"
+    )
 
 
 def _prefer_fork(name: str) -> bool:
-    """Put the fork of docstring_parser that pydoclint needs over the one that keras-cv brings.
+    """Puts the fork of docstring_parser that pydoclint needs over the one that keras-cv brings.
 
     Both are the same module, and the fork has all of the other.
     """
-    command = [
-        *(python_of(name), "-m", "pip", "--no-input", "--disable-pip-version-check", "install"),
-        *("--no-compile", "--no-deps", "--force-reinstall", "-c", "constraints.txt"),
-        "docstring_parser_fork",
-    ]
-    log = LOGS / f"fork-{name}.log"
-    if run_logged(name, command, log, lambda _: "taking a fork of docstring_parser", 300):
-        print(log.read_text(errors="replace")[-3000:], flush=True)
-        return False
-    return True
+    words = ("install", "--no-compile", "--no-deps", "--force-reinstall", "-c", "constraints.txt")
+    return _pip(name, "taking a fork of docstring_parser", *words, "docstring_parser_fork")
 
 
 def make_environment(name: str) -> bool:
-    """Make an environment or reuse it.
-
-    Returns:
-        Returns whether it is there; if not, the end of pip's log has been printed.
-    """
+    """Makes an environment or reuses it; returns False after printing the log if pip failed."""
     extras, place = ENVIRONMENTS[name], FOLDER / name
     stamp = place / "kmodels-stamp"
     if stamp.is_file() and stamp.read_text() == _stamp(name):

@@ -20,6 +20,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from environments import BACKENDS, FOLDER, ROOT
 
 PLACE = FOLDER / "first-minutes"

@@ -1,7 +1,7 @@
 """All meshes of eight devices beside one, for 40 steps: more than the suite has time for.
 
-KERAS_BACKEND=jax PYTHONPATH=src:tests XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-    python tests/nightly/forty_steps.py
+KERAS_BACKEND=jax PYTHONPATH=src:tests:tests/loop/distribution \
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/nightly/forty_steps.py
 
 For each model, dtype and mesh: the largest relative difference of the losses, which are running
 means of each step, what device 0 holds of weights and slots, and what of them is planned.

@@ -15,204 +15,121 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("tests/unit", "tests/numerics", "tests/families")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A change of one place in a file of src/kmodels, and the tests nearest to it."""
-
-    file: str
-    old: str
-    new: str
-    near: tuple[str, ...]
-
-
-OPS = ("tests/numerics/ops",)
-OVERRIDES = ("tests/numerics/overrides",)
+WEIGHTS = ("tests/unit/weights",)
 TABLE = ("tests/families/test_families.py",)
-ENGINE = ("tests/families/weights/test_engine.py",)
-CHECKPOINT = ("tests/loop/checkpoint",)
-OPTIMIZER = ("tests/numerics/test_optimizer.py", "tests/loop/training")
-IMAGES = ("tests/unit/data",)
 TEXT = ("tests/unit/text", "tests/loop/data")
+# Beginnings of paths below src/kmodels, and the tests nearest to them; the first match counts.
+NEAREST = {
+    # On torch an op is its override, which is compared with the generic body.
+    "ops": ("tests/numerics/ops", "tests/numerics/overrides"),
+    "overrides": ("tests/numerics/overrides",),
+    "weights/transforms": (*WEIGHTS, *TABLE),
+    "weights/engine": ("tests/families/weights/test_engine.py", *TABLE),
+    "weights/manifest": ("tests/families/weights/test_presets.py",),
+    "weights": WEIGHTS,
+    "models/vit/weights": TABLE,
+    "training/optim": ("tests/numerics/test_optimizer.py", "tests/loop/training"),
+    "training": ("tests/numerics/losses",),
+    "checkpoint": ("tests/loop/checkpoint",),
+    "distribution/engines": ("tests/loop/distribution/test_ranks_torch.py",),
+    "data/packing": TEXT,
+    "data": ("tests/unit/data",),
+    "text": TEXT,
+}
+# A file, a text that it has once, and what replaces the text.
 FAULTS = {
-    "ops and overrides": (
-        Fault("ops/rms_norm.py", "square(y)) + epsilon", "square(y)) - epsilon", OPS),
-        Fault("ops/rotary_embedding.py", "cosine - second * sine", "cosine + second * sine", OPS),
-        Fault(
-            "ops/layer_norm.py", "y = ops.add(y, ops.cast(b", "y = ops.subtract(y, ops.cast(b", OPS
-        ),
-        Fault(
-            "ops/gated_gelu.py", "(gate, approximate=True), up", "(up, approximate=True), gate", OPS
-        ),
-        Fault("ops/_attention_blockwise.py", "start + (keys - length)", "start", OPS),
-        Fault("ops/_attention_blockwise.py", "round(rate * WORD)", "round((1 - rate) * WORD)", OPS),
-        Fault(
+    "ops and overrides": [
+        ("ops/rms_norm.py", "square(y)) + epsilon", "square(y)) - epsilon"),
+        ("ops/rotary_embedding.py", "cosine - second * sine", "cosine + second * sine"),
+        ("ops/layer_norm.py", "y = ops.add(y, ops.cast(b", "y = ops.subtract(y, ops.cast(b"),
+        ("ops/gated_gelu.py", "(gate, approximate=True), up", "(up, approximate=True), gate"),
+        ("ops/_attention_blockwise.py", "start + (keys - length)", "start"),
+        ("ops/_attention_blockwise.py", "round(rate * WORD)", "round((1 - rate) * WORD)"),
+        (
             "overrides/attention_torch.py",
             "torch.where(some, output, output.new_zeros(()))",
             "output",
-            OVERRIDES,
         ),
-        Fault(
+        (
             "overrides/attention_torch.py",
             "causal and not hides and length == keys",
             "causal and not hides",
-            OVERRIDES,
         ),
-        Fault("overrides/rms_norm_torch.py", "slope.sub_(y.mul_(", "slope.add_(y.mul_(", OVERRIDES),
-        Fault("overrides/rms_norm_torch.py", "((width * epsilon) **", "((epsilon) **", OVERRIDES),
-    ),
-    "weights": (
-        Fault(
-            "weights/transforms.py",
-            "(x, (2, 3, 1, 0))",
-            "(x, (3, 2, 1, 0))",
-            ("tests/unit/weights",),
-        ),
-        Fault(
-            "weights/transforms.py",
-            "lambda x: x[:, rows:]",
-            "lambda x: x[:, :-rows]",
-            ("tests/unit/weights", *TABLE),
-        ),
-        Fault(
-            "weights/positions.py", "(rows + 0.5) * scale", "rows * scale", ("tests/unit/weights",)
-        ),
-        Fault(
-            "weights/positions.py",
-            "_cubic(distance, -0.75)",
-            "_cubic(distance, -0.5)",
-            ("tests/unit/weights",),
-        ),
-        Fault(
-            "weights/engine.py",
-            "zip(targets, parts, strict",
-            "zip(targets, parts[::-1], strict",
-            (*ENGINE, *TABLE),
-        ),
-        Fault(
-            "weights/engine.py",
-            "for path in held if path in wanted - taken]",
-            "for path in ()]",
-            ENGINE,
-        ),
-        Fault(
+        ("overrides/rms_norm_torch.py", "slope.sub_(y.mul_(", "slope.add_(y.mul_("),
+        ("overrides/rms_norm_torch.py", "((width * epsilon) **", "((epsilon) **"),
+    ],
+    "weights": [
+        ("weights/transforms.py", "(x, (2, 3, 1, 0))", "(x, (3, 2, 1, 0))"),
+        ("weights/transforms.py", "lambda x: x[:, rows:]", "lambda x: x[:, :-rows]"),
+        ("weights/positions.py", "(rows + 0.5) * scale", "rows * scale"),
+        ("weights/positions.py", "_cubic(distance, -0.75)", "_cubic(distance, -0.5)"),
+        ("weights/engine.py", "zip(targets, parts, strict", "zip(targets, parts[::-1], strict"),
+        ("weights/engine.py", "for path in held if path in wanted - taken]", "for path in ()]"),
+        (
             "weights/engine.py",
             "np.concatenate(parts, axis=rule.axis)",
             "np.concatenate(parts[::-1], axis=rule.axis)",
-            (*ENGINE, *TABLE),
         ),
-        Fault(
-            "weights/manifest.py",
-            "_hash(file) != entry",
-            "False and _hash(file) != entry",
-            ("tests/families/weights/test_presets.py",),
-        ),
-        Fault("weights/readers.py", "if dtype.hasobject:", "if False:", ("tests/unit/weights",)),
-        Fault(
+        ("weights/manifest.py", "_hash(file) != entry", "False and _hash(file) != entry"),
+        ("weights/readers.py", "if dtype.hasobject:", "if False:"),
+        (
             "models/vit/weights/dinov2.py",
             '"block_{i}/attention_scale/scale"',
             '"block_{i}/mlp_scale/scale"',
-            TABLE,
         ),
-    ),
-    "training and checkpoints": (
-        Fault(
-            "training/optim/schedules.py", "self.peak * (step + 1.0)", "self.peak * step", OPTIMIZER
-        ),
-        Fault(
-            "training/optim/schedules.py", "0.5 * (1.0 + ops.cos", "0.5 * (1.0 - ops.cos", OPTIMIZER
-        ),
-        Fault(
-            "training/optim/param_groups.py",
-            "len(v.shape) > 1 and not pattern",
-            "not pattern",
-            OPTIMIZER,
-        ),
-        Fault(
+    ],
+    "training and checkpoints": [
+        ("training/optim/schedules.py", "self.peak * (step + 1.0)", "self.peak * step"),
+        ("training/optim/schedules.py", "0.5 * (1.0 + ops.cos", "0.5 * (1.0 - ops.cos"),
+        ("training/optim/param_groups.py", "len(v.shape) > 1 and not pattern", "not pattern"),
+        (
             "training/optim/param_groups.py",
             "self.skipped.assign_add(1)",
             "self.skipped.assign_add(2)",
-            OPTIMIZER,
         ),
-        Fault(
-            "training/similarity_losses.py",
-            "(1.0 - 2.0 * own)",
-            "(2.0 * own - 1.0)",
-            ("tests/numerics/losses",),
-        ),
-        Fault(
-            "checkpoint/manager.py",
-            "older[max(keep, 1) - 1 :]",
-            "older[max(keep, 1) :]",
-            CHECKPOINT,
-        ),
-        Fault(
+        ("training/similarity_losses.py", "(1.0 - 2.0 * own)", "(2.0 * own - 1.0)"),
+        ("checkpoint/manager.py", "older[max(keep, 1) - 1 :]", "older[max(keep, 1) :]"),
+        (
             "checkpoint/manager.py",
             'pick = min if mode == "min" else max',
             'pick = max if mode == "min" else min',
-            CHECKPOINT,
         ),
-        Fault("checkpoint/manager.py", "[1]), reverse=True)", "[1]))", CHECKPOINT),
-        Fault(
+        ("checkpoint/manager.py", "[1]), reverse=True)", "[1]))"),
+        (
             "checkpoint/state.py",
             "        if not _is_finite(values):\n            raise",
             "        if False:\n            raise",
-            CHECKPOINT,
         ),
-        Fault(
-            "distribution/engines/ddp_torch.py",
-            "torch.distributed.all_reduce(flat)",
-            "pass",
-            ("tests/loop/distribution/test_ranks_torch.py",),
-        ),
-    ),
-    "data and text": (
-        Fault(
+        ("distribution/engines/ddp_torch.py", "torch.distributed.all_reduce(flat)", "pass"),
+    ],
+    "data and text": [
+        (
             "data/packing.py",
             "(room, (left - sizes[example], row))",
             "(room, (left - sizes[example] + 1, row))",
-            TEXT,
         ),
-        Fault("data/rng.py", "(0, key, 0, 0)", "(key, 0, 0, 0)", IMAGES),
-        Fault(
-            "data/images/augment.py",
-            "images[:, :, ::-1], images)",
-            "images[:, ::-1], images)",
-            IMAGES,
-        ),
-        Fault("data/images/augment.py", "stays, 1 - box_h * box_w", "stays, box_h * box_w", IMAGES),
-        Fault(
-            "data/images/masks/loader.py",
-            "labels[mirrored] = labels[mirrored][:, :, ::-1]",
-            "pass",
-            IMAGES,
-        ),
-        Fault("data/images/augment.py", "(drawn[:, 2] < 0.5)", "(drawn[:, 2] > 2)", IMAGES),
-        Fault(
+        ("data/rng.py", "(0, key, 0, 0)", "(key, 0, 0, 0)"),
+        ("data/images/augment.py", "images[:, :, ::-1], images)", "images[:, ::-1], images)"),
+        ("data/images/augment.py", "stays, 1 - box_h * box_w", "stays, box_h * box_w"),
+        ("data/images/masks/loader.py", "labels[mirrored] = labels[mirrored][:, :, ::-1]", "pass"),
+        ("data/images/augment.py", "(drawn[:, 2] < 0.5)", "(drawn[:, 2] > 2)"),
+        (
             "text/templates.py",
             'Part(prompt, False), Part(record["response"], True)',
             'Part(prompt, True), Part(record["response"], True)',
-            TEXT,
         ),
-        Fault(
-            "text/loader.py", "* self._scale\n        weights[count:] = 0.0", "* self._scale", TEXT
-        ),
-        Fault(
-            "text/loader.py", "over = batch >= self._batches", "over = batch > self._batches", TEXT
-        ),
-        Fault(
+        ("text/loader.py", "* self._scale\n        weights[count:] = 0.0", "* self._scale"),
+        ("text/loader.py", "over = batch >= self._batches", "over = batch > self._batches"),
+        (
             "text/templates.py",
             'system + content), False))\n                system = ""',
             "system + content), False))",
-            TEXT,
         ),
-    ),
+    ],
 }
 
 
@@ -236,19 +153,18 @@ def fails(folder: Path, paths: list[str]) -> bool:
     return done.returncode == 1
 
 
-def caught_by(folder: Path, fault: Fault) -> str:
+def caught_by(folder: Path, file: str, old: str, new: str) -> str:
     """Returns which command notices a fault: "quick", "test", or "nothing near it"."""
-    path = folder / "src" / "kmodels" / fault.file
+    path = folder / "src" / "kmodels" / file
+    near = next(tests for start, tests in NEAREST.items() if file.startswith(start))
     text = path.read_text()
-    assert text.count(fault.old) == 1, (
-        f"{fault.file} has {fault.old!r} {text.count(fault.old)} times"
-    )
-    path.write_text(text.replace(fault.old, fault.new))
+    assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
+    path.write_text(text.replace(old, new))
     try:
-        quick = [test for test in fault.near if test.startswith(QUICK)]
+        quick = [test for test in near if test.startswith(QUICK)]
         if quick and fails(folder, quick):
             return "quick"
-        others = [test for test in fault.near if test not in quick]
+        others = [test for test in near if test not in quick]
         return "test" if others and fails(folder, others) else "nothing near it"
     finally:
         path.write_text(text)
@@ -264,17 +180,14 @@ def main() -> int:
         folder = Path(name)
         copy(folder)
         for group, faults in FAULTS.items():
-            for fault in faults:
-                if only not in fault.file:
+            for file, old, new in faults:
+                if only not in file:
                     continue
                 begun = time.monotonic()
-                by = caught_by(folder, fault)
+                by = caught_by(folder, file, old, new)
                 found[by] += 1
-                old = fault.old.splitlines()[0].strip()
-                print(
-                    f"{by:<16}{time.monotonic() - begun:4.0f} s  {group}: {fault.file}: {old}",
-                    flush=True,
-                )
+                seconds, line = time.monotonic() - begun, old.splitlines()[0].strip()
+                print(f"{by:<16}{seconds:4.0f} s  {group}: {file}: {line}", flush=True)
     print(", ".join(f"{number} by {by}" for by, number in sorted(found.items())))
     return 0 if not found["nothing near it"] and (only or found["quick"] >= 30) else 1
 

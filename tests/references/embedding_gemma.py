@@ -8,23 +8,20 @@ float64 and bfloat16. `gemma` has losses of pairs besides, in float64: `loss_<na
 differ in length, and a text is longer than the model takes.
 """
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import sentence_transformers
 import torch
+import transformers
+from sentence_transformers import losses
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
-from references.gemma import randomise
-from torchvision_cpu import define_torchvision_operators
-
-define_torchvision_operators()
-import sentence_transformers  # noqa: E402
-import tokenizers  # noqa: E402
-import transformers  # noqa: E402
-from sentence_transformers import losses  # noqa: E402
-from sentence_transformers.base.modules import Dense, Normalize, Transformer  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: E402
+from references.common import save, save_json
+from references.gemma import LAYERS, SIZES, WINDOWS, randomise
+from references.gemma3_processor import tokenizer
 
 WIDTH, MOST = 32, 20
 TEXTS = [
@@ -50,62 +47,21 @@ CASES = {
 }
 
 
-def tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
-    core.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
-    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=310,
-        special_tokens=[*special, *(f"<0x{i:02X}>" for i in range(256))],
-        show_progress=False,
-    )
-    texts = [*TEXTS, *(text for column in PAIRS.values() for text in column)]
-    core.train_from_iterator(texts, trainer)
-    core.decoder = tokenizers.decoders.Sequence(
-        [
-            tokenizers.decoders.Replace("\u2581", " "),
-            tokenizers.decoders.ByteFallback(),
-            tokenizers.decoders.Fuse(),
-        ]
-    )
-    core.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<bos> $A <eos>", special_tokens=[("<bos>", 2), ("<eos>", 1)]
-    )
-    names = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), special, strict=True))
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, model_max_length=MOST, padding_side="right", **names
-    )
-    made.save_pretrained(folder)
-    return made
-
-
 def config(vocabulary: int) -> transformers.Gemma3TextConfig:
-    return transformers.Gemma3TextConfig(
-        vocab_size=vocabulary,
-        hidden_size=WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=10,
-        query_pre_attn_scalar=7,
-        max_position_embeddings=64,
-        sliding_window=6,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        use_bidirectional_attention=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
-    )
+    sizes = {**SIZES, **WINDOWS, **LAYERS, "vocab_size": vocabulary}
+    sizes |= {"max_position_embeddings": 64, "sliding_window": 6}
+    return transformers.Gemma3TextConfig(**sizes, use_bidirectional_attention=True)
 
 
 def made(folder: Path, name: str) -> sentence_transformers.SentenceTransformer:
     pooling, dense, normalizes = CASES[name]
+    texts = [*TEXTS, *(text for column in PAIRS.values() for text in column)]
+    ends, rules = "<bos> $A <eos>", {"by_word": False, "model_max_length": MOST}
+    words = tokenizer(texts, [], size=310, template=ends, **rules)
     with TemporaryDirectory() as bare:
-        words = tokenizer(Path(bare))
+        words.save_pretrained(bare)
         backbone = transformers.AutoModel.from_config(config(len(words)))
-        randomise(backbone)
-        backbone.save_pretrained(bare)
+        randomise(backbone).save_pretrained(bare)
         # The eager attention has its softmax in float32, and NaN for padding in float64.
         modules = [Transformer(bare, model_kwargs={"attn_implementation": "sdpa"})]
     modules.append(Pooling(WIDTH, pooling_mode=pooling))
@@ -126,24 +82,21 @@ def made(folder: Path, name: str) -> sentence_transformers.SentenceTransformer:
 def losses_of(model: sentence_transformers.SentenceTransformer) -> dict[str, np.ndarray]:
     """Losses and gradients in float64, by the names of the files' tensors."""
     plain = losses.MultipleNegativesRankingLoss(model)
-    found = {}
+    matryoshka = losses.MatryoshkaLoss(model, plain, **MATRYOSHKA)
+    arrays = {}
     for name, columns, loss in (
         ("pairs", ("anchor", "positive"), plain),
-        ("negatives", ("anchor", "positive", "negative"), plain),
-        (
-            "matryoshka",
-            ("anchor", "positive", "negative"),
-            losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model), **MATRYOSHKA),
-        ),
+        ("negatives", PAIRS, plain),
+        ("matryoshka", PAIRS, matryoshka),
     ):
         model.zero_grad()
         value = loss([model.preprocess(PAIRS[column]) for column in columns], None)
         value.backward()
-        found[f"loss_{name}"] = value.detach().numpy()
+        arrays[f"loss_{name}"] = value.detach().numpy()
         for key, weight in model.named_parameters():
             if weight.grad is not None:
-                found[f"gradient_{name}_{key}"] = weight.grad.numpy().copy()
-    return found
+                arrays[f"gradient_{name}_{key}"] = weight.grad.numpy().copy()
+    return arrays
 
 
 def one(folder: Path, name: str) -> None:
@@ -154,23 +107,22 @@ def one(folder: Path, name: str) -> None:
     features = model.preprocess(TEXTS)
     inputs = {key: features[key] for key in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        found = {
+        outputs = {
             "plain": model.encode(TEXTS),
             "query": model.encode_query(TEXTS),
             "document": model.encode_document(TEXTS),
-            "token_ids": inputs["input_ids"].numpy(),
-            "padding_mask": inputs["attention_mask"].numpy(),
-            "hidden": model[0].model(**inputs).last_hidden_state.numpy(),
+            "token_ids": inputs["input_ids"],
+            "padding_mask": inputs["attention_mask"],
+            "hidden": model[0].model(**inputs).last_hidden_state,
         }
-        found["similarity"] = model.similarity(found["plain"], found["query"]).numpy()
+        outputs["similarity"] = model.similarity(outputs["plain"], outputs["query"])
         backbone = model[0].model.double()
-        found["hidden64"] = backbone(**inputs).last_hidden_state.numpy()
-        found["hidden16"] = backbone.bfloat16()(**inputs).last_hidden_state.float().numpy()
-    np.savez(folder / "expected.npz", **found, **more)
+        outputs["hidden64"] = backbone(**inputs).last_hidden_state
+        outputs["hidden16"] = backbone.bfloat16()(**inputs).last_hidden_state.float()
+    save(folder / "expected.npz", **outputs, **more)
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
-    (folder / "texts.json").write_text(json.dumps({"texts": TEXTS, "pairs": PAIRS}))
+    save_json(folder / "texts.json", {"texts": TEXTS, "pairs": PAIRS})
     for name in CASES:
         one(folder / name, name)

@@ -7,19 +7,15 @@ that each feature changes the result: windows below the length, caps that bite, 
 heads than heads, a head width that is not width / heads, an odd length.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
+import transformers
 
-from torchvision_cpu import define_torchvision_operators
+from references.common import recorded_blocks, save, token_ids
+from references.lora import write_adapter
 
-define_torchvision_operators()
-import transformers  # noqa: E402
-
-SIZES = {
+DECODER = {
     "vocab_size": 160,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -27,39 +23,31 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 10,
     "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
 }
+SIZES = {**DECODER, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+WINDOWS = {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 7}
+LAYERS = {"layer_types": [LOCAL, GLOBAL, LOCAL]}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
 PROMPTS = (11, 4, 1)
 NEW = 64
 
 
 def configs() -> dict[str, transformers.PretrainedConfig]:
-    window = {"sliding_window": 5, "query_pre_attn_scalar": 7}
+    linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    ropes = {GLOBAL: linear, LOCAL: ROPE}
     return {
         "gemma": transformers.GemmaConfig(**SIZES, num_hidden_layers=2),
         "gemma2": transformers.Gemma2Config(
-            **SIZES,
-            **window,
-            num_hidden_layers=3,
-            attn_logit_softcapping=1.5,
-            final_logit_softcapping=4.0,
+            **SIZES, **WINDOWS, attn_logit_softcapping=1.5, final_logit_softcapping=4.0
         ),
         "gemma3": transformers.Gemma3TextConfig(
-            **SIZES,
-            **window,
-            num_hidden_layers=3,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-            rope_parameters={
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
+            **SIZES, **WINDOWS, **LAYERS, rope_parameters=ropes
         ),
     }
 
 
-def randomise(model: torch.nn.Module) -> None:
+def randomise(model: torch.nn.Module) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in model.parameters():
@@ -68,63 +56,45 @@ def randomise(model: torch.nn.Module) -> None:
         for name, number in model.named_buffers():
             if name.endswith("layer_scalar"):
                 number.add_(0.3 * torch.randn(number.shape, generator=generator))
-    model.eval()
+    return model.eval()
 
 
-@contextmanager
-def recorded_blocks(layers: Iterable[torch.nn.Module]) -> Iterator[dict[str, torch.Tensor]]:
-    """What each block gives inside, by name: transformers' list of hidden states ends normed."""
-    found: dict[str, torch.Tensor] = {}
-    hooks = [
-        layer.register_forward_hook(
-            lambda _, __, out, i=i: found.__setitem__(
-                f"block_{i}", out[0] if isinstance(out, tuple) else out
-            )
-        )
-        for i, layer in enumerate(layers)
-    ]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+def greedy(model: torch.nn.Module, inputs: dict, number: int, **settings: object) -> torch.Tensor:
+    """The tokens that the model puts behind one row of inputs."""
+    settings |= {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    settings |= {"max_new_tokens": number, "return_dict_in_generate": True}
+    return model.generate(**inputs, **settings).sequences[0, inputs["input_ids"].shape[1] :]
 
 
-def one(folder: Path, config: transformers.PretrainedConfig, shards: str) -> None:
+def one(folder: Path, config: transformers.PretrainedConfig, shards: str = "1GB") -> None:
     config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    randomise(model)
+    model = randomise(transformers.AutoModelForCausalLM.from_config(config))
     model.save_pretrained(folder / "model", max_shard_size=shards)
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(3, config.vocab_size, (2, 19), generator=generator)
     with torch.no_grad():
-        with recorded_blocks(model.model.layers) as found:
+        with recorded_blocks(model.model.layers) as outputs:
             out = model(ids, output_hidden_states=True)
-        found |= {
-            "token_ids": ids,
-            "embedding": out.hidden_states[0],
-            "final": out.hidden_states[-1],
-            "logits": out.logits,
-        }
+        outputs |= {"token_ids": ids, "logits": out.logits}
+        outputs |= {"embedding": out.hidden_states[0], "final": out.hidden_states[-1]}
         for j, length in enumerate(PROMPTS):
             prompt = torch.randint(3, config.vocab_size, (1, length), generator=generator)
-            whole = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=NEW,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-            ).sequences
-            found |= {f"prompt_{j}": prompt[0], f"greedy_{j}": whole[0, length:]}
-        found["logits64"] = model.double()(ids).logits
-        found["logits16"] = model.bfloat16()(ids).logits.float()
-    np.savez(folder / "expected.npz", **{name: x.numpy() for name, x in found.items()})
+            inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+            outputs |= {f"prompt_{j}": prompt[0], f"greedy_{j}": greedy(model, inputs, NEW)}
+        outputs["logits64"] = model.double()(ids).logits
+        outputs["logits16"] = model.bfloat16()(ids).logits.float()
+    save(folder / "expected.npz", **outputs)
+
+
+def write_text_adapter(folder: Path, base: str, name: str, targets: list[str], **more) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / base / "model")
+    ids = token_ids(3, 160, (2, 9), 7)
+    inputs = {"input_ids": ids}
+    plain, logits = write_adapter(folder / name, model, targets, inputs, "logits", **more)
+    save(folder / f"{name}.npz", inputs=ids, plain=plain, logits=logits)
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
     for name, config in configs().items():
         # One of them in several files.
         one(folder / name, config, "20KB" if name == "gemma2" else "1GB")

@@ -8,24 +8,17 @@ the other backend. Chats are written by the template: `chat_ids` and so on. text
 of the cases, and the files of each text.
 """
 
-import io
-import json
 from pathlib import Path
 
 import numpy as np
-import torch
+import tokenizers
+import transformers
 from PIL import Image
+from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from chat_cases import GEMMA3
-from torchvision_cpu import define_torchvision_operators
-
-define_torchvision_operators()
-import tokenizers  # noqa: E402
-import transformers  # noqa: E402
-from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor  # noqa: E402
-from transformers.models.gemma3.image_processing_pil_gemma3 import (  # noqa: E402
-    Gemma3ImageProcessorPil,
-)
+from references.common import save, save_json
 
 SIZE, TOKENS = 20, 4
 CROPS = {
@@ -48,6 +41,7 @@ PICTURES = {
     "palette.png": (26, 29),
 }
 BOI = "<start_of_image>"
+MARKS = {"boi_token": BOI, "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 CASES = {
     "none": (["no image at all", "and none here"], [[], []]),
     "one": ([f"What is {BOI}?", f"{BOI}"], [["square.png"], ["wide2.png"]]),
@@ -58,33 +52,38 @@ CASES = {
     "modes": ([f"{BOI} or {BOI}"], [["grey.png", "palette.png"]]),
     "without_text": (None, [["square.png", "nearly.png"], ["half.png", "tall4.png"]]),
 }
-CHATS = [
-    [
-        {"role": "system", "content": [{"type": "text", "text": "be kind"}]},
-        {
-            "role": "user",
-            "content": [
-                {"type": "image", "image": "wide2.png"},
-                {"type": "text", "text": " what is it? "},
-                {"type": "image", "image": "square.png"},
-            ],
-        },
-        {"role": "assistant", "content": [{"type": "text", "text": "two things"}]},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "and this?"},
-                {"type": "image", "image": "tall4.png"},
-            ],
-        },
-    ],
-    [{"role": "user", "content": [{"type": "text", "text": "no image"}]}],
-]
 
 
-def write_pictures(folder: Path) -> None:
+def chats_of(wide: str, square: str, tall: str, question: str) -> list[list[dict]]:
+    """A chat with three images and one with none."""
+
+    def turn(role: str, *parts: str) -> dict:
+        content = [
+            {"type": "image", "image": part}
+            if part in (wide, square, tall)
+            else {"type": "text", "text": part}
+            for part in parts
+        ]
+        return {"role": role, "content": content}
+
+    return [
+        [
+            turn("system", "be kind"),
+            turn("user", wide, question, square),
+            turn("assistant", "two things"),
+            turn("user", "and this?", tall),
+        ],
+        [turn("user", "no image")],
+    ]
+
+
+CHATS = chats_of("wide2.png", "square.png", "tall4.png", " what is it? ")
+
+
+def write_pictures(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
+    folder.mkdir(exist_ok=True)
     random = np.random.default_rng(7)
-    for name, (height, width) in PICTURES.items():
+    for name, (height, width) in sizes.items():
         rows, columns = np.mgrid[0:height, 0:width]
         waves = np.stack([rows * 7 + columns, columns * 11 - rows, rows * columns], -1) % 256
         noise = random.integers(-40, 41, waves.shape)
@@ -93,141 +92,133 @@ def write_pictures(folder: Path) -> None:
             image = image.convert("L")
         if name.startswith("palette"):
             image = image.convert("P", palette=Image.Palette.ADAPTIVE, colors=50)
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG" if name.endswith("jpg") else "PNG")
-        (folder / name).write_bytes(buffer.getvalue())
+        image.save(folder / name)
 
 
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
+def tokenizer(
+    texts: list[str],
+    special: list[str],
+    last: list[str] = (),
+    size: int = 420,
+    template: str = "<bos> $A",
+    by_word: bool = True,
+    **settings: object,
+) -> transformers.PreTrainedTokenizerFast:
+    """Gemma's kind, trained on the texts, with special tokens in front of and behind the bytes."""
     core = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
     core.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
-    core.pre_tokenizer = tokenizers.pre_tokenizers.Split("\u2581", "merged_with_previous")
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
-    images = [BOI, "<end_of_image>"]
+    if by_word:
+        core.pre_tokenizer = tokenizers.pre_tokenizers.Split("\u2581", "merged_with_previous")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *special]
+    tokens = [*special, *(f"<0x{i:02X}>" for i in range(256)), *last]
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=420, special_tokens=[*special, *bytes_, *images], show_progress=False
+        vocab_size=size, special_tokens=tokens, show_progress=False
     )
-    texts = [text for found, _ in CASES.values() if found for text in found]
-    lines = [
-        "\n\n \n\n",
-        "Here is the original image and here are some crops to help you see better",
-    ]
-    core.train_from_iterator([*texts, *lines, "user model be kind what is it two things"], trainer)
-    core.decoder = tokenizers.decoders.Sequence(
-        [
-            tokenizers.decoders.Replace("\u2581", " "),
-            tokenizers.decoders.ByteFallback(),
-            tokenizers.decoders.Fuse(),
-        ]
+    core.train_from_iterator(texts, trainer)
+    decoders = tokenizers.decoders
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
+    ends = [(token, i) for token, i in (("<bos>", 2), ("<eos>", 1)) if token in template]
     core.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", 2)]
+        single=template, special_tokens=ends
     )
+    names = zip(("pad_token", "eos_token", "bos_token", "unk_token"), special, strict=False)
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        padding_side="right",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        extra_special_tokens={
-            "boi_token": BOI,
-            "eoi_token": "<end_of_image>",
-            "image_token": "<image_soft_token>",
-        },
+        tokenizer_object=core, padding_side="right", **dict(names), **settings
     )
+
+
+def texts_of(cases: dict[str, tuple]) -> list[str]:
+    return [text for texts, _ in cases.values() for text in texts or ()]
 
 
 def named(out: dict, name: str) -> dict:
-    found = {
+    arrays = {
         f"{name}_ids": out["input_ids"],
         f"{name}_mask": out["attention_mask"],
         f"{name}_images": out["token_type_ids"],
     }
     if "pixel_values" in out:
-        found[f"{name}_pixels"] = np.moveaxis(np.asarray(out["pixel_values"]), 1, -1)
-    return found
+        arrays[f"{name}_pixels"] = np.moveaxis(np.asarray(out["pixel_values"]), 1, -1)
+    return arrays
 
 
-def chats(pictures: Path) -> list:
+def results(processor, pictures: Path, cases: dict, chats: list, naming, **settings) -> dict:
+    """Outputs of the processor for each case and, named "chat", for the chats, by `naming`."""
+
     def part(one: dict) -> dict:
-        if "image" not in one:
-            return one
-        return {**one, "image": Image.open(pictures / one["image"])}
+        return {**one, "image": Image.open(pictures / one["image"])} if "image" in one else one
 
-    return [
+    arguments = {"padding": True, "return_tensors": "np", **settings}
+    arrays = {}
+    for case, (texts, names) in cases.items():
+        inputs = {"text": texts} if texts else {}
+        if any(names):
+            inputs["images"] = [[Image.open(pictures / n) for n in row] for row in names]
+        arrays |= naming(processor(**inputs, **arguments), case)
+    opened = [
         [{**turn, "content": [part(one) for one in turn["content"]]} for turn in chat]
-        for chat in CHATS
+        for chat in chats
     ]
+    settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    out = processor.apply_chat_template(opened, **settings, processor_kwargs=arguments)
+    return {**arrays, **naming(out, "chat")}
 
 
 def older(folder: Path, newer: Path) -> None:
     """Writes the files as versions before 5 do: settings apart, numbers that are not set null."""
+    folder.mkdir(exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((newer / name).read_bytes())
+    crops = ("max_num_crops", "min_crop_size", "min_ratio_to_activate")
     images = {
-        "do_convert_rgb": None,
-        "do_normalize": True,
-        "do_pan_and_scan": None,
-        "do_rescale": True,
-        "do_resize": True,
+        **{"do_normalize": True, "do_rescale": True, "do_resize": True},
+        **{"do_convert_rgb": None, "do_pan_and_scan": None},
+        **{f"pan_and_scan_{name}": None for name in crops},
         "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
         "image_processor_type": "Gemma3ImageProcessor",
         "image_seq_length": TOKENS,
-        "image_std": [0.5, 0.5, 0.5],
-        "pan_and_scan_max_num_crops": None,
-        "pan_and_scan_min_crop_size": None,
-        "pan_and_scan_min_ratio_to_activate": None,
         "processor_class": "Gemma3Processor",
         "resample": 2,
         "rescale_factor": 0.00392156862745098,
         "size": {"height": SIZE, "width": SIZE},
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    save_json(folder / "preprocessor_config.json", images)
     whole = {"image_seq_length": TOKENS, "processor_class": "Gemma3Processor"}
-    (folder / "processor_config.json").write_text(json.dumps(whole))
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": GEMMA3}))
+    save_json(folder / "processor_config.json", whole)
+    save_json(folder / "chat_template.json", {"chat_template": GEMMA3})
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
     pictures = folder / "pictures"
-    for name in ("pictures", "model", "old"):
-        (folder / name).mkdir(exist_ok=True)
-    write_pictures(pictures)
+    write_pictures(pictures, PICTURES)
+    lines = [
+        "\n\n \n\n",
+        "Here is the original image and here are some crops to help you see better",
+        "user model be kind what is it two things",
+    ]
+    turns = ["<start_of_turn>", "<end_of_turn>"]
+    images = [BOI, "<end_of_image>"]
+    texts = [*texts_of(CASES), *lines]
     size = {"height": SIZE, "width": SIZE}
-    made = tokenizer()
-    found: dict = {}
     processor = transformers.Gemma3Processor(
         Gemma3ImageProcessorPil(size=size),
-        made,
+        tokenizer(texts, turns, images, extra_special_tokens=MARKS),
         chat_template=GEMMA3,
         image_seq_length=TOKENS,
     )
     processor.save_pretrained(folder / "model")
+    arrays: dict = {}
     # Its defaults count before those of the image processor, so they are given with each call.
-    for prefix, more in (("", {}), ("crops_", CROPS)):
-        arguments = {"padding": True, "return_tensors": "np", **more}
-        for case, (texts, names) in CASES.items():
-            given = {"text": texts} if texts else {}
-            if any(names):
-                given["images"] = [[Image.open(pictures / n) for n in row] for row in names]
-            found |= named(processor(**given, **arguments), prefix + case)
-        out = processor.apply_chat_template(
-            chats(pictures),
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            processor_kwargs=arguments,
-        )
-        found |= named(out, f"{prefix}chat")
-    both = Gemma3ImageProcessor(size=size)
-    image = Image.open(pictures / "wide3.jpg")
-    pixels = both(image, return_tensors="pt")["pixel_values"]
-    assert isinstance(pixels, torch.Tensor)
-    found["torchvision_pixels"] = np.moveaxis(pixels.numpy(), 1, -1)
+    for prefix, crops in (("", {}), ("crops_", CROPS)):
+        named_here = results(processor, pictures, CASES, CHATS, named, **crops)
+        arrays |= {f"{prefix}{name}": x for name, x in named_here.items()}
+    with Image.open(pictures / "wide3.jpg") as image:
+        pixels = Gemma3ImageProcessor(size=size)(image, return_tensors="pt")["pixel_values"]
+    arrays["torchvision_pixels"] = np.moveaxis(pixels.numpy(), 1, -1)
     older(folder / "old", folder / "model")
-    np.savez(folder / "expected.npz", **found)
-    said = {"cases": CASES, "chats": CHATS, "size": SIZE, "tokens": TOKENS, "crops": CROPS}
-    (folder / "texts.json").write_text(json.dumps(said))
+    save(folder / "expected.npz", **arrays)
+    inputs = {"cases": CASES, "chats": CHATS, "size": SIZE, "tokens": TOKENS, "crops": CROPS}
+    save_json(folder / "texts.json", inputs)

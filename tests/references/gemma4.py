@@ -10,17 +10,12 @@ and `adapter_some` over `all_experts`; `<name>.npz` holds the logits without and
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
+import transformers
 
-from references.gemma import SIZES, one, randomise
-from references.lora import with_random_lora
-from torchvision_cpu import define_torchvision_operators
+from references.common import save, save_json, token_ids
+from references.gemma import GLOBAL, LOCAL, SIZES, one, randomise, write_text_adapter
 
-define_torchvision_operators()
-import transformers  # noqa: E402
-
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
 ROPES = {
     LOCAL: {"rope_type": "default", "rope_theta": 1e2},
     GLOBAL: {"rope_type": "default", "rope_theta": 1e4},
@@ -66,42 +61,39 @@ ALL = {
 }
 
 
+# Without per-layer embeddings, which `Gemma4UnifiedConfig` does not have.
+UNIFIED = {name: value for name, value in PLAIN.items() if "per_layer_input" not in name}
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+AUDIO = {**SMALL, "output_proj_dims": 8, "subsampling_conv_channels": [4, 4]}
+
+
 def write_flat(folder: Path) -> None:
     text = json.loads((folder / "all" / "model" / "config.json").read_text())
     heads = text.pop("per_layer_config")["0"]
     text["global_head_dim"] = heads["head_dim"]
     text["num_global_key_value_heads"] = heads["num_key_value_heads"]
     (folder / "flat").mkdir(exist_ok=True)
-    (folder / "flat" / "config.json").write_text(json.dumps(text))
+    save_json(folder / "flat" / "config.json", text)
 
 
 def write_multimodal(folder: Path) -> None:
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {**sizes, "intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 4}
-    whole = {
-        "multimodal": transformers.Gemma4ForConditionalGeneration(
-            transformers.Gemma4Config(
-                text_config={**PLAIN, **FEATURES["shared"], **FEATURES["per_layer"]},
-                vision_config={**vision, "position_embedding_size": 4},
-                audio_config={**sizes, "output_proj_dims": 8, "subsampling_conv_channels": [4, 4]},
-            )
-        ),
-        "unified": transformers.Gemma4UnifiedForConditionalGeneration(
-            transformers.Gemma4UnifiedConfig(
-                text_config={
-                    name: value for name, value in PLAIN.items() if "per_layer_input" not in name
-                },
-                vision_config={"mm_embed_dim": 8, "output_proj_dims": 8},
-            )
-        ),
-    }
-    for name, model in whole.items():
-        randomise(model)
-        ids = torch.randint(3, 160, (1, 9), generator=torch.Generator().manual_seed(5))
+    vision = {**SMALL, "intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 4}
+    multimodal = transformers.Gemma4Config(
+        text_config={**PLAIN, **FEATURES["shared"], **FEATURES["per_layer"]},
+        vision_config={**vision, "position_embedding_size": 4},
+        audio_config=AUDIO,
+    )
+    unified = transformers.Gemma4UnifiedConfig(
+        text_config=UNIFIED, vision_config={"mm_embed_dim": 8, "output_proj_dims": 8}
+    )
+    ids = token_ids(3, 160, (1, 9))
+    for name, model in (
+        ("multimodal", transformers.Gemma4ForConditionalGeneration(multimodal)),
+        ("unified", transformers.Gemma4UnifiedForConditionalGeneration(unified)),
+    ):
+        randomise(model).save_pretrained(folder / name / "model")
         with torch.no_grad():
-            logits = model(ids).logits
-        model.save_pretrained(folder / name / "model")
-        np.savez(folder / name / "expected.npz", token_ids=ids, logits=logits)
+            save(folder / name / "expected.npz", token_ids=ids, logits=model(ids).logits)
 
 
 def write_experts(folder: Path) -> None:
@@ -114,44 +106,30 @@ def write_experts(folder: Path) -> None:
     x = torch.randn(300, 32, generator=generator).bfloat16()
     weights, indices = torch.rand(300, 6, generator=generator).topk(2)
     with torch.no_grad():
-        found = {"y16": experts(x, indices, weights).float()}
-        found["y64"] = experts.double()(x.double(), indices, weights.double())
-    np.savez(folder / "experts.npz", x=x.float(), indices=indices, weights=weights, **found)
-
-
-def write_adapter(folder: Path, base: str, name: str, targets: list[str], **more: object) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / base / "model")
-    ids = torch.randint(3, 160, (2, 9), generator=torch.Generator().manual_seed(7))
-    with torch.no_grad():
-        plain = model(ids).logits
-        adapted = with_random_lora(model, targets, **more)
-        logits = adapted(ids).logits
-    adapted.save_pretrained(folder / name)
-    np.savez(folder / f"{name}.npz", inputs=ids, plain=plain, logits=logits)
+        y16 = experts(x, indices, weights).float()
+        y64 = experts.double()(x.double(), indices, weights.double())
+    inputs = {"x": x.float(), "indices": indices, "weights": weights}
+    save(folder / "experts.npz", **inputs, y16=y16, y64=y64)
 
 
 def write_adapters(folder: Path) -> None:
     targets = ["q_proj", "v_proj", "per_layer_input_gate", "per_layer_model_projection"]
-    write_adapter(folder, "all", "adapter", targets)
-    both = ["experts.down_proj", "experts.gate_up_proj"]
-    write_adapter(
-        folder, "all_experts", "adapter_experts", ["q_proj", "router.proj"], target_parameters=both
-    )
-    some = [
-        f"model.layers.{i}.experts.{name}" for i, name in ((1, "down_proj"), (3, "gate_up_proj"))
-    ]
-    more = {"rank_pattern": {some[1]: 2}, "alpha_pattern": {some[0]: 5}}
-    write_adapter(folder, "all_experts", "adapter_some", [], target_parameters=some, **more)
+    write_text_adapter(folder, "all", "adapter", targets)
+    more = {"target_parameters": ["experts.down_proj", "experts.gate_up_proj"]}
+    targets = ["q_proj", "router.proj"]
+    write_text_adapter(folder, "all_experts", "adapter_experts", targets, **more)
+    down, up = "model.layers.1.experts.down_proj", "model.layers.3.experts.gate_up_proj"
+    more = {"target_parameters": [down, up], "rank_pattern": {up: 2}, "alpha_pattern": {down: 5}}
+    write_text_adapter(folder, "all_experts", "adapter_some", [], **more)
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
     for name, feature in {"plain": {}, **FEATURES, "experts": EXPERTS}.items():
-        # Where hidden states are asked for, `generate` leaves out a shortcut that fails on shared
+        # If hidden states are asked for, `generate` leaves out a shortcut that fails on shared
         # keys and values without per-layer embeddings.
         config = transformers.Gemma4TextConfig(**{**PLAIN, **feature}, output_hidden_states=True)
         config._experts_implementation = "eager"  # the other one has no float64
-        one(folder / name, config, "1GB")
+        one(folder / name, config)
     one(folder / "all", transformers.Gemma4TextConfig(**ALL), "60KB")
     config = transformers.Gemma4TextConfig(**ALL, **EXPERTS)
     config._experts_implementation = "eager"

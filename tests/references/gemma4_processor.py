@@ -9,33 +9,22 @@ backend; `<case>_merged` and `<case>_merged_places` are those after transformers
 rounds otherwise.
 """
 
-import io
-import json
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 import torch
 from PIL import Image
-
-from torchvision_cpu import define_torchvision_operators
-
-define_torchvision_operators()
-import transformers  # noqa: E402
-from transformers.models.gemma4.feature_extraction_gemma4 import (  # noqa: E402
-    Gemma4AudioFeatureExtractor,
-)
-from transformers.models.gemma4.image_processing_pil_gemma4 import (  # noqa: E402
-    Gemma4ImageProcessorPil,
-)
-from transformers.models.gemma4.processing_gemma4 import Gemma4Processor  # noqa: E402
-from transformers.models.gemma4.video_processing_gemma4 import (  # noqa: E402
-    Gemma4VideoProcessor,
-)
-from transformers.models.gemma4_unified.image_processing_gemma4_unified import (  # noqa: E402
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProcessor
+from transformers.models.gemma4_unified.image_processing_gemma4_unified import (
     Gemma4UnifiedImageProcessor,
     patches_merge,
 )
+
+from references.common import save, save_json
+from references.gemma3_processor import chats_of, results, texts_of, tokenizer, write_pictures
 
 SIZES = {"patch_size": 2, "max_soft_tokens": 70, "pooling_kernel_size": 2}
 # Names with (height, width): smaller and larger than the patches allow, as large as they allow,
@@ -72,78 +61,11 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|turn>model\\n<|channel>thought\\n<channel|>' -}}{%- endif -%}
 """
-CHATS = [
-    [
-        {"role": "system", "content": [{"type": "text", "text": "be kind"}]},
-        {
-            "role": "user",
-            "content": [
-                {"type": "image", "image": "wide.jpg"},
-                {"type": "text", "text": "what is it?"},
-                {"type": "image", "image": "square.png"},
-            ],
-        },
-        {"role": "assistant", "content": [{"type": "text", "text": "two things"}]},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "and this?"},
-                {"type": "image", "image": "tall.png"},
-            ],
-        },
-    ],
-    [{"role": "user", "content": [{"type": "text", "text": "no image"}]}],
-]
+CHATS = chats_of("wide.jpg", "square.png", "tall.png", "what is it?")
 MARKS = {
     **{"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": SOFT},
     **{"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"},
 }
-
-
-def write_pictures(folder: Path) -> None:
-    random = np.random.default_rng(7)
-    for name, (height, width) in PICTURES.items():
-        rows, columns = np.mgrid[0:height, 0:width]
-        waves = np.stack([rows * 7 + columns, columns * 11 - rows, rows * columns], -1) % 256
-        noise = random.integers(-40, 41, waves.shape)
-        image = Image.fromarray(np.clip(waves + noise, 0, 255).astype("uint8"))
-        if name.startswith("grey"):
-            image = image.convert("L")
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG" if name.endswith("jpg") else "PNG")
-        (folder / name).write_bytes(buffer.getvalue())
-
-
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
-    core.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
-    core.pre_tokenizer = tokenizers.pre_tokenizers.Split("\u2581", "merged_with_previous")
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"]
-    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=420, special_tokens=[*special, *bytes_, *MARKS.values()], show_progress=False
-    )
-    texts = [text for found, _ in CASES.values() if found for text in found]
-    core.train_from_iterator([*texts, "user model system thought be kind what is it two"], trainer)
-    core.decoder = tokenizers.decoders.Sequence(
-        [
-            tokenizers.decoders.Replace("\u2581", " "),
-            tokenizers.decoders.ByteFallback(),
-            tokenizers.decoders.Fuse(),
-        ]
-    )
-    core.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", 2)]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        padding_side="right",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        extra_special_tokens=MARKS,
-    )
 
 
 def merged(pixels: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +84,7 @@ def merged(pixels: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def named(out: dict, name: str) -> dict:
-    found = {
+    arrays = {
         f"{name}_ids": out["input_ids"],
         f"{name}_mask": out["attention_mask"],
         f"{name}_images": out["mm_token_type_ids"],
@@ -170,67 +92,36 @@ def named(out: dict, name: str) -> dict:
     if "pixel_values" in out:
         pixels = np.asarray(out["pixel_values"], "float32")
         places = np.asarray(out["image_position_ids"])
-        found |= {f"{name}_pixels": pixels, f"{name}_places": places}
+        arrays |= {f"{name}_pixels": pixels, f"{name}_places": places}
         both = merged(pixels, places)
-        found |= {f"{name}_merged": both[0], f"{name}_merged_places": both[1]}
-    return found
+        arrays |= {f"{name}_merged": both[0], f"{name}_merged_places": both[1]}
+    return arrays
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
     pictures = folder / "pictures"
-    for name in ("pictures", "model", "unified"):
-        (folder / name).mkdir(exist_ok=True)
-    write_pictures(pictures)
-    made = tokenizer()
-    found: dict = {}
+    write_pictures(pictures, PICTURES)
+    texts = [*texts_of(CASES), "user model system thought be kind what is it two"]
+    turns = ["<|turn>", "<turn|>", "<|channel>", "<channel|>"]
+    words = tokenizer(texts, turns, list(MARKS.values()), extra_special_tokens=MARKS)
     processor = Gemma4Processor(
         Gemma4AudioFeatureExtractor(),
         Gemma4ImageProcessorPil(**SIZES),
-        made,
+        words,
         Gemma4VideoProcessor(**SIZES),
         chat_template=TEMPLATE,
         image_seq_length=SIZES["max_soft_tokens"],
     )
     processor.save_pretrained(folder / "model")
-    arguments = {"padding": True, "return_tensors": "np"}
-    for case, (texts, names) in CASES.items():
-        given = {"text": texts} if texts else {}
-        if any(names):
-            given["images"] = [[Image.open(pictures / n) for n in row] for row in names]
-        found |= named(processor(**given, **arguments), case)
-    chats = [
-        [
-            {
-                **turn,
-                "content": [
-                    {**part, "image": Image.open(pictures / part["image"])}
-                    if "image" in part
-                    else part
-                    for part in turn["content"]
-                ],
-            }
-            for turn in chat
-        ]
-        for chat in CHATS
-    ]
-    out = processor.apply_chat_template(
-        chats,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        processor_kwargs=arguments,
-    )
-    found |= named(out, "chat")
+    arrays = results(processor, pictures, CASES, CHATS, named)
     unified = Gemma4UnifiedImageProcessor(**SIZES)
     for name in ("exact.png", "wide.jpg"):
         out = unified(Image.open(pictures / name), return_tensors="pt")
         key = name.partition(".")[0]
-        found[f"torchvision_{key}"] = out["pixel_values"].numpy()
-        found[f"torchvision_{key}_places"] = out["image_position_ids"].numpy()
-    made.save_pretrained(folder / "unified")
+        arrays[f"torchvision_{key}"] = out["pixel_values"]
+        arrays[f"torchvision_{key}_places"] = out["image_position_ids"]
+    save(folder / "expected.npz", **arrays)
+    words.save_pretrained(folder / "unified")
     unified.save_pretrained(folder / "unified")
     (folder / "unified" / "chat_template.jinja").write_text(TEMPLATE)
-    np.savez(folder / "expected.npz", **found)
-    said = {"cases": CASES, "chats": CHATS, "sizes": SIZES}
-    (folder / "texts.json").write_text(json.dumps(said))
+    save_json(folder / "texts.json", {"cases": CASES, "chats": CHATS, "sizes": SIZES})

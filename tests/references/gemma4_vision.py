@@ -16,16 +16,13 @@ than an image, so that each rule of who sees whom changes the logits.
 
 from pathlib import Path
 
-import numpy as np
 import torch
+import transformers
 
-from references.gemma import SIZES, randomise
-from references.gemma4 import FEATURES, PLAIN, TURNED
-from references.lora import with_random_lora
-from torchvision_cpu import define_torchvision_operators
-
-define_torchvision_operators()
-import transformers  # noqa: E402
+from references.common import save
+from references.gemma import SIZES, greedy, randomise
+from references.gemma4 import AUDIO, FEATURES, TURNED, UNIFIED
+from references.lora import write_adapter
 
 IMAGE, NEW, PATCHES = 155, 24, 14
 PATCH, POOL = 2, 2
@@ -39,13 +36,13 @@ CASES = {
     "last": (20, ((6, 1), (19, 2))),
 }
 TEXT = {
-    **{name: value for name, value in PLAIN.items() if "per_layer_input" not in name},
+    **UNIFIED,
     **FEATURES["heads"],
     "rope_parameters": TURNED,
     "final_logit_softcapping": 4.0,
     "attention_k_eq_v": True,
 }
-UNIFIED = {
+ENCODERLESS = {
     "patch_size": PATCH,
     "pooling_kernel_size": POOL,
     "mm_embed_dim": 20,
@@ -63,48 +60,30 @@ TOWER = {
     "pooling_kernel_size": POOL,
     "position_embedding_size": 16,
 }
-AUDIO = {
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "output_proj_dims": 8,
-    "subsampling_conv_channels": [4, 4],
-}
+EAGER = {"attn_implementation": "eager"}
 
 
 def models() -> dict[str, transformers.PreTrainedModel]:
     ends = {"image_token_id": IMAGE, "boi_token_id": 150, "eoi_token_id": 151}
     ends |= {"video_token_id": 152, "audio_token_id": 153}
+    # `generate` leaves out a shortcut that fails on masks, see `references.gemma4`.
+    text = {**TEXT, "hidden_size_per_layer_input": 0}
+    small = {**text, **FEATURES["per_layer"], **FEATURES["shared"]}
+    small["vocab_size_per_layer_input"] = SIZES["vocab_size"]
+    bounds = {"use_clipped_linears": True, "num_key_value_heads": 1}
+    sees, sounds = {"use_bidirectional_attention": "vision"}, {"audio_embed_dim": 8}
+    causal = {**TEXT, "use_bidirectional_attention": None}
+    rows = {
+        "unified": ("Gemma4Unified", {**TEXT, **sees}, ENCODERLESS, sounds),
+        "unified_causal": ("Gemma4Unified", causal, ENCODERLESS, None),
+        "tower": ("Gemma4", {**text, **sees}, {**TOWER, "standardize": True}, None),
+        "tower_small": ("Gemma4", small, {**TOWER, **bounds}, AUDIO),
+    }
     made = {}
-    for name, sees in (("unified", "vision"), ("unified_causal", None)):
-        audio = {"audio_embed_dim": 8} if name == "unified" else None
-        config = transformers.Gemma4UnifiedConfig(
-            text_config={**TEXT, "use_bidirectional_attention": sees},
-            vision_config=UNIFIED,
-            audio_config=audio,
-            **ends,
-            attn_implementation="eager",
-        )
-        made[name] = transformers.Gemma4UnifiedForConditionalGeneration(config)
-    per_layer = {**FEATURES["per_layer"], "vocab_size_per_layer_input": SIZES["vocab_size"]}
-    for name, text, tower, audio in (
-        ("tower", {"use_bidirectional_attention": "vision"}, {"standardize": True}, None),
-        (
-            "tower_small",
-            {**per_layer, **FEATURES["shared"]},
-            {"use_clipped_linears": True, "num_key_value_heads": 1},
-            AUDIO,
-        ),
-    ):
-        config = transformers.Gemma4Config(
-            # `generate` leaves out a shortcut that fails on masks, see `references.gemma4`.
-            text_config={**TEXT, "hidden_size_per_layer_input": 0, **text},
-            vision_config={**TOWER, **tower},
-            audio_config=audio,
-            **ends,
-            attn_implementation="eager",
-        )
-        made[name] = transformers.Gemma4ForConditionalGeneration(config)
+    for name, (kind, text, vision, audio) in rows.items():
+        towers = {"text_config": text, "vision_config": vision, "audio_config": audio}
+        config = getattr(transformers, f"{kind}Config")(**towers, **ends, **EAGER)
+        made[name] = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     return made
 
 
@@ -129,11 +108,11 @@ def images(name: str) -> dict[str, torch.Tensor]:
 def given(
     model: transformers.PreTrainedModel, ids: torch.Tensor, numbers: list[int], seen: dict
 ) -> dict[str, torch.Tensor]:
-    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if numbers:
-        found |= {name: x[numbers] for name, x in seen.items()}
-        found["mm_token_type_ids"] = (ids == IMAGE).long()
-    return found
+        inputs |= {name: x[numbers] for name, x in seen.items()}
+        inputs["mm_token_type_ids"] = (ids == IMAGE).long()
+    return inputs
 
 
 def masked(model: transformers.PreTrainedModel, inputs: dict) -> dict:
@@ -165,69 +144,46 @@ def write_one(folder: Path, name: str, model: transformers.PreTrainedModel) -> N
     place = folder / name
     model.save_pretrained(place / "model", max_shard_size="40KB")
     seen = images(name)
-    found = {"pixel_values": seen["pixel_values"], "places": seen["image_position_ids"]}
+    outputs = {"pixel_values": seen["pixel_values"], "places": seen["image_position_ids"]}
     generator = torch.Generator().manual_seed(5)
-    numbers: dict[str, list[int]] = {}
-    exact, half = (
-        type(model).from_pretrained(place / "model", dtype=dtype, attn_implementation="eager")
-        for dtype in (torch.float64, torch.bfloat16)
+    exact, half, base = (
+        type(model).from_pretrained(place / "model", dtype=dtype, **EAGER)
+        for dtype in (torch.float64, torch.bfloat16, torch.float32)
     )
+    static = {"cache_implementation": "static", "disable_compile": True}
+    inputs = {}
     with torch.no_grad():
         features = model.model.get_image_features(**seen).pooler_output
-        found |= {f"features_{number}": x for number, x in enumerate(features)}
+        outputs |= {f"features_{number}": x for number, x in enumerate(features)}
         for case, (length, pictures) in CASES.items():
             ids = torch.randint(3, 150, (1, length), generator=generator)
             for start, number in pictures:
                 rows, columns = SHAPES[number]
                 ids[0, start : start + rows * columns] = IMAGE
-            numbers[case] = [number for _, number in pictures]
-            inputs = given(model, ids, numbers[case], seen)
-            found |= {f"{case}_ids": ids, f"{case}_numbers": torch.tensor(numbers[case])}
-            found[f"{case}_logits"] = model(**masked(model, inputs)).logits
-            found[f"{case}_plain"] = model(**inputs).logits
-            whole = model.generate(
-                **inputs,
-                max_new_tokens=NEW,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-                cache_implementation="static",
-                disable_compile=True,
-                return_dict_in_generate=True,
-            ).sequences
-            found[f"{case}_greedy"] = whole[0, length:]
-            for end, other in (("64", exact), ("16", half)):
-                more = (
-                    {**inputs, "pixel_values": inputs["pixel_values"].to(other.dtype)}
-                    if ("pixel_values" in inputs)
-                    else inputs
-                )
-                found[f"{case}_logits{end}"] = other(**masked(other, more)).logits.double()
-    write_adapter(folder, name, given(model, found["two_ids"], numbers["two"], seen))
-    np.savez(place / "expected.npz", **{key: x.numpy() for key, x in found.items()})
-
-
-def write_adapter(folder: Path, name: str, inputs: dict) -> None:
-    place = folder / name
-    kind = transformers.AutoModelForImageTextToText
-    model = kind.from_pretrained(place / "model", attn_implementation="eager")
-    inputs = masked(model, inputs)
-    # PEFT knows the linear layers inside those with bounds, and not these.
+            numbers = [number for _, number in pictures]
+            inputs[case] = given(model, ids, numbers, seen)
+            outputs |= {f"{case}_ids": ids, f"{case}_numbers": torch.tensor(numbers)}
+            outputs[f"{case}_logits"] = model(**masked(model, inputs[case])).logits
+            outputs[f"{case}_plain"] = model(**inputs[case]).logits
+            outputs[f"{case}_greedy"] = greedy(model, inputs[case], NEW, **static)
+            for bits, other in (("64", exact), ("16", half)):
+                rounded = {**seen, "pixel_values": seen["pixel_values"].to(other.dtype)}
+                logits = other(**masked(other, given(other, ids, numbers, rounded))).logits
+                outputs[f"{case}_logits{bits}"] = logits.double()
+    save(place / "expected.npz", **outputs)
+    # PEFT supports the linear layers inside those with bounds, and not the bounded ones.
     ends = ("q_proj", "v_proj", "linear", "patch_dense", "input_proj", "embedding_projection")
     targets = [
         path
-        for path, part in model.named_modules()
+        for path, part in base.named_modules()
         if path.endswith(ends) and isinstance(part, torch.nn.Linear) and "audio" not in path
     ]
-    adapted = with_random_lora(model, targets)
-    adapted.save_pretrained(place / "adapter")
-    with torch.no_grad():
-        logits = adapted(**inputs).logits
-    np.savez(place / "adapter.npz", logits=logits.numpy())
+    two = masked(base, inputs["two"])
+    _, logits = write_adapter(place / "adapter", base, targets, two, "logits")
+    save(place / "adapter.npz", logits=logits)
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
     assert SIZES["vocab_size"] > IMAGE
     for name, model in models().items():
         write_one(folder, name, model)

@@ -11,23 +11,14 @@ the output of the first block, and `siglip` has `pooled` (B, 16), what its pooli
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
+import transformers
 
-from references.two_towers import make, token_ids
-from references.vit import arrays, pictures, randomise
-
-import transformers  # isort: skip (references.vit prepares torch for it)
+from references.common import pictures, randomise, save, vision_sizes
+from references.two_towers import make, padded_ids
 
 EAGER = {"attn_implementation": "eager"}
-TINY = {
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 40,
-    "image_size": 16,
-    "patch_size": 4,
-}
+TINY = vision_sizes(num_hidden_layers=3, intermediate_size=40, image_size=16)
 
 
 def grad_cam(part: torch.nn.Module, score: Callable, prefix: int) -> torch.Tensor:
@@ -45,66 +36,60 @@ def grad_cam(part: torch.nn.Module, score: Callable, prefix: int) -> torch.Tenso
     return torch.relu((weights * channels).sum(1))
 
 
-def save(folder: Path, name: str, attentions: tuple, **held: torch.Tensor) -> None:
-    named = {f"attention_{i}": x for i, x in enumerate(attentions)}
-    np.savez(folder / name / "expected.npz", **arrays(**held, **named))
+def save_case(folder: Path, attentions: tuple, **outputs: torch.Tensor) -> None:
+    outputs |= {f"attention_{i}": x for i, x in enumerate(attentions)}
+    save(folder / "expected.npz", **outputs)
 
 
 def vit(folder: Path) -> None:
     config = transformers.ViTConfig(**TINY, num_labels=5, **EAGER)
-    model = transformers.ViTForImageClassification(config)
-    randomise(model, 1)
-    model.save_pretrained(folder / "vit" / "model")
+    model = randomise(transformers.ViTForImageClassification(config), 1)
+    model.save_pretrained(folder / "model")
     images, classes = pictures((16, 16)), torch.tensor([4, 1])
     layers = model.vit.layers
 
     def score() -> torch.Tensor:
         return model(images).logits.gather(1, classes[:, None])
 
-    held = {"images": images, "classes": classes}
-    held["cam"] = grad_cam(layers[-1].layernorm_before, score, 1)
-    held["cam_block_0"] = grad_cam(layers[0], score, 1)
-    save(folder, "vit", model(images, output_attentions=True).attentions, **held)
+    outputs = {"images": images, "classes": classes}
+    outputs["cam"] = grad_cam(layers[-1].layernorm_before, score, 1)
+    outputs["cam_block_0"] = grad_cam(layers[0], score, 1)
+    save_case(folder, model(images, output_attentions=True).attentions, **outputs)
 
 
 def dinov3(folder: Path) -> None:
     config = transformers.DINOv3ViTConfig(**TINY, num_register_tokens=3, **EAGER)
-    model = transformers.DINOv3ViTModel(config)
-    randomise(model, 2)
-    model.save_pretrained(folder / "dinov3" / "model")
+    model = randomise(transformers.DINOv3ViTModel(config), 2)
+    model.save_pretrained(folder / "model")
     images = pictures((16, 16))
-
-    def score() -> torch.Tensor:
-        return model(images).pooler_output[:, 3]
-
-    cam = grad_cam(model.model.layer[-1].norm1, score, 4)
+    cam = grad_cam(model.model.layer[-1].norm1, lambda: model(images).pooler_output[:, 3], 4)
     attentions = model(images, output_attentions=True).attentions
-    save(folder, "dinov3", attentions, images=images, cam=cam)
+    save_case(folder, attentions, images=images, cam=cam)
 
 
 def two_towers(folder: Path, kind: str) -> None:
     model = make(kind)
     model.set_attn_implementation("eager")
-    model.save_pretrained(folder / kind / "model")
-    images, ids = pictures((16, 16), number=3), token_ids()[0][:3]
+    model.save_pretrained(folder / "model")
+    images, ids = pictures((16, 16), number=3), padded_ids()[0][:3]
     tower = model.vision_model
     prefix = 1 if kind == "clip" else 0
 
     def score() -> torch.Tensor:
         return model(input_ids=ids, pixel_values=images).logits_per_image.diagonal()
 
-    held = {"images": images, "token_ids": ids}
-    held["cam"] = grad_cam(tower.encoder.layers[-1].layer_norm1, score, prefix)
+    outputs = {"images": images, "token_ids": ids}
+    outputs["cam"] = grad_cam(tower.encoder.layers[-1].layer_norm1, score, prefix)
     out = tower(images, output_attentions=True)
     if kind == "siglip":
         head, tokens = tower.head, out.last_hidden_state
         probe = head.probe.repeat(len(images), 1, 1)
-        held["pooled"] = head.attention(probe, tokens, tokens)[1][:, 0]
-    save(folder, kind, out.attentions, **held)
+        outputs["pooled"] = head.attention(probe, tokens, tokens)[1][:, 0]
+    save_case(folder, out.attentions, **outputs)
 
 
 def write(folder: Path) -> None:
-    vit(folder)
-    dinov3(folder)
+    vit(folder / "vit")
+    dinov3(folder / "dinov3")
     for kind in ("clip", "siglip"):
-        two_towers(folder, kind)
+        two_towers(folder / kind, kind)

@@ -11,36 +11,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
+from transformers.models.siglip2 import image_processing_pil_siglip2 as processing
 
+from references.common import PATCH, randomise, save, token_ids, vision_sizes
 from references.two_towers import TEXT, gemma
-from references.vit import randomise
-from torchvision_cpu import define_torchvision_operators
 
-define_torchvision_operators()
-import transformers  # noqa: E402
-from transformers.models.siglip2 import image_processing_pil_siglip2 as processing  # noqa: E402
-
-PATCH, SIZES = 4, (24, 60)
-VISION = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "patch_size": PATCH,
-    "num_patches": 25,
-}
+SIZES = (24, 60)
+VISION = vision_sizes(num_attention_heads=2, image_size=None, num_patches=25)
 PICTURES = ((21, 37), (50, 9), (16, 16), (7, 90))
 NAMES = {"pixel_values": "values", "pixel_attention_mask": "mask", "spatial_shapes": "shapes"}
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
-    folder.mkdir(parents=True, exist_ok=True)
     place = folder / "model"
     text = {**TEXT, "vocab_size": 300}
     config = transformers.Siglip2Config(text_config=text, vision_config=VISION)
-    model = transformers.Siglip2Model(config).eval()
-    randomise(model, 3)
+    model = randomise(transformers.Siglip2Model(config), 3)
     with torch.no_grad():
         model.logit_scale.fill_(2.0)
         model.logit_bias.fill_(-1.5)
@@ -48,18 +35,16 @@ def write(folder: Path) -> None:
     gemma(place)
     processor = transformers.Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=SIZES[0])
     processor.save_pretrained(place)
-    classes = transformers.Siglip2ForImageClassification(
-        transformers.Siglip2Config(text_config=text, vision_config=VISION, num_labels=3)
-    ).eval()
-    randomise(classes, 4)
+    config = transformers.Siglip2Config(text_config=text, vision_config=VISION, num_labels=3)
+    classes = randomise(transformers.Siglip2ForImageClassification(config), 4)
     classes.save_pretrained(folder / "classes")
     processor.save_pretrained(folder / "classes")
 
     draw = np.random.default_rng(3)
     pictures = [draw.integers(0, 256, (*size, 3), dtype="uint8") for size in PICTURES]
-    np.savez(folder / "pictures.npz", **{str(i): x for i, x in enumerate(pictures)})
-    ids = torch.randint(3, 290, (5, 12), generator=torch.Generator().manual_seed(5))
-    found: dict[str, np.ndarray] = {"token_ids": ids.numpy()}
+    save(folder / "pictures.npz", **{str(i): x for i, x in enumerate(pictures)})
+    ids = token_ids(3, 290, (5, 12))
+    outputs = {"token_ids": ids}
     for size in SIZES:
         given = processor(pictures, max_num_patches=size, return_tensors="pt")
         with torch.no_grad():
@@ -71,12 +56,12 @@ def write(folder: Path) -> None:
         if size == SIZES[0]:
             with torch.no_grad():
                 named["classes"] = classes(**given).logits
-        found |= {f"{size}_{name}": x.numpy() for name, x in named.items()}
-    np.savez(folder / "expected.npz", **found)
+        outputs |= {f"{size}_{name}": x for name, x in named.items()}
+    save(folder / "expected.npz", **outputs)
     sides = draw.integers(1, 3000, (200, 2))
     budgets = draw.choice([1, 9, 64, 256, 1024], 200)
     grids = [
         processing.get_image_size_for_max_num_patches(int(h), int(w), 16, int(n))
         for (h, w), n in zip(sides, budgets, strict=True)
     ]
-    np.savez(folder / "grids.npz", sides=sides, budgets=budgets, grids=np.array(grids) // 16)
+    save(folder / "grids.npz", sides=sides, budgets=budgets, grids=np.array(grids) // 16)

@@ -8,28 +8,14 @@ writes it. `adapter` is written by PEFT over `untied`, `adapter.npz` holds the l
 import json
 from pathlib import Path
 
-import numpy as np
-import torch
+import tokenizers
+import transformers
 
-from references.gemma import one
-from references.lora import with_random_lora
-from torchvision_cpu import define_torchvision_operators
+from references.common import save_json
+from references.gemma import DECODER, one, write_text_adapter
 
-define_torchvision_operators()
-import tokenizers  # noqa: E402
-import transformers  # noqa: E402
-
-SIZES = {
-    "vocab_size": 160,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "max_position_embeddings": 256,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-}
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+SIZES = {**DECODER, "num_hidden_layers": 3, "rope_parameters": ROPE}
 TEXTS = ["Hello, world! It's 2025.", "  two\n\nlines\t", "na\u00efve \U0001f600 \u65e5\u672c", ""]
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -61,36 +47,24 @@ def write_tokenizer(folder: Path) -> None:
     )
     theirs.chat_template = TEMPLATE
     theirs.save_pretrained(folder)
-    held = json.loads(core.to_str())["model"]
-    (folder / "vocab.json").write_text(json.dumps(held["vocab"]))
-    merges = [m if isinstance(m, str) else " ".join(m) for m in held["merges"]]
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    said = {
+    trained = json.loads(core.to_str())["model"]
+    save_json(folder / "vocab.json", trained["vocab"])
+    merges = [m if isinstance(m, str) else " ".join(m) for m in trained["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    expected = {
         "texts": TEXTS,
         "ids": [theirs.encode(text, add_special_tokens=False) for text in TEXTS],
         "chat": CHAT,
         "written": theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True),
     }
-    (folder / "texts.json").write_text(json.dumps(said))
-
-
-def write_adapter(folder: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "untied" / "model")
-    ids = torch.randint(3, 160, (2, 9), generator=torch.Generator().manual_seed(7))
-    with torch.no_grad():
-        plain = model(ids).logits
-        adapted = with_random_lora(model, ["q_proj", "v_proj", "down_proj"])
-        logits = adapted(ids).logits
-    adapted.save_pretrained(folder / "adapter")
-    np.savez(folder / "adapter.npz", inputs=ids, plain=plain, logits=logits)
+    save_json(folder / "texts.json", expected)
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
     for name in ("tied", "untied", "bias"):
         config = transformers.Qwen3Config(
             **SIZES, tie_word_embeddings=name == "tied", attention_bias=name == "bias"
         )
-        one(folder / name, config, "1GB")
+        one(folder / name, config)
     write_tokenizer(folder / "tokenizer")
-    write_adapter(folder)
+    write_text_adapter(folder, "untied", "adapter", ["q_proj", "v_proj", "down_proj"])

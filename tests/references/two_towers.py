@@ -10,44 +10,30 @@ holds what a processor writes too, with `prepared.npz`: its pixels of `pictures`
 texts in `texts.json`.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 import torch
+import transformers
 
-from references.clip import TEXTS, write_tokenizer
-from references.lora import with_random_lora
-from references.vit import pictures, randomise
+from references.clip import END, TEXTS, write_tokenizer
+from references.common import (
+    pictures,
+    randomise,
+    save,
+    save_json,
+    text_sizes,
+    token_ids,
+    vision_sizes,
+)
+from references.lora import write_adapter
 from references.vit_kinds import rows_of
 from sentencepiece_files import CONTROL, NORMAL, UNKNOWN, sentencepiece_model
-from torchvision_cpu import define_torchvision_operators
 
-define_torchvision_operators()
-import tokenizers  # noqa: E402
-import transformers  # noqa: E402
-
-END = 40
-TEXT = {
-    "vocab_size": 50,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "max_position_embeddings": 12,
-    "bos_token_id": 39,
-    "eos_token_id": END,
-    "pad_token_id": 1,
-}
-VISION = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "image_size": 16,
-    "patch_size": 4,
-}
-NATIVE = {name: x for name, x in VISION.items() if name != "image_size"} | {"num_patches": 16}
+TEXT = text_sizes(pad_token_id=1)
+VISION = vision_sizes(num_attention_heads=2, image_size=16)
+NATIVE = vision_sizes(num_attention_heads=2, image_size=None, num_patches=16)
 UNIGRAM = 1
 TARGETS = ["q_proj", "v_proj", "fc1"]
 
@@ -70,8 +56,8 @@ def make(kind: str) -> torch.nn.Module:
     return model
 
 
-def token_ids() -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.randint(3, 39, (5, 12), generator=torch.Generator().manual_seed(5))
+def padded_ids() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = token_ids(3, 39, (5, 12))
     mask = torch.ones_like(ids)
     for row, place in enumerate((11, 7, 4, 9, 2)):
         ids[row, place] = END
@@ -90,29 +76,27 @@ def given(kind: str, ids: torch.Tensor, images: torch.Tensor) -> dict[str, torch
 def one(folder: Path, kind: str) -> None:
     model = make(kind)
     model.save_pretrained(folder / "model")
-    ids, mask = token_ids()
+    ids, mask = padded_ids()
     images = pictures((16, 16), number=4)
-    found = {"images": images.permute(0, 2, 3, 1), "token_ids": ids, "padding_mask": mask}
+    inputs = given(kind, ids, images)
+    outputs = {"images": images, "token_ids": ids, "padding_mask": mask}
+    output = "logits_per_image"
+    _, logits = write_adapter(folder / "adapter", make(kind), TARGETS, inputs, output)
+    save(folder / "adapter.npz", logits=logits)
     with torch.no_grad():
-        found["masked"] = model(**given(kind, ids, images), attention_mask=mask).logits_per_image
-        adapted = with_random_lora(make(kind), TARGETS)
-        adapted.save_pretrained(folder / "adapter")
-        logits = adapted(**given(kind, ids, images)).logits_per_image
-        np.savez(folder / "adapter.npz", logits=logits.numpy())
-        out = model(**given(kind, ids, images))
+        outputs["masked"] = model(**inputs, attention_mask=mask).logits_per_image
+        out = model(**inputs)
         for key in ("image_embeds", "text_embeds", "logits_per_image"):
-            found[key] = out[key]
-        found["loss"] = model(**given(kind, ids[:4], images), return_loss=True).loss
+            outputs[key] = out[key]
+        outputs["loss"] = model(**given(kind, ids[:4], images), return_loss=True).loss
         many = pictures((16, 16), number=64)
-        rows = torch.randint(3, 39, (64, 12), generator=torch.Generator().manual_seed(6))
+        rows = token_ids(3, 39, (64, 12), 6)
         rows[:, -1] = END
-        found |= {"many_images": many.permute(0, 2, 3, 1), "many_ids": rows}
+        outputs |= {"many_images": many, "many_ids": rows}
         for bits, dtype in (("64", torch.float64), ("16", torch.bfloat16)):
-            other = model.to(dtype)
-            x = given(kind, rows, many.to(dtype))
-            out = other(**x)
-            found[f"many{bits}"] = torch.cat([out.image_embeds, out.text_embeds]).double()
-    np.savez(folder / "expected.npz", **{name: x.numpy() for name, x in found.items()})
+            out = model.to(dtype)(**given(kind, rows, many.to(dtype)))
+            outputs[f"many{bits}"] = torch.cat([out.image_embeds, out.text_embeds]).double()
+    save(folder / "expected.npz", **outputs)
 
 
 # === Processors ===
@@ -120,16 +104,8 @@ def one(folder: Path, kind: str) -> None:
 
 def unigram(file: Path) -> None:
     """A vocabulary of pieces with probabilities, as SigLIP's own."""
-    words = [
-        "\u2581a",
-        "\u2581photo",
-        "\u2581of",
-        "\u2581cat",
-        "\u2581two",
-        "\u2581lines",
-        "es",
-        "ing",
-    ]
+    words = ["a", "photo", "of", "cat", "two", "lines"]
+    words = [*(f"\u2581{word}" for word in words), "es", "ing"]
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789", "\u2581"]
     pieces = [("<pad>", 0.0, CONTROL), ("</s>", 0.0, CONTROL), ("<unk>", 0.0, UNKNOWN)]
     pieces += [(x, -2.0 - 0.1 * i, NORMAL) for i, x in enumerate(words)]
@@ -176,12 +152,11 @@ def write_processor(folder: Path, kind: str) -> None:
     shown = np.random.default_rng(3).integers(0, 256, (3, 21, 37, 3), dtype="uint8")
     pixels = images(list(shown), return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
     ids = tokenizer(TEXTS, padding="max_length", max_length=12, truncation=True)["input_ids"]
-    np.savez(folder / "prepared.npz", pictures=shown, pixels=pixels, token_ids=np.array(ids))
-    (folder / "texts.json").write_text(json.dumps(TEXTS))
+    save(folder / "prepared.npz", pictures=shown, pixels=pixels, token_ids=np.array(ids))
+    save_json(folder / "texts.json", TEXTS)
 
 
 def write(folder: Path) -> None:
-    transformers.logging.set_verbosity_error()
     for kind in ("clip", "siglip", "siglip2"):
         one(folder / kind, kind)
         write_processor(folder / kind, kind)

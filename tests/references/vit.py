@@ -1,160 +1,99 @@
 """ViTs of transformers and timm, and `.npz` files as google-research writes them, read by timm.
 
 Each case is a folder: `model` (a directory or file as its package writes it) and `expected.npz`
-with `images` (NHWC), `block_<i>` and `final` where the package tells, `logits`, and for another
+with `images` (NHWC), `block_<i>` and `final` if the package gives them, `logits`, and for another
 image size `resized_images` and `resized_logits`. Sizes are such that each feature changes the
 result.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
+import timm
 import torch
+import transformers
 
-from torchvision_cpu import define_torchvision_operators
+from references.common import (
+    RESIZED,
+    SIZE,
+    at_both_sizes,
+    pictures,
+    randomise,
+    recorded_blocks,
+    save,
+    save_json,
+    save_model,
+    vision_sizes,
+)
 
-define_torchvision_operators()
-import timm  # noqa: E402
-import transformers  # noqa: E402
-
-SIZE = 32
-RESIZED = (20, 44)  # a 5 x 11 grid from an 8 x 8 one: shrinks one axis, stretches the other
 TINY = {"patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 3, "mlp_ratio": 2}
+PATCHES = {"class_token": False, "global_pool": "avg"}
 TIMM = {
-    "timm_token": {"img_size": SIZE},
-    "timm_gap": {"img_size": SIZE, "global_pool": "avg", "class_token": False},
-    "timm_gap_norm": {
-        "img_size": SIZE,
-        "global_pool": "avg",
-        "class_token": False,
-        "fc_norm": False,
-    },
-    "timm_registers": {"img_size": SIZE, "reg_tokens": 4, "no_embed_class": True},
-    "timm_registers_gap": {
-        "img_size": SIZE,
-        "reg_tokens": 2,
-        "no_embed_class": True,
-        "class_token": False,
-        "global_pool": "avg",
-    },
-    "timm_map": {"img_size": SIZE, "global_pool": "map", "class_token": False},
-    "timm_scale": {"img_size": SIZE, "init_values": 0.1, "qk_norm": True},
-    "timm_pre_norm": {"img_size": SIZE, "pre_norm": True, "qkv_bias": False},
-    "timm_tanh": {"img_size": SIZE, "act_layer": "gelu_tanh"},
+    "timm_token": {},
+    "timm_gap": PATCHES,
+    "timm_gap_norm": {**PATCHES, "fc_norm": False},
+    "timm_registers": {"reg_tokens": 4, "no_embed_class": True},
+    "timm_registers_gap": {**PATCHES, "reg_tokens": 2, "no_embed_class": True},
+    "timm_map": {"global_pool": "map", "class_token": False},
+    "timm_scale": {"init_values": 0.1, "qk_norm": True},
+    "timm_pre_norm": {"pre_norm": True, "qkv_bias": False},
+    "timm_tanh": {"act_layer": "gelu_tanh"},
     "timm_oblong": {"img_size": (16, 40)},
 }
-
-
-def save_huggingface(model: torch.nn.Module, path: Path, **settings) -> None:
-    """Saves a model of transformers together with the settings of its image processor."""
-    model.save_pretrained(path, **settings)
-    pictures = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
-    (path / "preprocessor_config.json").write_text(json.dumps(pictures))
-
-
-def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights that leave activations of order one, and norms and biases that are not trivial."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            if weight.ndim in (2, 4):
-                weight.copy_(noise / weight[0].numel() ** 0.5)
-            elif name.endswith("weight") or "gamma" in name:
-                weight.copy_(1.0 + 0.2 * noise)
-            else:
-                weight.copy_(0.3 * noise)
-    model.eval()
-
-
-def pictures(size: tuple[int, int], channels: int = 3, number: int = 2) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(size[0] * 1000 + size[1])
-    return torch.randn((number, channels, *size), generator=generator)
-
-
-def arrays(**tensors: torch.Tensor) -> dict[str, np.ndarray]:
-    """NumPy arrays; images become NHWC."""
-    found = {name: x.detach().numpy() for name, x in tensors.items()}
-    for name in ("images", "resized_images"):
-        if name in found:
-            found[name] = np.ascontiguousarray(found[name].transpose(0, 2, 3, 1))
-    return found
-
-
-def blocks_of(blocks: torch.nn.ModuleList, run) -> dict[str, torch.Tensor]:
-    """What each block gives while `run` is called, by hooks."""
-    found, hooks = {}, []
-    for i, block in enumerate(blocks):
-
-        def keep(_, __, output, i=i):
-            found[f"block_{i}"] = output
-
-        hooks.append(block.register_forward_hook(keep))
-    result = run()
-    for hook in hooks:
-        hook.remove()
-    return {**found, "result": result}
 
 
 # === transformers ===
 
 
 def huggingface(folder: Path, name: str, seed: int, classifier: bool = True, **changes) -> None:
-    settings = {
-        "hidden_size": 24,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "intermediate_size": 40,
-        "image_size": SIZE,
-        "patch_size": 4,
-        "num_labels": 5,
-    }
-    save = changes.pop("save", {})
+    settings = vision_sizes(num_hidden_layers=3, intermediate_size=40, num_labels=5)
+    shards = changes.pop("max_shard_size", "1GB")
     dtype = changes.pop("dtype", torch.float32)
     config = transformers.ViTConfig(**{**settings, **changes})
-    made = transformers.ViTForImageClassification if classifier else transformers.ViTModel
-    model = made(config)
-    randomise(model, seed)
-    save_huggingface(model.to(dtype), folder / name / "model", **save)
+    kind = transformers.ViTForImageClassification if classifier else transformers.ViTModel
+    model = randomise(kind(config), seed).to(dtype)
+    save_model(model, folder / name / "model", max_shard_size=shards)
     model.float()
     image = config.image_size
     size = tuple(image) if isinstance(image, list | tuple) else (image, image)
     images = pictures(size, config.num_channels)
     inner = model.vit if classifier else model
     with torch.no_grad():
-        held = blocks_of(inner.layers, lambda: model(images))
-        output = held.pop("result")
-        held["images"] = images
+        with recorded_blocks(inner.layers) as outputs:
+            output = model(images)
+        outputs["images"] = images
         if classifier:
-            held["logits"] = output.logits
-            held["final"] = inner(images).last_hidden_state
+            outputs["logits"] = output.logits
+            outputs["final"] = inner(images).last_hidden_state
         else:
-            held["final"], held["pooled"] = output.last_hidden_state, output.pooler_output
+            outputs |= {"final": output.last_hidden_state, "pooled": output.pooler_output}
         if size[0] == size[1]:
-            held["resized_images"] = pictures(RESIZED, config.num_channels)
-            other = model(held["resized_images"], interpolate_pos_encoding=True)
+            outputs["resized_images"] = pictures(RESIZED, config.num_channels)
+            other = model(outputs["resized_images"], interpolate_pos_encoding=True)
             key = "logits" if classifier else "last_hidden_state"
-            held["resized_logits" if classifier else "resized_final"] = other[key]
-    np.savez(folder / name / "expected.npz", **arrays(**held))
+            outputs["resized_logits" if classifier else "resized_final"] = other[key]
+    save(folder / name / "expected.npz", **outputs)
 
 
 # === timm ===
 
 
+def tiny_timm(**changes: object) -> torch.nn.Module:
+    settings = {**TINY, "img_size": SIZE, "num_classes": 5, **changes}
+    return timm.create_model("vit_tiny_patch16_224", **settings)
+
+
 def timm_case(folder: Path, name: str, seed: int, **changes) -> None:
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **{**TINY, **changes})
-    randomise(model, seed)
+    model = randomise(tiny_timm(**changes), seed)
     timm.models.save_for_hf(model, folder / name / "model", safe_serialization=True)
-    size = model.patch_embed.img_size
-    images, resized = pictures(size), pictures(RESIZED)
+    images, resized = pictures(model.patch_embed.img_size), pictures(RESIZED)
     with torch.no_grad():
-        held = blocks_of(model.blocks, lambda: model(images))
-        held["logits"] = held.pop("result")
-        held["final"] = model.forward_features(images)
+        with recorded_blocks(model.blocks) as outputs:
+            outputs["logits"] = model(images)
+        outputs["final"] = model.forward_features(images)
         model.set_input_size(img_size=RESIZED)
-        held |= {"images": images, "resized_images": resized, "resized_logits": model(resized)}
-    np.savez(folder / name / "expected.npz", **arrays(**held))
+        outputs |= {"images": images, "resized_images": resized, "resized_logits": model(resized)}
+    save(folder / name / "expected.npz", **outputs)
 
 
 # === .npz ===
@@ -208,45 +147,35 @@ def npz_tensors(seed: int, big_vision: bool) -> dict[str, np.ndarray]:
 
 
 def npz_case(folder: Path, name: str, seed: int, big_vision: bool, **changes) -> None:
-    (folder / name).mkdir(parents=True, exist_ok=True)
     file = folder / name / "model.npz"
-    np.savez(file, **npz_tensors(seed, big_vision))
-    held = {}
-    for key, size in (("", (SIZE, SIZE)), ("resized_", RESIZED)):
-        model = timm.create_model(
-            "vit_tiny_patch16_224", num_classes=5, **{**TINY, **changes, "img_size": size}
-        )
+    save(file, **npz_tensors(seed, big_vision))
+
+    def run(images: torch.Tensor) -> dict:
+        model = tiny_timm(**changes, img_size=images.shape[2:])
         model.load_pretrained(str(file))
-        model.eval()
-        held[f"{key}images"] = pictures(size)
-        with torch.no_grad():
-            held[f"{key}logits"] = model(held[f"{key}images"])
-    np.savez(folder / name / "expected.npz", **arrays(**held))
+        return {"logits": model.eval()(images)}
+
+    save(folder / name / "expected.npz", **at_both_sizes(run))
 
 
 # === Full size ===
 
 
 def full_size(folder: Path) -> None:
-    image = pictures((224, 224), number=1)
+    images = pictures((224, 224), number=1)
     base = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000))
     small = timm.create_model("vit_small_patch16_224")
-    base_path, small_path = folder / "base" / "model", folder / "small" / "model"
-    for seed, model in enumerate((base, small)):
-        randomise(model, seed)
-    save_huggingface(base, base_path)
-    timm.models.save_for_hf(small, small_path, safe_serialization=True)
+    save_model(randomise(base, 0), folder / "base" / "model")
+    path = folder / "small" / "model"
+    timm.models.save_for_hf(randomise(small, 1), path, safe_serialization=True)
     with torch.no_grad():
-        base_logits, small_logits = base(image).logits, small(image)
-    np.savez(folder / "base" / "expected.npz", **arrays(images=image, logits=base_logits))
-    np.savez(folder / "small" / "expected.npz", **arrays(images=image, logits=small_logits))
+        save(folder / "base" / "expected.npz", images=images, logits=base(images).logits)
+        save(folder / "small" / "expected.npz", images=images, logits=small(images))
 
 
 def write(folder: Path) -> None:
-    """Writes all cases."""
-    transformers.utils.logging.disable_progress_bar()
     huggingface(folder, "hf_token", 1)
-    huggingface(folder, "hf_sharded", 2, save={"max_shard_size": "16KB"}, layer_norm_eps=0.05)
+    huggingface(folder, "hf_sharded", 2, max_shard_size="16KB", layer_norm_eps=0.05)
     huggingface(folder, "hf_oblong", 3, image_size=[16, 40], num_channels=1)
     huggingface(folder, "hf_variants", 4, hidden_act="gelu_pytorch_tanh", qkv_bias=False)
     huggingface(folder, "hf_bfloat16", 5, dtype=torch.bfloat16)
@@ -257,4 +186,4 @@ def write(folder: Path) -> None:
     npz_case(folder, "npz_big_vision", 21, True, global_pool="map", class_token=False)
     full_size(folder)
     versions = {"transformers": transformers.__version__, "timm": timm.__version__}
-    (folder / "versions.json").write_text(json.dumps(versions) + "\n")
+    save_json(folder / "versions.json", versions)

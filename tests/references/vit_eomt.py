@@ -1,23 +1,18 @@
 """EoMT in transformers: what its queries say, its loss at given points, and its segments."""
 
-import json
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
-
-from points_drawn import points
-from references.vit import arrays, randomise, save_huggingface
-from torchvision_cpu import define_torchvision_operators
-
-import transformers  # isort: skip (references.vit prepares torch for it)
-
-define_torchvision_operators()
-from transformers.models.eomt.image_processing_eomt import (  # noqa: E402
+import transformers
+from transformers.models.eomt.image_processing_eomt import (
     EomtImageProcessor,
     get_size_with_aspect_ratio,
 )
+
+from points_drawn import points
+from references.common import randomise, save, save_json, save_model
 
 CLASSES, IGNORED = 5, 255
 TINY = {
@@ -51,7 +46,7 @@ def case(folder: Path, name: str, kind: str, seed: int, probs: tuple, **changes)
         model.criterion.empty_weight.fill_(1.0)
         model.criterion.empty_weight[-1] = config.no_object_weight
         model.attn_mask_probs.copy_(torch.tensor(probs))
-    save_huggingface(model, folder / name / "model")
+    save_model(model, folder / name / "model")
     rng, side = np.random.default_rng(seed), config.image_size
     images = torch.from_numpy(rng.normal(size=(2, 3, side, side)).astype("float32"))
     labels = np.kron(rng.integers(0, CLASSES, (2, 2, 2)), np.ones((side // 2, side // 2), int))
@@ -68,7 +63,7 @@ def case(folder: Path, name: str, kind: str, seed: int, probs: tuple, **changes)
         ]
         with mock.patch("torch.rand", drawn), torch.no_grad():
             held["loss"] = model(images, masks, [torch.tensor(kept) for kept in own]).loss
-    np.savez(folder / name / "expected.npz", **arrays(**held))
+    save(folder / name / "expected.npz", **held)
     segments(folder / name, found, side)
 
 
@@ -84,13 +79,11 @@ def segments(folder: Path, found, side: int) -> None:
     for kind, rows in (("instances", instances), ("panoptic", panoptic)):
         held |= {f"{kind}_{i}": row["segmentation"] for i, row in enumerate(rows)}
         info[kind] = [row["segments_info"] for row in rows]
-    np.savez(folder / "segments.npz", **arrays(**held))
-    (folder / "segments.json").write_text(json.dumps(info))
+    save(folder / "segments.npz", **held)
+    save_json(folder / "segments.json", info)
 
 
 def write(folder: Path) -> None:
-    """Writes all cases."""
-    transformers.utils.logging.disable_progress_bar()
     ones = (1.0, 1.0)
     case(folder, "dinov2", "Eomt", 1, ones, image_size=16, mlp_ratio=2, layer_norm_eps=1e-3)
     case(folder, "gated", "Eomt", 2, (0.0, 1.0), image_size=24, use_swiglu_ffn=True)

@@ -1,6 +1,6 @@
 """A recipe, one process of which is killed after a step, the first time that it gets there.
 
-python tests/loop/distribution/dying_recipe.py recipes/vit.py FLAGS...
+python tests/nightly/launch/dying_recipe.py recipes/vit.py FLAGS...
 
 KMODELS_TEST_DEATH is "RANK STEP CHECKPOINT": the process of that rank dies by SIGKILL after the
 step, once all have written that checkpoint, and leaves a file `died` in the directory of the run.

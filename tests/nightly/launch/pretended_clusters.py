@@ -1,9 +1,9 @@
 """What SLURM, SkyPilot, JobSet or nothing are to a launch file, on this machine as two nodes.
 
-python tests/loop/distribution/pretended_clusters.py sbatch SCRIPT STATE
-python tests/loop/distribution/pretended_clusters.py sky TASK.yaml
-python tests/loop/distribution/pretended_clusters.py jobset JOBSET.yaml
-python tests/loop/distribution/pretended_clusters.py machines SCRIPT
+python tests/nightly/launch/pretended_clusters.py sbatch SCRIPT STATE
+python tests/nightly/launch/pretended_clusters.py sky TASK.yaml
+python tests/nightly/launch/pretended_clusters.py jobset JOBSET.yaml
+python tests/nightly/launch/pretended_clusters.py machines SCRIPT
 
 Each runs a job, and again where the cluster would; the last line is the exit status of each time,
 as JSON. Tests start it by `launch`, which ends what is left. `srun` and `scontrol`, which a SLURM

@@ -1,19 +1,29 @@
-"""What keras-hub's tests of Gemma's backbone and causal LM assert, of the classes here."""
+"""What keras-hub's tests of the backbones and causal LMs of Gemma 1 to 3 assert of text."""
 
 import keras
 import numpy as np
 import pytest
 from hub_case import assert_close, run_backbone_test, run_model_saving_test, run_task_test
+from test_hub_lora import GEMMA3
+from test_preprocessing import SPECIAL, TEXTS, WORDS
 
 from arrays import to_numpy
-from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaCausalLMPreprocessor, GemmaTokenizer
+from kmodels.models import (
+    Gemma3Backbone,
+    Gemma3CausalLM,
+    Gemma3CausalLMPreprocessor,
+    Gemma3Tokenizer,
+    GemmaBackbone,
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    GemmaTokenizer,
+)
 from sentencepiece_files import words_model
 from tolerances import tolerance
 
 pytestmark = pytest.mark.across
 
-WORDS = ("the", "brown", "earth", "fox", "is", "quick", "round")
-FOX = "the quick brown fox"
+FOX, ROUND = TEXTS
 GEMMA = {
     "vocabulary_size": 20,
     "num_layers": 2,
@@ -35,7 +45,6 @@ GEMMA_2 = {
     "use_post_attention_norm": True,
     "use_sliding_window_attention": True,
 }
-KINDS = {"gemma": (GEMMA, 5), "gemma2": (GEMMA_2, 10)}
 
 
 def _inputs(length):
@@ -43,25 +52,39 @@ def _inputs(length):
     return {"token_ids": ones, "padding_mask": ones}
 
 
+# keras-hub's test of Gemma 3 gives fractions as token ids.
+FRACTIONS = {**_inputs(64), "token_ids": np.random.default_rng(0).random((2, 64))}
+KINDS = {
+    "gemma": (GemmaBackbone, GEMMA, _inputs(5)),
+    "gemma2": (GemmaBackbone, GEMMA_2, _inputs(10)),
+    "gemma3": (Gemma3Backbone, GEMMA3, FRACTIONS),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_backbone_basics(kind):
     """The backbone is restored by its config, called, used by predict, and quantized."""
-    init_kwargs, length = KINDS[kind]
-    run_backbone_test(GemmaBackbone, init_kwargs, _inputs(length), (2, length, 16))
+    cls, sizes, inputs = KINDS[kind]
+    more = {}
+    if kind == "gemma3":
+        more = {"variable_length_data": [inputs], "run_quantization_check": False}
+    shape = (*inputs["token_ids"].shape, sizes["hidden_dim"])
+    run_backbone_test(cls, sizes, inputs, shape, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_model(kind, tmp_path):
     """A saved backbone gives the same outputs when it is loaded."""
-    init_kwargs, length = KINDS[kind]
-    run_model_saving_test(GemmaBackbone, init_kwargs, _inputs(length), tmp_path)
+    run_model_saving_test(*KINDS[kind], tmp_path)
 
 
-def test_architecture_characteristics():
+@pytest.mark.parametrize(("kind", "count", "layers"), [("gemma", 3216, 6), ("gemma3", 5752, 10)])
+def test_architecture_characteristics(kind, count, layers):
     """So many parameters, and so many layers."""
-    backbone = GemmaBackbone(**GEMMA)
-    assert backbone.count_params() == 3216
-    assert len(backbone.layers) == 6
+    cls, sizes, _ = KINDS[kind]
+    backbone = cls(**sizes)
+    assert backbone.count_params() == count
+    assert len(backbone.layers) == layers
 
 
 def test_sliding_window():
@@ -76,6 +99,14 @@ def test_sliding_window():
         assert moved.tolist() == [place <= at < place + 5 for at in range(10)]
 
 
+def test_five_of_six_blocks_of_gemma3_have_windows():
+    blocks = Gemma3Backbone(**GEMMA3).transformer_layers
+    assert [block.use_sliding_window_attention for block in blocks] == [True] * 5 + [False]
+
+
+# === Tasks ===
+
+
 @pytest.fixture(scope="module")
 def preprocessor():
     return GemmaCausalLMPreprocessor(GemmaTokenizer(words_model(WORDS)), sequence_length=8)
@@ -88,14 +119,67 @@ def init_kwargs(preprocessor):
     return {"preprocessor": preprocessor, "backbone": GemmaBackbone(**{**GEMMA_2, **sizes})}
 
 
+@pytest.fixture(scope="module")
+def init_kwargs3():
+    tokenizer = Gemma3Tokenizer(words_model(WORDS, SPECIAL), has_vision_tokens=True)
+    sizes = {**GEMMA3, "vocabulary_size": tokenizer.vocabulary_size()}
+    preprocessor = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=20)
+    return {"preprocessor": preprocessor, "backbone": Gemma3Backbone(**sizes)}
+
+
 @pytest.fixture
 def causal_lm(init_kwargs):
     return GemmaCausalLM(**init_kwargs)
 
 
-def test_causal_lm_basics(init_kwargs):
-    """The task predicts and trains as it was made, on texts and on data sets of them."""
-    run_task_test(GemmaCausalLM, init_kwargs, ([FOX, FOX],), (2, 8, 11))
+@pytest.fixture(params=["gemma2", "gemma3"])
+def task(request, init_kwargs, init_kwargs3):
+    """Class, arguments, training data and the shape of logits."""
+    if request.param == "gemma2":
+        return GemmaCausalLM, init_kwargs, [FOX, FOX], (2, 8, 11)
+    data = {"prompts": [FOX] * 2, "responses": [ROUND] * 2}
+    return Gemma3CausalLM, init_kwargs3, data, (2, 20, 16)
+
+
+def test_causal_lm_basics(task):
+    """The task predicts and trains as it was made, on its data and on data sets of them."""
+    cls, arguments, data, shape = task
+    run_task_test(cls, arguments, (data,), shape)
+
+
+def test_saved_model_of_the_task(task, tmp_path):
+    """A saved task gives the same outputs when it is loaded."""
+    cls, arguments, data, _ = task
+    run_model_saving_test(cls, arguments, arguments["preprocessor"](data)[0], tmp_path)
+
+
+def test_stopping(task, monkeypatch):
+    """If the end token is chosen at once the prompt comes back, whatever else may end it."""
+    cls, arguments, _, _ = task
+    model = cls(**arguments)
+    call, end = model.call_with_cache, model.preprocessor.tokenizer.end_token_id
+
+    def favouring(*args, **kwargs):
+        logits, hidden, cache = call(*args, **kwargs)
+        chosen = keras.ops.arange(logits.shape[-1]) == end
+        return keras.ops.where(chosen, 1e9, logits), hidden, cache
+
+    monkeypatch.setattr(model, "call_with_cache", favouring)
+    prompts = [FOX, "the quick"]
+    for stop in ("auto", (3,)):
+        assert model.generate(prompts, stop_token_ids=stop) == prompts, stop
+
+
+def test_generate_compilation(task):
+    """The generate function stays from call to call, and compile makes a new one."""
+    cls, arguments, _, _ = task
+    model = cls(**arguments)
+    model.generate(FOX)
+    first = model.generate_function
+    model.generate(FOX)
+    assert model.generate_function == first is not None
+    model.compile(sampler="greedy")
+    assert model.generate_function is None
 
 
 def test_cache_correctness(causal_lm, preprocessor):
@@ -137,66 +221,20 @@ def test_generate_with_bfloat16(init_kwargs, preprocessor):
     _generates(GemmaCausalLM(backbone, preprocessor), preprocessor)
 
 
-def choose_always(monkeypatch, causal_lm, token):
-    """Has the model's `call_with_cache` favour one token, as keras-hub's tests replace it."""
-    given = causal_lm.call_with_cache
-
-    def favouring(*args, **kwargs):
-        logits, hidden, cache = given(*args, **kwargs)
-        chosen = keras.ops.arange(logits.shape[-1]) == token
-        return keras.ops.where(chosen, 1e9, logits), hidden, cache
-
-    monkeypatch.setattr(causal_lm, "call_with_cache", favouring)
-
-
-@pytest.mark.parametrize("stop", ["auto", (3,)], ids=["early", "multitoken"])
-def test_stopping(causal_lm, preprocessor, monkeypatch, stop):
-    """Where the end token is chosen at once the prompt comes back, whatever else may end it."""
-    choose_always(monkeypatch, causal_lm, preprocessor.tokenizer.end_token_id)
-    prompts = [FOX, "the quick"]
-    assert causal_lm.generate(prompts, stop_token_ids=stop) == prompts
-
-
-def test_generate_compilation(causal_lm):
-    """The generate function stays from call to call, and compile makes a new one."""
-    causal_lm.generate(FOX)
-    first = causal_lm.generate_function
-    causal_lm.generate(FOX)
-    assert causal_lm.generate_function == first is not None
-    causal_lm.compile(sampler="greedy")
-    assert causal_lm.generate_function is None
-
-
-def test_saved_model_causal_lm(init_kwargs, preprocessor, tmp_path):
-    """A saved task gives the same outputs when it is loaded."""
-    inputs = preprocessor([FOX, FOX])[0]
-    run_model_saving_test(GemmaCausalLM, init_kwargs, inputs, tmp_path)
-
-
-def test_score_logits(causal_lm, preprocessor):
-    """Scores are logits of each token."""
-    inputs = preprocessor.generate_preprocess([FOX, FOX])
+def test_score(causal_lm, preprocessor):
+    """Scores are logits or the loss of each token; a function gets the output of each layer."""
+    inputs, shapes = preprocessor.generate_preprocess([FOX, FOX]), {}
     assert tuple(causal_lm.score(**inputs, scoring_mode="logits").shape) == (2, 8, 11)
-
-
-def test_score_loss(causal_lm, preprocessor):
-    """Scores are the loss of each token."""
-    inputs = preprocessor.generate_preprocess([FOX, FOX])
     targets = keras.ops.roll(inputs["token_ids"], shift=-1, axis=1)
     scores = causal_lm.score(**inputs, scoring_mode="loss", target_ids=targets)
     assert tuple(scores.shape) == (2, 8)
 
-
-def test_score_layer_intercept_fn_exfiltration(causal_lm, preprocessor):
-    """A function sees the embeddings as layer -1 and the output of each block."""
-    inputs, seen = preprocessor.generate_preprocess([FOX, FOX]), {}
-
     def intercept(x, number):
-        seen[number] = tuple(x.shape)
+        shapes[number] = tuple(x.shape)
         return x
 
     causal_lm.score(**inputs, scoring_mode="logits", layer_intercept_fn=intercept)
-    assert seen == dict.fromkeys((-1, 0, 1), (2, 8, 8))
+    assert shapes == dict.fromkeys((-1, 0, 1), (2, 8, 8)), "-1 is that of the embeddings"
 
 
 def test_get_quantization_layer_structure(causal_lm):

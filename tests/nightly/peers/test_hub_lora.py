@@ -57,8 +57,20 @@ def check_equal(left, right):
     np.testing.assert_allclose(to_numpy(left(INPUTS)), to_numpy(right(INPUTS)), **close)
 
 
-def check_fine_tuning(backbone, new, adapted, frozen, tmp_path):
-    """Counts what is trained and what is not, trains, and loads the weights without adapters."""
+# Class, arguments, adapted layers, and how many weights train and how many do not.
+FINE_TUNED = {
+    "default": (GemmaBackbone, GEMMA, None, 4 * 2, 20),
+    "target_names": (GemmaBackbone, GEMMA, ["query"], 2 * 2, 20),
+    "gemma3": (Gemma3Backbone, GEMMA3, None, 24, 80),
+}
+
+
+@pytest.mark.parametrize("name", FINE_TUNED)
+def test_lora_fine_tuning(name, tmp_path):
+    """Query and value of each block are adapted by default, and weights load without adapters."""
+    cls, sizes, names, adapted, frozen = FINE_TUNED[name]
+    backbone, new = cls(**sizes), cls(**sizes)
+    backbone.enable_lora(4, target_layer_names=names)
     assert len(backbone.trainable_weights) == adapted
     assert len(backbone.non_trainable_weights) == frozen
     trained(backbone).save_weights(tmp_path / "lora_model.weights.h5")
@@ -66,18 +78,22 @@ def check_fine_tuning(backbone, new, adapted, frozen, tmp_path):
     check_equal(new, backbone)
 
 
-def check_reloading(make, tmp_path):
-    """Saves and loads adapters over the same base; wrong uses raise."""
-    backbone, file = make(), tmp_path / "lora_model.lora.h5"
+@pytest.mark.parametrize(("cls", "sizes"), [(GemmaBackbone, GEMMA), (Gemma3Backbone, GEMMA3)])
+def test_lora_saving_and_reloading(cls, sizes, tmp_path):
+    """Adapters alone are saved and loaded over the same base; wrong uses raise.
+
+    Gemma 3's values are 4 wide and take a rank of 5 all the same.
+    """
+    backbone, file = cls(**sizes), tmp_path / "lora_model.lora.h5"
     backbone.save_weights(tmp_path / "base.weights.h5")
     backbone.enable_lora(4)
     trained(backbone).save_lora_weights(file)
-    new = make()
+    new = cls(**sizes)
     new.load_weights(tmp_path / "base.weights.h5")
     new.enable_lora(4)
     new.load_lora_weights(file)
     check_equal(new, backbone)
-    other = make()
+    other = cls(**sizes)
     with pytest.raises(ValueError, match="no lora-enabled layers"):
         other.save_lora_weights(file)
     with warnings.catch_warnings():
@@ -87,37 +103,6 @@ def check_reloading(make, tmp_path):
         other.load_lora_weights(file)
     with pytest.raises(ValueError, match="filename must end in"):
         other.save_lora_weights("bad_filepath")
-
-
-def test_lora_fine_tuning(tmp_path):
-    """Query and value of each block are adapted by default, and weights load without adapters."""
-    backbone = GemmaBackbone(**GEMMA)
-    backbone.enable_lora(4)
-    check_fine_tuning(backbone, GemmaBackbone(**GEMMA), 4 * 2, 20, tmp_path)
-
-
-def test_lora_fine_tuning_target_names(tmp_path):
-    """The names of the adapted layers may be given."""
-    backbone = GemmaBackbone(**GEMMA)
-    backbone.enable_lora(4, target_layer_names=["query"])
-    check_fine_tuning(backbone, GemmaBackbone(**GEMMA), 2 * 2, 20, tmp_path)
-
-
-def test_lora_saving_and_reloading(tmp_path):
-    """Adapters alone are saved and loaded; other ranks, endings and plain models are refused."""
-    check_reloading(lambda: GemmaBackbone(**GEMMA), tmp_path)
-
-
-def test_text_lora_fine_tuning(tmp_path):
-    """The same counts and round trip with Gemma 3, whose blocks have more norms."""
-    backbone = Gemma3Backbone(**GEMMA3)
-    backbone.enable_lora(4)
-    check_fine_tuning(backbone, Gemma3Backbone(**GEMMA3), 24, 80, tmp_path)
-
-
-def test_text_lora_saving_and_reloading(tmp_path):
-    """The same with Gemma 3, whose values are 4 wide and take a rank of 5 all the same."""
-    check_reloading(lambda: Gemma3Backbone(**GEMMA3), tmp_path)
 
 
 def test_names_of_keras_hub_and_a_new_model(tmp_path):

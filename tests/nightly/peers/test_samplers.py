@@ -23,13 +23,15 @@ from kmodels.generation import (
 pytestmark = pytest.mark.across
 
 LENGTH, LETTERS, WIDTH = 12, 26, 3
-ONE_BY_ONE = {
-    "greedy": GreedySampler,
-    "random": RandomSampler,
-    "top_k": TopKSampler,
-    "top_p": TopPSampler,
+ALL = {
+    "greedy": GreedySampler(),
+    "random": RandomSampler(),
+    "top_k": TopKSampler(),
+    "top_p": TopPSampler(),
+    "beam": BeamSampler(),
+    "contrastive": ContrastiveSampler(k=5, alpha=0.2),
 }
-ALL = {**ONE_BY_ONE, "beam": BeamSampler}
+T = ord("t") - 97
 
 
 def _ids(text):
@@ -59,11 +61,19 @@ FALLING = _says(np.arange(LETTERS, 0, -1))
 HIDDEN = np.ones((1, LENGTH, WIDTH), "float32")
 
 
+def _run(sampler, model, prompt="z" * LENGTH, word=None, **settings):
+    """The letters that the sampler makes of a prompt; the word is the model's cache."""
+    if isinstance(sampler, ContrastiveSampler):
+        settings["hidden_states"] = HIDDEN
+    if word is not None:
+        settings["cache"] = _ids(word)
+    return _text(sampler(next=model, prompt=_ids(prompt), **settings))[0]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_stateless_call(name):
     """From the index on each token is what the model says; what stands before stays."""
-    found = ALL[name]()(next=FIRST, prompt=_ids("z" * LENGTH), index=5)
-    assert _text(found) == ["zzzzzaaaaaaa"]
+    assert _run(ALL[name], FIRST, index=5) == "zzzzzaaaaaaa"
 
 
 def test_stateless_call_of_beams_with_one_row_of_logits():
@@ -73,69 +83,70 @@ def test_stateless_call_of_beams_with_one_row_of_logits():
         logits = keras.ops.one_hot(keras.ops.zeros(1, "int32"), LETTERS) * 1e9
         return logits, keras.ops.ones((prompt.shape[0], WIDTH)), cache
 
-    found = BeamSampler(num_beams=5)(next=following, prompt=_ids("z" * LENGTH), index=5)
-    assert _text(found) == ["zzzzzaaaaaaa"]
+    assert _run(BeamSampler(num_beams=5), following, index=5) == "zzzzzaaaaaaa"
+
+
+def test_hidden_states_are_asked_for():
+    with pytest.raises(ValueError, match="give hidden_states"):
+        ALL["contrastive"](next=FIRST, prompt=_ids("z" * LENGTH))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_stateful_call(name):
     """The cache goes from step to step."""
-    found = ALL[name]()(next=_spells, prompt=_ids("z" * LENGTH), cache=_ids("sequentially"))
-    assert _text(found) == ["sequentially"]
+    settings = {"word": "sequentially"}
+    if name == "contrastive":
+        settings = {"word": "sequentiallyy", "prompt": "s" * LENGTH, "index": 1}
+    assert _run(ALL[name], _spells, **settings) == "sequentially"
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_early_stopping(name):
     """Behind a stop token nothing is written."""
-    found = ALL[name]()(
-        next=_spells,
-        prompt=_ids("z" * LENGTH),
-        cache=_ids("sequentially"),
-        stop_token_ids=[ord("t") - 97],
-    )
-    assert _text(found) == ["sequentzzzzz"]
+    word, filler = "sequentially", "z"
+    if name == "contrastive":
+        word, filler = "sequentiallyy", "s"
+    found = _run(ALL[name], _spells, filler * LENGTH, word, stop_token_ids=[T])
+    assert found == "sequent" + filler * 5
 
 
 def test_multitoken_early_stopping():
     """The first of several stop tokens ends the text."""
-    stop = [ord(letter) - 97 for letter in "tn"]
-    found = GreedySampler()(
-        next=_spells, prompt=_ids("z" * LENGTH), cache=_ids("sequentially"), stop_token_ids=stop
-    )
-    assert _text(found) == ["sequenzzzzzz"]
-
-
-def test_is_greedy():
-    """Greedy takes the most likely token at any temperature."""
-    found = GreedySampler(temperature=1.0)(next=FALLING, prompt=_ids("z" * LENGTH))
-    assert _text(found) == ["a" * LENGTH]
+    stop = [T, ord("n") - 97]
+    found = _run(GreedySampler(), _spells, word="sequentially", stop_token_ids=stop)
+    assert found == "sequenzzzzzz"
 
 
 @pytest.mark.parametrize(
-    "sampler", [RandomSampler(temperature=1e-5), TopPSampler(0.5, temperature=1e-9)]
+    "sampler",
+    [
+        GreedySampler(temperature=1.0),
+        RandomSampler(temperature=1e-5),
+        TopPSampler(0.5, temperature=1e-9),
+    ],
+    ids=["greedy", "random", "top_p"],
 )
 def test_temperature(sampler):
-    """Next to 0 a temperature leaves the most likely token only."""
-    assert _text(sampler(next=FALLING, prompt=_ids("z" * LENGTH))) == ["a" * LENGTH]
+    """Next to 0 a temperature leaves the most likely token only; greedy takes it at any."""
+    assert _run(sampler, FALLING) == "a" * LENGTH
 
 
-def test_outputs_in_top_k():
-    """Only the k most likely tokens are drawn."""
-    found = TopKSampler(k=5)(next=FALLING, prompt=_ids("z" * LENGTH))
-    assert set(_text(found)[0]) <= set("abcde")
+THREE_LIKELY = _says([1.0] * 3 + [0.0] * (LETTERS - 3))
 
 
-def test_only_sample_from_top_k_tokens():
-    """Top-p looks at the k most likely tokens only, where k is given."""
-    found = TopPSampler(p=1, k=5)(next=FALLING, prompt=_ids("z" * LENGTH), index=5)
-    assert set(_text(found)[0][5:]) <= set("abcde")
-
-
-def test_outputs_in_top_p():
-    """Tokens beyond the share p are never drawn."""
-    likely = _says([1.0] * 3 + [0.0] * (LETTERS - 3))
-    found = TopPSampler(p=2.0 / LETTERS)(next=likely, prompt=_ids("z" * LENGTH))
-    assert set(_text(found)[0]) <= set("abc")
+@pytest.mark.parametrize(
+    ("sampler", "model", "index", "letters"),
+    [
+        (TopKSampler(k=5), FALLING, 0, "abcde"),
+        (TopPSampler(p=1, k=5), FALLING, 5, "abcde"),
+        (TopPSampler(p=2.0 / LETTERS), THREE_LIKELY, 0, "abc"),
+        (ContrastiveSampler(k=5, alpha=0.2), FALLING, 1, "abcde"),
+    ],
+    ids=["top_k", "top_p of the k most likely", "top_p", "contrastive"],
+)
+def test_only_likely_tokens_are_drawn(sampler, model, index, letters):
+    """The k most likely tokens, those of the share p, or both."""
+    assert set(_run(sampler, model, index=index)[index:]) <= set(letters)
 
 
 def test_return_all_beams():
@@ -145,47 +156,6 @@ def test_return_all_beams():
     assert tuple(texts.shape) == (1, 5, LENGTH) and tuple(likely.shape) == (1, 5)
     assert (np.diff(to_numpy(likely)) <= 0).all()
     assert _text(texts[:, 0]) == ["sequentially"]
-
-
-def test_contrastive_stateless_call():
-    """From the index on each token is what the model says."""
-    sampler = ContrastiveSampler(k=5, alpha=0.2)
-    found = sampler(next=FIRST, prompt=_ids("z" * LENGTH), index=5, hidden_states=HIDDEN)
-    assert _text(found) == ["zzzzzaaaaaaa"]
-    with pytest.raises(ValueError, match="give hidden_states"):
-        sampler(next=FIRST, prompt=_ids("z" * LENGTH))
-
-
-def test_contrastive_stateful_call():
-    """The cache goes from step to step."""
-    found = ContrastiveSampler(k=5, alpha=0.2)(
-        next=_spells,
-        prompt=_ids("s" * LENGTH),
-        cache=_ids("sequentiallyy"),
-        index=1,
-        hidden_states=HIDDEN,
-    )
-    assert _text(found) == ["sequentially"]
-
-
-def test_contrastive_early_stopping():
-    """Behind a stop token nothing is written."""
-    found = ContrastiveSampler(k=5, alpha=0.2)(
-        next=_spells,
-        prompt=_ids("s" * LENGTH),
-        cache=_ids("sequentiallyy"),
-        stop_token_ids=[ord("t") - 97],
-        hidden_states=HIDDEN,
-    )
-    assert _text(found) == ["sequentsssss"]
-
-
-def test_contrastive_outputs_in_top_k():
-    """Only the k most likely tokens are chosen from."""
-    found = ContrastiveSampler(k=5, alpha=0.2)(
-        next=FALLING, prompt=_ids("z" * LENGTH), index=1, hidden_states=HIDDEN
-    )
-    assert set(_text(found)[0][1:]) <= set("abcde")
 
 
 def test_alpha_penalty():
@@ -203,8 +173,7 @@ def test_alpha_penalty():
     found = {}
     for alpha in (0.2, 1.0):
         sampler = ContrastiveSampler(k=5, alpha=alpha)
-        arguments = {"prompt": _ids("z" * LENGTH), "index": 5, "hidden_states": HIDDEN}
-        found[alpha] = _text(sampler(next=following, **arguments))[0]
+        found[alpha] = _run(sampler, following, index=5)
     assert found[0.2] == "zzzzzhhhhhhh" and "h" not in found[1.0]
 
 

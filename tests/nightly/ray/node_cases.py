@@ -60,31 +60,22 @@ def ask(folder, what):
     time.sleep(600)
 
 
-def going(folder):
+def go(folder, name, step, rank):
     """The node of the last worker goes."""
-
-    def act(name, step, rank):
-        note(folder, step)
-        if step == GOES and rank == 1 and once(folder, "gone"):
-            await_checkpoint(folder, name, step)
-            ask(folder, "go")
-
-    return act
+    note(folder, step)
+    if step == GOES and rank == 1 and once(folder, "gone"):
+        await_checkpoint(folder, name, step)
+        ask(folder, "go")
 
 
-def going_and_coming(folder):
+def go_and_come(folder, name, step, rank):
     """The node of the last worker goes; when one worker is left, another node comes."""
-    went = going(folder)
+    from kmodels.distribution import processes
 
-    def act(name, step, rank):
-        went(name, step, rank)
-        from kmodels.distribution import processes
-
-        if step == COMES and processes.count() == 1 and once(folder, "came"):
-            await_checkpoint(folder, name, step)
-            ask(folder, "come")
-
-    return act
+    go(folder, name, step, rank)
+    if step == COMES and processes.count() == 1 and once(folder, "came"):
+        await_checkpoint(folder, name, step)
+        ask(folder, "come")
 
 
 def note(folder, step):
@@ -113,14 +104,14 @@ def serve(cluster, folder, done):
 def spare(ray, place, backend):
     """Two workers on three nodes."""
     return ray.run(
-        in_workers, (place, ("vit",), going), workers=2, storage=place / "run", backend=backend
+        in_workers, (place, ("vit",), go), workers=2, storage=place / "run", backend=backend
     )
 
 
 def elastic(ray, place, backend):
     """One worker or two on two nodes, then on one, then on two."""
     return ray.run(
-        in_workers, (place, ("vit",), going_and_coming), workers=(1, 2), storage=place / "run",
+        in_workers, (place, ("vit",), go_and_come), workers=(1, 2), storage=place / "run",
         backend=backend, scaling={"elastic_resize_monitor_interval_s": 1},
     )  # fmt: skip
 

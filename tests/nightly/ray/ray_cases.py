@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 BATCH, ROWS, EPOCHS, EVERY = 8, 32, 2, 3
@@ -92,7 +93,7 @@ def train(folder, names=("vit", "gemma"), directory=None, act=None):
         folder: for the results, and marks of what was done once.
         names: of the models.
         directory: of checkpoints; none are made without it.
-        act: called after each step with the name, the step and the process.
+        act: called after each step with the folder, the name, the step and the process.
     """
     import keras
 
@@ -110,33 +111,26 @@ def train(folder, names=("vit", "gemma"), directory=None, act=None):
         callbacks = []
         if directory is not None:
             checkpoint = kmodels.callbacks.Checkpoint(f"{directory}/{name}", every=EVERY)
-            callbacks.append(checkpoint)
-            if act is not None:
-                callbacks.append(
-                    keras.callbacks.LambdaCallback(
-                        on_train_batch_end=lambda batch, logs, name=name, own=checkpoint: act(
-                            name, own.step, processes.index()
-                        )
-                    )
-                )
+
+            def after(batch, logs, name=name, own=checkpoint):
+                act(folder, name, own.step, processes.index())
+
+            callbacks = [checkpoint, keras.callbacks.LambdaCallback(on_train_batch_end=after)]
         history = model.fit(
             x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks
         ).history
         state = digest([*model.variables, *model.optimizer.variables])
         if processes.is_rank_zero():
-            (Path(folder) / f"{name}.json").write_text(
-                json.dumps(
-                    {"losses": history["loss"], "digest": state, "processes": processes.count()}
-                )
-            )
+            result = {"losses": history["loss"], "digest": state, "processes": processes.count()}
+            (Path(folder) / f"{name}.json").write_text(json.dumps(result))
     return processes.index()
 
 
-def in_workers(folder, names, act_of):
+def in_workers(folder, names, act):
     """`train` with checkpoints where Ray keeps them."""
     from kmodels.distribution.ray import directory
 
-    return train(folder, names, directory(), act_of(folder))
+    return train(folder, names, directory(), act)
 
 
 def await_checkpoint(folder, name, step):
@@ -147,55 +141,28 @@ def await_checkpoint(folder, name, step):
         time.sleep(0.05)
 
 
-def die(folder, name, step):
-    await_checkpoint(folder, name, step)
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(folder, name, step, rank, at=DEATH, ranks=(0, 1), names=("vit", "gemma")):
+    """Kills one of the workers of these ranks at a step, once in each of the models."""
+    chosen = name in names and step == at and rank in ranks
+    if chosen and once(folder, f"died-{name}-{at}"):
+        await_checkpoint(folder, name, step)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dying(*ranks, names=("vit", "gemma")):
-    """One of the workers of these ranks is killed once in each model."""
-
-    def of(folder):
-        def act(name, step, rank):
-            if name in names and step == DEATH and rank in ranks and once(folder, f"died-{name}"):
-                die(folder, name, step)
-
-        return act
-
-    return of
+def fill_the_disk(folder, name, step, rank):
+    if step == EVERY + 1:
+        await_checkpoint(folder, name, step)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
-def dying_at(death):
-    def of(folder):
-        def act(name, step, rank):
-            if step == death and once(folder, f"died-{death}"):
-                die(folder, name, step)
+def lose_the_storage(folder, name, step, rank):
+    from kmodels.distribution.ray import directory
 
-        return act
-
-    return of
-
-
-def filling_the_disk(folder):
-    def act(name, step, rank):
-        if step == EVERY + 1:
-            await_checkpoint(folder, name, step)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    return act
-
-
-def losing_the_storage(folder):
-    def act(name, step, rank):
-        from kmodels.distribution.ray import directory
-
-        if step == EVERY + 1 and rank == 0 and once(folder, "lost"):
-            await_checkpoint(folder, name, step)
-            place = Path(directory())
-            place.rename(place.with_name("elsewhere"))
-            place.write_text("no directory")
-
-    return act
+    if step == EVERY + 1 and rank == 0 and once(folder, "lost"):
+        await_checkpoint(folder, name, step)
+        place = Path(directory())
+        place.rename(place.with_name("elsewhere"))
+        place.write_text("no directory")
 
 
 def raising(folder):
@@ -212,7 +179,7 @@ def raising(folder):
 def in_a_bucket(folder, death):
     import ray_bucket  # noqa: F401, which registers it in this process
 
-    return in_workers(folder, ("vit",), dying_at(death))
+    return in_workers(folder, ("vit",), partial(die, at=death))
 
 
 def error_of(function, *arguments, **options):
@@ -245,10 +212,9 @@ def drive(folder, names):
 
 
 def killed(ray, place, backend):
-    result = ray.run(
-        in_workers, (place, ("vit", "gemma"), dying(1, names=DYING[backend])),
-        storage=place / "run", backend=backend, keep=None,
-    )  # fmt: skip
+    act = partial(die, ranks=(1,), names=DYING[backend])
+    arguments = (place, ("vit", "gemma"), act)
+    result = ray.run(in_workers, arguments, storage=place / "run", backend=backend, keep=None)
     return {
         "returned": result.return_value,
         "metrics": result.metrics,
@@ -278,21 +244,15 @@ def elastic(ray, place, backend):
 
 
 def faults(ray, place, backend):
-    for name in ("full", "lost", "raised"):
+    errors = {}
+    for name, act in (("full", fill_the_disk), ("lost", lose_the_storage), ("raised", None)):
         (place / name).mkdir()
-    return {
-        "full": error_of(
-            in_workers, place / "full", ("vit",), filling_the_disk,
-            workers=1, storage=place / "full" / "run", backend=backend,
-        ),
-        "lost": error_of(
-            in_workers, place / "lost", ("vit",), losing_the_storage,
-            workers=1, storage=place / "lost" / "run", backend=backend,
-        ),
-        "raised": error_of(
-            raising, place / "raised", storage=place / "raised" / "run", backend=backend
-        ),
-    }  # fmt: skip
+        options = {"storage": place / name / "run", "backend": backend}
+        if act is None:
+            errors[name] = error_of(raising, place / name, **options)
+        else:
+            errors[name] = error_of(in_workers, place / name, ("vit",), act, workers=1, **options)
+    return errors
 
 
 FLAGS = ["--data", "synthetic:64", "--preset", "vit_debug", "--epochs", "1", "--batch-size", "16"]

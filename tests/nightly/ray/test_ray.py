@@ -73,7 +73,9 @@ def newest(place):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_worker_changes_nothing(backend, model, found, plain, folder):
     place = folder / f"killed-{backend}"
-    assert (place / f"died-{model}").exists() == (model in ray_cases.DYING[backend])
+    assert (place / f"died-{model}-{ray_cases.DEATH}").exists() == (
+        model in ray_cases.DYING[backend]
+    )
     ours, two = read(place)[model], plain[backend, 2][model]
     assert ours["processes"] == two["processes"] == 2
     assert ours["digest"] == two["digest"]

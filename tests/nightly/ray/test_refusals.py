@@ -25,25 +25,24 @@ pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
         ({"backend": "tensorflow"}, "2 workers on tensorflow would each train alone: its replicas"),
         ({"storage": "memory://run"}, "memory://run is in the memory of this process, which no"),
         ({"storage": "/dev/null/run"}, "cannot write to /dev/null/run: Not a directory; give"),
+        (
+            {"recipe_or_function": "bert"},
+            "there is no recipe 'bert'; give a function, or one of vit, ",
+        ),
+        (
+            {"recipe_or_function": "vit", "arguments": ["--on", "ray"]},
+            "the recipe is started on Ray already; leave --on out",
+        ),
+        (
+            {"recipe_or_function": "vit", "storage": "s3://bucket/run"},
+            "s3://bucket/run is an address, and a recipe writes its",
+        ),
     ],
 )
 def test_settings(given, said, tmp_path):
     with pytest.raises(InputError, match=said) as caught:
-        ray.run(print, **{"storage": tmp_path, **given})
+        ray.run(**{"recipe_or_function": print, "storage": tmp_path, **given})
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "flags", "storage", "said"),
-    [
-        ("bert", [], "run", "there is no recipe 'bert'; give a function, or one of vit, "),
-        ("vit", ["--on", "ray"], "run", "the recipe is started on Ray already; leave --on out"),
-        ("vit", [], "s3://bucket/run", "s3://bucket/run is an address, and a recipe writes its"),
-    ],
-)
-def test_recipes(recipe, flags, storage, said):
-    with pytest.raises(InputError, match=said):
-        ray.run(recipe, flags, storage=storage)
 
 
 @pytest.mark.parametrize(

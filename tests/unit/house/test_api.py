@@ -33,6 +33,7 @@ def test_the_page_is_up_to_date():
 @pytest.mark.parametrize("name", api.MODULES)
 def test_every_name_is_there_and_explained(name):
     module = importlib.import_module(name)
+    assert PUBLIC[name] <= set(dir(module))
     assert module.__doc__ and api.names(module)
     for public in api.names(module):
         value = getattr(module, public)

@@ -31,15 +31,15 @@ def gemma():
     )  # fmt: skip
 
 
-def refused(act):
+def refused(act, *arguments):
     with pytest.raises(InputError, match=r"is an address, and kmodels reads and writes only local"):
-        act()
+        act(*arguments)
 
 
-def opened(act):
+def opened(act, *arguments, **settings):
     """It goes to the package of that storage, which no environment of the tests has."""
     with pytest.raises(InputError, match=r"needs (one more|the) package") as caught:
-        act()
+        act(*arguments, **settings)
     assert "\n" not in str(caught.value)
 
 
@@ -52,7 +52,7 @@ def empty(tmp_path, monkeypatch):
 
 def test_which_are_addresses():
     for address in ("gs://b/x", "s3://b", "memory://x", "file://x", Path("gs://b")):
-        refused(lambda address=address: local_path(address))
+        refused(local_path, address)
     for path in ("x", "/x/y", "C:/x", "a:b", "run: 3/x"):
         assert local_path(path) == Path(path)
     assert local_path("~/x") == Path.home() / "x"
@@ -60,43 +60,43 @@ def test_which_are_addresses():
 
 def test_models(vit, gemma):
     for model, name in ((vit, "ViTImageClassifier"), (gemma, "GemmaCausalLM")):
-        opened(lambda name=name: getattr(kmodels.models, name).from_preset("gs://b/x"))
-        opened(lambda model=model: model.save_to_preset("s3://b/x"))
-        opened(lambda model=model: model.save_to_preset(Path("s3://b/x")))
-        opened(lambda model=model: model.save("gs://b/x.keras"))
-        opened(lambda model=model: model.save_weights("gs://b/x.weights.h5"))
-        opened(lambda model=model: model.load_weights("gs://b/x.weights.h5"))
-        opened(lambda model=model: model.export_to_transformers("gs://b/x"))
-        opened(lambda model=model: model.load_adapter("gs://b/x"))
-        opened(lambda model=model: model.load_lora_weights("gs://b/x.lora.h5"))
-        opened(lambda model=model: training.load_keras_file("gs://b/x.keras", model))
-    opened(lambda: vit.export_to_timm("gs://b/x"))
-    opened(lambda: vit.export_to_npz("gs://b/x.npz"))
-    opened(lambda: convert(vit, "gs://b/x.npz", to="npz"))
-    refused(lambda: kmodels.models.GemmaTokenizer.save(None, "gs://b/x"))
+        opened(getattr(kmodels.models, name).from_preset, "gs://b/x")
+        opened(model.save_to_preset, "s3://b/x")
+        opened(model.save_to_preset, Path("s3://b/x"))
+        opened(model.save, "gs://b/x.keras")
+        opened(model.save_weights, "gs://b/x.weights.h5")
+        opened(model.load_weights, "gs://b/x.weights.h5")
+        opened(model.export_to_transformers, "gs://b/x")
+        opened(model.load_adapter, "gs://b/x")
+        opened(model.load_lora_weights, "gs://b/x.lora.h5")
+        opened(training.load_keras_file, "gs://b/x.keras", model)
+    opened(vit.export_to_timm, "gs://b/x")
+    opened(vit.export_to_npz, "gs://b/x.npz")
+    opened(convert, vit, "gs://b/x.npz", to="npz")
+    refused(kmodels.models.GemmaTokenizer.save, None, "gs://b/x")
     adapted = type(vit).from_config(vit.get_config())
     adapted.enable_lora(2)
-    opened(lambda: adapted.save_adapter("gs://b/x"))
-    opened(lambda: adapted.save_lora_weights("gs://b/x.lora.h5"))
+    opened(adapted.save_adapter, "gs://b/x")
+    opened(adapted.save_lora_weights, "gs://b/x.lora.h5")
 
 
 @pytest.mark.needs("gguf")
 def test_gguf(gemma):
-    opened(lambda: gemma.export_to_gguf("gs://b/x.gguf"))
+    opened(gemma.export_to_gguf, "gs://b/x.gguf")
 
 
 def test_runs():
-    opened(lambda: training.Checkpoint("gs://b/x"))
-    refused(lambda: recipe.Folder("vit", "gs://b/x", None))
-    refused(lambda: report.write("gs://b/x"))
-    refused(lambda: bench.write({}, "gs://b/x"))
+    opened(training.Checkpoint, "gs://b/x")
+    refused(recipe.Folder, "vit", "gs://b/x", None)
+    refused(report.write, "gs://b/x")
+    refused(bench.write, {}, "gs://b/x")
 
 
 def test_data():
     for spec in ("npz:gs://b/x", "folder:s3://b/x", "idx:gs://b", "gs://b/0.tar"):
-        opened(lambda spec=spec: data.open_dataset(spec))
+        opened(data.open_dataset, spec)
     with pytest.raises(InputError, match=r"data 'gs://b/x\.npz' is unknown; give one of digits"):
         data.open_dataset("gs://b/x.npz")
-    opened(lambda: data.TarShards("gs://b/{0..3}.tar"))
-    opened(lambda: text.read_records("gs://b/x.jsonl"))
-    opened(lambda: text.Tokenizer.from_file("gs://b/x"))
+    opened(data.TarShards, "gs://b/{0..3}.tar")
+    opened(text.read_records, "gs://b/x.jsonl")
+    opened(text.Tokenizer.from_file, "gs://b/x")

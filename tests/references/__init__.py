@@ -1,0 +1,3 @@
+from torchvision_cpu import define_torchvision_operators
+
+define_torchvision_operators()
