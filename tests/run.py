@@ -215,9 +215,7 @@ def report(outcomes: list[Outcome]) -> int:
     for seconds, test, name in sorted(slowest, reverse=True)[:SLOWEST]:
         print(f"{seconds:6.1f} s  {name:<16} {test}")
     folders = [
-        name
-        for name in (*FOLDERS, NIGHTLY)
-        if any(name in outcome.folders for outcome in outcomes)
+        name for name in (*FOLDERS, NIGHTLY) if any(name in outcome.folders for outcome in outcomes)
     ]
     columns = "".join(f"{name:>10}" for name in folders)
     print(f"{'':<16}{'passed':>8}{'failed':>8}{'skipped':>8}{'s':>8}  s of tests:{columns}")

@@ -34,6 +34,18 @@ class Kill(keras.callbacks.Callback):
             self.act()
 
 
+def put_back(model):
+    """A function that gives a model and its optimizer the values that they have now."""
+    variables = [*model.variables, *model.optimizer.variables]
+    first = [(variable, np.array(state.host_values(variable))) for variable in variables]
+
+    def put():
+        for variable, values in first:
+            state.put(variable, values)
+
+    return put
+
+
 _MADE = {}
 
 
@@ -62,11 +74,9 @@ def make_model(**optimizer):
         model.optimizer.build(model.trainable_variables)
         # Otherwise the first `fit` reads a batch more than the others, to build the metrics.
         model.evaluate(X[:8], Y[:8], batch_size=BATCH, verbose=0)
-        variables = [*model.variables, *model.optimizer.variables]
-        _MADE[key] = model, [(v, np.array(state.host_values(v))) for v in variables]
+        _MADE[key] = model, put_back(model)
     model, first = _MADE[key]
-    for variable, values in first:
-        state.put(variable, values)
+    first()
     keras.utils.set_random_seed(7)
     return model
 

@@ -1,13 +1,13 @@
 """`chat`, chats in `generate`, and training on chats, with the tokenizer's own template."""
 
 import json
+import re
 
 import keras
 import numpy as np
 import pytest
 
 from chat_cases import GEMMA2, GEMMA_MARKED, MARKED, QWEN3, TOOL, said
-from kmodels.core.errors import InputError
 from kmodels.models import (
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -16,6 +16,7 @@ from kmodels.models import (
 )
 from kmodels.text import Tokenizer, demo, read_records
 from kmodels.text.training import train_tokenizer
+from refusals import refused
 
 CHAT = said(("user", "Say hello."))
 LONGER = said(("user", "Say hello."), ("assistant", "Hello."), ("user", "And again."))
@@ -89,9 +90,8 @@ def test_options_reach_the_template(qwen):
     tokenizer = qwen.preprocessor.tokenizer
     options = {"tools": [TOOL], "enable_thinking": False}
     prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, **options)
-    assert "weather" in tokenizer.decode(prompt) and tokenizer.decode(prompt).endswith(
-        "</think>\n\n"
-    )
+    written = tokenizer.decode(prompt)
+    assert "weather" in written and written.endswith("</think>\n\n")
     found = qwen.chat(CHAT, max_new_tokens=4, stop_token_ids=None, **options)
     assert found == continued(qwen, prompt, 4)
     other = tokenizer.encode("Say hello.", add_special_tokens=False)
@@ -144,50 +144,49 @@ def test_what_cannot_be_answered_is_one_line(gemma):
         fields["json"] = json.dumps(json.loads(fields["json"])).replace(marker, marker[:-1] + "x>")
     lacking = GemmaCausalLMPreprocessor(fields)
     long = said(("user", "word " * 80))
-    for call, message in (
-        (lambda: gemma.chat("Hello"), "chat takes a list of messages"),
-        (lambda: gemma.chat([]), "chat takes a list of messages"),
-        (lambda: gemma.chat(CHAT, max_new_tokens=0), "max_new_tokens is 0; give at least 1"),
-        (lambda: gemma.chat(said(("user", "a"), ("user", "b"))), "turns must alternate"),
-        (lambda: gemma.generate(long), "leaves no room in 64 for a reply; give max_new_tokens"),
+    for message, call, *given in (
+        ("chat takes a list of messages", gemma.chat, "Hello"),
+        ("chat takes a list of messages", gemma.chat, []),
+        ("turns must alternate", gemma.chat, said(("user", "a"), ("user", "b"))),
+        ("leaves no room in 64 for a reply; give max_new_tokens", gemma.generate, long),
         (
-            lambda: GemmaCausalLM(gemma.backbone).chat(CHAT),
             "a chat needs a preprocessor, whose tokenizer writes it",
+            GemmaCausalLM(gemma.backbone).chat,
+            CHAT,
         ),
         (
-            lambda: lacking.chat_token_ids([CHAT]),
             "messages need a chat template: the tokenizer has none, and its vocabulary lacks "
             "<start_of_turn>, <end_of_turn>, <|turn>, <turn|>, <|channel>, <channel|>; set tok",
+            lacking.chat_token_ids,
+            [CHAT],
         ),
         (
-            lambda: bare.chat_token_ids([CHAT], tools=[TOOL], enable_thinking=False),
-            "the chat format 'gemma' does not support tools, enable_thinking; give the template",
-        ),
-        (
-            lambda: bare.chat_token_ids([said(("user", "a"), ("assistant", "b"))]),
             "the last message is the model's own, which the chat format 'gemma'",
+            bare.chat_token_ids,
+            [said(("user", "a"), ("assistant", "b"))],
         ),
         (
-            lambda: bare.chat_token_ids([said(("user", "a"), ("tool", "b"))]),
             "tools need the tokenizer's own chat template",
+            bare.chat_token_ids,
+            [said(("user", "a"), ("tool", "b"))],
         ),
         (
-            lambda: bare.chat_token_ids([said(("user", [{"type": "text", "text": "a"}]))]),
             "a message's content is in parts; give one text",
-        ),
-        (
-            lambda: setattr(bare, "template", "chat_template") or bare([RECORD]),
-            "the tokenizer has no chat template of its own; use template='gemma'",
+            bare.chat_token_ids,
+            [said(("user", [{"type": "text", "text": "a"}]))],
         ),
     ):
-        with pytest.raises(InputError) as raised:
-            call()
-        assert message in str(raised.value) and "\n" not in str(raised.value)
+        refused(re.escape(message), call, *given)
+    refused("max_new_tokens is 0; give at least 1", gemma.chat, CHAT, max_new_tokens=0)
+    message = "the chat format 'gemma' does not support tools, enable_thinking; give the template"
+    refused(message, bare.chat_token_ids, [CHAT], tools=[TOOL], enable_thinking=False)
+    bare.template = "chat_template"
+    message = "the tokenizer has no chat template of its own; use template='gemma'"
+    refused(message, bare, [RECORD])
     # As many new tokens as wanted, however long the chat is.
     assert gemma.chat(long, max_new_tokens=2, stop_token_ids=None)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("template", [GEMMA2, GEMMA_MARKED])
 def test_what_is_learnt_of_messages(template):
     text = preprocessor_of(template, loss_on="responses")
@@ -208,7 +207,6 @@ def test_what_is_learnt_of_messages(template):
     assert asked["token_ids"][: asked["padding_mask"].sum()].tolist() == wanted
 
 
-@pytest.mark.once
 def test_which_records_the_own_template_writes():
     pair, words = {"prompts": "a", "responses": "b"}, {"instruction": "a", "response": "b"}
     text, plain = preprocessor_of(GEMMA2), preprocessor_of(None)
@@ -218,10 +216,9 @@ def test_which_records_the_own_template_writes():
     written = "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n"
     for record in (pair, words):
         assert text.tokenizer.decode(text.encode([record])[0].ids) == written
-    with pytest.raises(InputError, match="a chat template writes messages; field 'text' holds"):
-        text.encode([{"text": "running text"}])
-    with pytest.raises(InputError, match="field 'messages' has no reply to learn from"):
-        text.encode([{"messages": CHAT}])
+    message = "a chat template writes messages; field 'text' holds"
+    refused(message, text.encode, [{"text": "running text"}])
+    refused("field 'messages' has no reply to learn from", text.encode, [{"messages": CHAT}])
     # Nothing is cut out of the middle of a chat of which every token counts.
     text.sequence_length = 12
     ids = text.tokenizer.apply_chat_template(RECORD["messages"])
@@ -248,10 +245,9 @@ def test_calls_of_tools_are_learnt(qwen, tmp_path):
     assert example.ids == wanted["input_ids"]
     assert example.learn == [bool(learn) for learn in wanted["assistant_masks"]]
     assert 0 < sum(example.learn) < len(example.learn)
-    for tools, message in (("x", "field 'tools' is not a list of JSON schemas"),):
-        (tmp_path / "bad.jsonl").write_text(json.dumps({**line, "tools": tools}) + "\n")
-        with pytest.raises(InputError, match=message):
-            read_records(tmp_path / "bad.jsonl")
+    (tmp_path / "bad.jsonl").write_text(json.dumps({**line, "tools": "x"}) + "\n")
+    message = "field 'tools' is not a list of JSON schemas"
+    refused(message, read_records, tmp_path / "bad.jsonl")
     text.tokenizer.chat_template = QWEN3
     text.loss_on = "all"
 

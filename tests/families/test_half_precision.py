@@ -25,6 +25,7 @@ def make(preset, dtype):
     return GemmaCausalLM(GemmaBackbone(**PRESETS[preset], dtype=dtype))
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize(
     ("preset", "policy"),
     [

@@ -56,6 +56,7 @@ def near(found, expected, what="hidden"):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(what))
 
 
+@pytest.mark.each_backend
 def test_every_hidden_state_under_a_mask(case):
     found = case.backbone.intermediates(case.inputs)
     assert list(found) == ["tokens", "block_0", "block_1", "block_2", "final_norm"]
@@ -76,6 +77,7 @@ def test_the_mask_matters_to_what_is_pooled(case):
     assert apart[0] > 0.05 and (apart[1:] < 1e-5).all()
 
 
+@pytest.mark.each_backend
 def test_the_projection(case):
     near(case.model(case.inputs), case.result, "logits")
     near(case.model.predict(case.inputs, verbose=0), case.result, "logits")
@@ -208,6 +210,7 @@ def test_a_config_of_both_towers_says_all(references, tmp_path):
 # === Zero-shot classification ===
 
 
+@pytest.mark.each_backend
 def test_logits_per_image_are_those_of_transformers(references):
     folder = references / "clip" / "both"
     expected = read_npz(folder / "expected.npz")
@@ -357,7 +360,6 @@ def test_wrong_inputs_are_refused():
         backbone({"padding_mask": IDS})
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "parameters"),
     # Those of transformers' models of the published configs, with their projections.

@@ -118,10 +118,7 @@ MORE = {
 
 @pytest.mark.parametrize(
     "cls",
-    [
-        pytest.param(cls, marks=[pytest.mark.each_backend] * (cls in EACH_BACKEND))
-        for cls in TASKS
-    ],
+    [pytest.param(cls, marks=[pytest.mark.each_backend] * (cls in EACH_BACKEND)) for cls in TASKS],
 )
 def test_a_step_of_fit(cls):
     """The loss is that of a clone's outputs, and all that is trained moves, and nothing else."""

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.core.errors import InputError
 from kmodels.generation import Sampler
 from kmodels.interop.keras_hub import to_hub
 from kmodels.models import Gemma3CausalLM, GemmaCausalLM, GemmaCausalLMPreprocessor
@@ -17,6 +16,7 @@ from kmodels.text.training import train_tokenizer
 from kmodels.tools.cli import main
 from kmodels.tools.convert import convert
 from kmodels.weights import read_safetensors, write_safetensors
+from refusals import refused
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
@@ -64,9 +64,13 @@ def with_pictures(directory):
     text = json.loads((directory / "config.json").read_text())
     outer = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
     (directory / "config.json").write_text(json.dumps(outer))
-    tensors = dict(read_safetensors(directory))
+    tensors = {
+        name.replace("model.", "language_model.model.", 1): tensor
+        for name, tensor in read_safetensors(directory).items()
+    }
     first = next(iter(tensors.values()))
-    tensors["vision_tower.patch.weight"] = tensors["multi_modal_projector.weight"] = first
+    for name in ("vision_tower.patch", "multi_modal_projector", "language_model.lm_head"):
+        tensors[f"{name}.weight"] = first
     write_safetensors(directory / "new", tensors)
     (directory / "new").replace(directory / "model.safetensors")
     return directory
@@ -92,11 +96,10 @@ def test_stop_tokens_are_the_union_of_what_names_one(directory, tmp_path):
     assert set(model.preprocessor.tokenizer.stop_token_ids) == ends
     model.save_to_preset(tmp_path / "ours")
     model.export_to_transformers(tmp_path / "exported")
+    again = [Tokenizer.from_dict(model.preprocessor.tokenizer.to_dict())]
     for folder in ("ours", "exported"):
-        again = GemmaCausalLMPreprocessor.from_preset(tmp_path / folder)
-        assert set(again.tokenizer.stop_token_ids) == ends
-    copied = Tokenizer.from_dict(model.preprocessor.tokenizer.to_dict())
-    assert set(copied.stop_token_ids) == ends
+        again.append(GemmaCausalLMPreprocessor.from_preset(tmp_path / folder).tokenizer)
+    assert all(set(tokenizer.stop_token_ids) == ends for tokenizer in again)
 
 
 def test_a_stop_token_of_the_generation_config_ends_a_text(directory):
@@ -141,18 +144,19 @@ def test_several_chat_templates_by_name(directory, tmp_path):
         assert one.chat_template == {"default": TEMPLATE, "tool_use": "{{ tools | tojson }}"}
         text = one.apply_chat_template([{"role": "user"}], tokenize=False, tools=[{"a": "é"}])
         assert text == '[{"a": "é"}]'
-    tokenizer.chat_template = {"tool_use": "a"}
-    with pytest.raises(InputError, match="there are chat templates tool_use: choose with"):
-        tokenizer.apply_chat_template([{"role": "user"}])
-    tokenizer.chat_template = None
-    with pytest.raises(InputError, match="the tokenizer has no chat template; give one"):
-        tokenizer.apply_chat_template([{"role": "user"}])
+    chat = [{"role": "user"}]
+    for template, message in (
+        ({"tool_use": "a"}, "there are chat templates tool_use: choose with"),
+        (None, "the tokenizer has no chat template; give one"),
+    ):
+        tokenizer.chat_template = template
+        refused(message, tokenizer.apply_chat_template, chat)
     for damaged in ("{% if %}", "{{ raise_exception('two users') }}"):
-        with pytest.raises(InputError, match="the chat template cannot write this chat"):
-            tokenizer.apply_chat_template([{"role": "user"}], chat_template=damaged)
+        message = "the chat template cannot write this chat"
+        refused(message, tokenizer.apply_chat_template, chat, chat_template=damaged)
 
 
-def test_a_vision_tower_is_named_and_not_exported_as_if_whole(with_pictures, tmp_path):
+def test_a_vision_tower_is_named_and_not_exported_as_if_whole(written, with_pictures, tmp_path):
     match = "vision_tower, multi_modal_projector of the checkpoint are left out; the model takes"
     with pytest.warns(UserWarning, match=match):
         model = Gemma3CausalLM.from_preset(with_pictures)
@@ -160,21 +164,19 @@ def test_a_vision_tower_is_named_and_not_exported_as_if_whole(with_pictures, tmp
     model.save(tmp_path / "task.keras")
     held = keras.models.load_model(tmp_path / "task.keras")
     again = Gemma3CausalLM.from_preset(tmp_path / "ours")  # which was said before
-    refused = "multi_modal_projector were left out when it was read, so .* give text_only=True"
+    message = "multi_modal_projector were left out when it was read, so .* give text_only=True"
     for one in (model, again, held, model.backbone):
-        with pytest.raises(InputError, match=refused):
-            one.export_to_transformers(tmp_path / "exported")
-    with pytest.raises(InputError, match=refused):
-        again.export_to_gguf(tmp_path / "model.gguf")
-    with pytest.raises(InputError, match=refused):
-        convert(again, tmp_path / "exported", "hf")
-    with pytest.raises(InputError, match=refused):
-        to_hub(again)
+        refused(message, one.export_to_transformers, tmp_path / "exported")
+    refused(message, again.export_to_gguf, tmp_path / "model.gguf")
+    refused(message, convert, again, tmp_path / "exported", "hf")
+    refused(message, to_hub, again)
     assert not (tmp_path / "exported").exists()
     again.export_to_transformers(tmp_path / "exported", text_only=True)
     text = Gemma3CausalLM.from_preset(tmp_path / "exported")
+    whole = GemmaCausalLM.from_preset(written)
     ids = {"token_ids": np.array([[2, 40, 41]]), "padding_mask": np.ones((1, 3))}
-    np.testing.assert_array_equal(text.predict(ids, verbose=0), model.predict(ids, verbose=0))
+    for one in (text, whole):
+        np.testing.assert_array_equal(one.predict(ids, verbose=0), model.predict(ids, verbose=0))
 
 
 @pytest.mark.needs("gguf")
@@ -192,11 +194,10 @@ def test_what_the_generation_config_asks_for_is_said_and_can_be_had(directory, c
     model.compile(sampler="generation_config")
     assert model.generator.sampler == Sampler(1.0, top_k=64, top_p=0.95)
     model.generation_config = {"num_beams": 4}
-    with pytest.raises(InputError, match="json asks for num_beams=4, which no Sampler does; give"):
-        model.compile(sampler="generation_config")
-
-
-def test_generation_settings_that_do_nothing_are_not_spoken_of(directory, caplog):
+    message = "json asks for num_beams=4, which no Sampler does; give"
+    refused(message, model.compile, sampler="generation_config")
+    # Settings that do nothing are not spoken of.
+    caplog.clear()
     (directory / "generation_config.json").write_text('{"num_beams": 1, "top_p": 0.9}')
     with caplog.at_level(logging.WARNING, "kmodels"):
         model = GemmaCausalLM.from_preset(directory)
@@ -209,21 +210,35 @@ def test_a_directory_without_a_tokenizer_takes_ids_alone(directory):
     (directory / "tokenizer.json").unlink()
     model = GemmaCausalLM.from_preset(directory)
     assert model.preprocessor is None
-    with pytest.raises(InputError, match="the model has no preprocessor; give"):
-        model.generate("the cat")
-    with pytest.raises(InputError, match=r"holds no tokenizer: neither tokenizer.json nor"):
-        GemmaCausalLMPreprocessor.from_preset(directory)
+    refused("the model has no preprocessor; give", model.generate, "the cat")
+    message = r"holds no tokenizer: neither tokenizer.json nor"
+    refused(message, GemmaCausalLMPreprocessor.from_preset, directory)
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(directory):
     train_tokenizer(demo.texts(), 600).save(directory)
-    match = "the tokenizer has 600 tokens and the embedding table 500 rows; give the tokenizer of"
-    with pytest.raises(InputError, match=match):
-        GemmaCausalLM.from_preset(directory)
+    message = "the tokenizer has 600 tokens and the embedding table 500 rows; give the tokenizer of"
+    refused(message, GemmaCausalLM.from_preset, directory)
     tokenizer = train_tokenizer(demo.texts(), 500)
     tokenizer.core.add_tokens(["<image_soft_token>"])  # as in Gemma 3, behind the last row
     tokenizer.save(directory)
     assert GemmaCausalLM.from_preset(directory).generate("the", max_length=4)
+
+
+def test_a_damaged_tokenizer_file_is_one_line(written, tmp_path):
+    folder = tmp_path / "copy"
+    GemmaCausalLM.from_preset(written).save_to_preset(folder)
+    file = folder / "tokenizer.json"
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for content in (None, bytes(flipped), whole[:-100]):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        for cls in (GemmaCausalLM, GemmaCausalLMPreprocessor):
+            refused(r"copy is damaged: .*tokenizer.json", cls.from_preset, folder)
+        assert GemmaCausalLM.from_preset(folder, preprocessor=None).preprocessor is None
 
 
 def test_the_command_line_writes_the_text_part_when_told(with_pictures, tmp_path, capsys):

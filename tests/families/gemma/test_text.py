@@ -1,32 +1,375 @@
-"""Text in, text out: the script that Keras' users know, packed rows, and what is saved."""
+"""Gemma's text: tokenizers as keras-hub's users call them, what a preprocessor makes, and fits."""
 
-import shutil
+import base64
+import copy
+import json
+import pickle
 
 import keras
 import numpy as np
 import pytest
 
-from kmodels import InputError
+from arrays import to_numpy
 from kmodels.data.fit import adapters as data_adapters
-from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
+from kmodels.models import (
+    Gemma3CausalLM,
+    Gemma3CausalLMPreprocessor,
+    Gemma3Tokenizer,
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    GemmaTokenizer,
+)
 from kmodels.text import TextLoader, Tokenizer, demo
 from kmodels.text.training import train_tokenizer
+from refusals import refused
+from sentencepiece_files import words_model
 
+WORDS = ("the", "quick", "fox")
+PROTO = words_model(WORDS)
+PAD, END, START = 0, 1, 2
 ROWS = demo.instructions().rows[:9]
 
 
+@pytest.fixture
+def words():
+    return GemmaTokenizer(PROTO)
+
+
 @pytest.fixture(scope="module")
-def preset(tmp_path_factory):
+def tokenizer():
+    return train_tokenizer(demo.texts(), 500)
+
+
+@pytest.fixture
+def preprocessor(tokenizer):
+    return GemmaCausalLMPreprocessor(tokenizer, sequence_length=12)
+
+
+@pytest.fixture(scope="module")
+def preset(tokenizer, tmp_path_factory):
     """A directory as a user has one."""
-    folder = tmp_path_factory.mktemp("preset") / "gemma"
     keras.utils.set_random_seed(0)
-    tokenizer = train_tokenizer(demo.texts(), 420)
-    GemmaCausalLM.from_preset(
-        "gemma3_debug",
-        vocabulary_size=tokenizer.vocabulary_size(),
-        preprocessor=GemmaCausalLMPreprocessor(tokenizer),
-    ).save_to_preset(folder)
+    model = GemmaCausalLM.from_preset(
+        "gemma3_debug", vocabulary_size=500, preprocessor=GemmaCausalLMPreprocessor(tokenizer)
+    )
+    folder = tmp_path_factory.mktemp("preset") / "gemma"
+    model.save_to_preset(folder)
     return folder
+
+
+# === Tokenizers ===
+
+
+def test_every_way_to_give_a_model_and_texts(words, tmp_path):
+    (tmp_path / "a.spm").write_bytes(PROTO)
+    long = words_model([*WORDS, *(f"word{i}" for i in range(200))])
+    coded = base64.b64encode(long).decode()
+    for given in (tmp_path / "a.spm", str(tmp_path / "a.spm"), PROTO, coded):
+        one = GemmaTokenizer(given)
+        for texts in (["the fox"], ("the fox",), np.array(["the fox"]), [b"the fox"]):
+            assert one(texts) == [[4, 6]]
+        assert one("the fox") == one(b"the fox") == one.tokenize(np.array("the fox")) == [4, 6]
+    assert words.proto == PROTO
+    for ids in ([4, 6], np.array([4, 6]), keras.ops.convert_to_tensor([1, 4, 6, 2])):
+        assert words.detokenize(ids) == "the fox"
+    assert words.detokenize([[4], [4, 6]]) == ["the", "the fox"]
+
+
+def test_vocabulary_and_special_tokens(words):
+    vocabulary = ["<pad>", "<bos>", "<eos>", "<unk>", "▁the", "▁quick", "▁fox"]
+    assert words.get_vocabulary() == vocabulary
+    assert words.vocabulary_size() == 7
+    assert (words.start_token, words.start_token_id) == ("<bos>", 1)
+    assert (words.end_token_id, words.pad_token_id) == (2, 0)
+    assert set(words.special_tokens) >= {"<pad>", "<bos>", "<eos>"}
+    assert words.token_to_id("▁fox") == 6 and words.id_to_token(6) == "▁fox"
+    assert words.token_to_id("absent") == words.token_to_id("<unk>")
+    for number in (7, -1):
+        refused(f"there is no token {number}; ids go from 0 to 6", words.id_to_token, number)
+
+
+def test_arguments_and_copies():
+    tokenizer = GemmaTokenizer(PROTO, 4, add_bos=True, add_eos=True, name="mine")
+    assert tokenizer(["the", "the quick fox"]) == [[1, 4, 2, 0], [1, 4, 5, 6]]
+    assert tokenizer([]) == []
+    serialized = keras.saving.serialize_keras_object(tokenizer)
+    for again in (
+        copy.deepcopy(tokenizer),
+        pickle.loads(pickle.dumps(tokenizer)),
+        keras.saving.deserialize_keras_object(serialized),
+    ):
+        assert type(again) is GemmaTokenizer and again.name == "mine"
+        assert again("the") == [1, 4, 2, 0]
+    assert GemmaTokenizer(PROTO, dtype="string")("the fox") == ["▁the", "▁fox"]
+    for wrong, message in (
+        ({"dtype": "float32"}, "dtype is 'float32'; tokens are int32, int64, string"),
+        ({"sequence_length": 0}, "sequence_length is 0; give at least 1"),
+        ({"proto": 3}, "proto is a int; give the path of a SentencePiece model"),
+        ({"proto": "absent.spm"}, "absent.spm cannot be read: No such file"),
+        ({"proto": b"no model"}, "proto is not a SentencePiece model"),
+    ):
+        refused(message, GemmaTokenizer, **{"proto": PROTO, **wrong})
+
+
+def test_presets_come_back_and_those_of_keras_hub(words, tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "saved")
+    again = GemmaTokenizer.from_preset(tmp_path / "saved", sequence_length=3)
+    assert again("the cat sat") == tokenizer("the cat sat")[:3]
+    assert again.stop_token_ids == tokenizer.stop_token_ids
+    again.save_to_preset(tmp_path / "twice")
+    assert Tokenizer.from_file(tmp_path / "twice")("the cat") == tokenizer("the cat")
+    theirs = tmp_path / "hub" / "assets" / "tokenizer"
+    theirs.mkdir(parents=True)
+    (theirs / "vocabulary.spm").write_bytes(PROTO)
+    (tmp_path / "hub" / "tokenizer.json").write_text('{"class_name": "GemmaTokenizer"}')
+    assert GemmaTokenizer.from_preset(tmp_path / "hub")("the fox") == words("the fox")
+
+
+@pytest.mark.needs("tensorflow")
+def test_tokenizers_and_preprocessors_in_tf_data(words):
+    import tensorflow as tf
+
+    texts = ["the fox", "the quick fox"]
+    data = tf.data.Dataset.from_tensor_slices(texts)
+    rows = data.batch(2).map(words).map(words.detokenize)
+    assert rows.get_single_element().numpy().tolist() == [text.encode() for text in texts]
+    single = data.map(words).map(words.detokenize)
+    assert [text.numpy().decode() for text in single] == texts
+    fixed = data.batch(2).map(GemmaTokenizer(PROTO, 4, dtype="string"))
+    assert fixed.element_spec.shape == (None, 4)
+    expected = ["▁the".encode(), "▁fox".encode(), b"<pad>", b"<pad>"]
+    assert fixed.get_single_element()[0].numpy().tolist() == expected
+    preprocessor = GemmaCausalLMPreprocessor(words, sequence_length=6)
+    prompts = data.batch(2).map(preprocessor.generate_preprocess).get_single_element()
+    wanted = preprocessor.generate_preprocess(texts)
+    np.testing.assert_array_equal(prompts["token_ids"], wanted["token_ids"])
+    weighted = tf.data.Dataset.from_tensor_slices((texts, [1.0, 2.0])).batch(2)
+    weighted = weighted.map(lambda x, w: preprocessor(x, sample_weight=w)).get_single_element()
+    np.testing.assert_array_equal(weighted[2], preprocessor(texts, sample_weight=[1.0, 2.0])[2])
+    # TensorFlow hands on the message in an error of its own.
+    numbers = tf.data.Dataset.from_tensor_slices([[1, 2]])
+    with pytest.raises(Exception, match=r"a tokenizer in tf.data got int32 with 1 axes; give"):
+        numbers.map(words)
+    message = r"the preprocessor got int32 with 1 axes in tf.data; give"
+    refused(message, numbers.map, preprocessor)
+
+
+# === What a preprocessor makes ===
+
+
+def test_texts_as_keras_hub_packs_them(preprocessor, tokenizer):
+    short, long = "the cat", "the cat " * 20
+    x, labels, weights = preprocessor([short, long])
+    ids = tokenizer(short)
+    row = [START, *ids, END]
+    assert x["token_ids"][0].tolist() == row + [PAD] * (12 - len(row))
+    assert x["padding_mask"][0].tolist() == [1] * len(row) + [0] * (12 - len(row))
+    assert labels[0].tolist() == [*ids, END] + [PAD] * (13 - len(row))
+    assert weights[0].tolist() == [1.0] * (len(row) - 1) + [0.0] * (13 - len(row))
+    # Cut at the end, the end token kept.
+    assert labels[1].tolist() == [*tokenizer(long)[:11], END] and weights[1].all()
+    assert preprocessor.cut.examples == 1
+    assert x["token_ids"].dtype == labels.dtype == np.int32 and weights.dtype == np.float32
+
+
+@pytest.mark.needs("keras_hub", "sentencepiece", "tensorflow_text")
+def test_ids_labels_and_weights_equal_keras_hubs(tmp_path):
+    import keras_hub
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(demo.texts()),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type="bpe",
+        vocab_size=600,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
+        **{"pad_piece": "<pad>", "bos_piece": "<bos>", "eos_piece": "<eos>"},
+        minloglevel=2,
+    )
+    model = tmp_path / "tokenizer.model"
+    theirs = keras_hub.models.GemmaCausalLMPreprocessor(
+        keras_hub.models.GemmaTokenizer(model.read_bytes()), sequence_length=40
+    )
+    ours = GemmaCausalLMPreprocessor(model, sequence_length=40)
+    texts = [f"Instruction:\n{r['instruction']}" for r in demo.instructions().rows[:20]]
+    texts += demo.texts()[:5]
+    x, labels, weights = ours(texts)
+    their_x, *others = theirs(texts)
+    prompts = ours.generate_preprocess(texts)
+    expected = theirs.generate_preprocess(texts, sequence_length=40)
+    for left, right in ((x, their_x), (prompts, expected)):
+        for name, value in left.items():
+            np.testing.assert_array_equal(value, np.asarray(right[name]))
+    for left, right in zip((labels, weights), others, strict=True):
+        np.testing.assert_array_equal(left, np.asarray(right))
+    assert ours.generate_postprocess(prompts) == list(theirs.generate_postprocess(expected))
+
+
+def test_every_way_to_give_texts(preprocessor):
+    expected = preprocessor(["a", "b"])
+    for given in (("a", "b"), np.array(["a", "b"]), [b"a", b"b"], [{"text": "a"}, {"text": "b"}]):
+        again = preprocessor(given)
+        assert np.array_equal(again[0]["token_ids"], expected[0]["token_ids"])
+    one = preprocessor("a")
+    assert one[1].shape == (12,) and np.array_equal(one[1], expected[1][0])
+    single = preprocessor({"prompts": "a", "responses": "b"})
+    batch = preprocessor({"prompts": ["a"], "responses": np.array(["b"], object)})
+    assert single[1].shape == (12,) and np.array_equal(batch[1][0], single[1])
+    ready = {"token_ids": np.zeros((1, 3)), "padding_mask": np.ones((1, 3))}
+    assert preprocessor(ready) is ready
+    assert preprocessor(ready, 1, 2) == (ready, 1, 2)
+
+
+@pytest.mark.parametrize("loss_on", ["all", "responses"])
+def test_a_long_prompt_leaves_the_response_whole(preprocessor, tokenizer, loss_on):
+    preprocessor.loss_on = loss_on
+    prompt, response = "the cat " * 30, " is"
+    x, labels, weights = preprocessor({"prompts": prompt, "responses": response})
+    answer = [*tokenizer(response), END]
+    assert labels[-len(answer) :].tolist() == answer and weights[-len(answer) :].all()
+    ids, kept = tokenizer(prompt), 12 - len(answer)
+    # Its middle went: instructions stand at the beginning, the call for a response at the end.
+    head = kept - kept // 2
+    assert x["token_ids"][1 : 1 + kept].tolist() == ids[:head] + ids[len(ids) - kept // 2 :]
+    assert preprocessor.cut.prompt_tokens == len(ids) - kept
+    assert str(preprocessor.cut) == (
+        f"1 examples cut to fit: {len(ids) - kept} tokens of prompts and 0 of responses"
+    )
+    # The loss is on responses only where that is asked for.
+    _, labels, weights = preprocessor({"prompts": "the cat", "responses": response})
+    learnt = answer if loss_on == "responses" else [*tokenizer("the cat"), *answer]
+    assert labels[weights > 0].tolist() == learnt
+    assert preprocessor("the cat")[2].sum() == len(tokenizer("the cat")) + 1
+
+
+def test_a_long_response_keeps_some_prompt_and_claims_no_end(preprocessor, tokenizer):
+    x, labels, _ = preprocessor({"prompts": "the cat " * 9, "responses": "one two " * 20})
+    assert x["token_ids"][1:4].tolist() != tokenizer("one two " * 9)[:3]
+    assert labels[3:].tolist() == tokenizer("one two " * 20)[:9]
+    assert END not in labels
+    assert preprocessor.cut.response_tokens > 0
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_no_row_without_something_to_learn(tokenizer, length):
+    preprocessor = GemmaCausalLMPreprocessor(tokenizer, length, loss_on="responses")
+    rows = demo.tasks().rows[:40]
+    assert (preprocessor(rows)[2].sum(axis=-1) > 0).all()
+    preprocessor.add_end_token = False
+    refused("example 1 has no token to learn: it is empty", preprocessor, ["a", ""])
+
+
+def test_chat(preprocessor, tokenizer):
+    preprocessor.template, preprocessor.loss_on = "gemma", "responses"
+    preprocessor.sequence_length = 40
+    turns = [("user", "a"), ("assistant", "b"), ("user", "a"), ("assistant", "c")]
+    record = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    x, labels, weights = preprocessor([record])
+    replies = [*tokenizer("b<end_of_turn>"), *tokenizer("c<end_of_turn>")]
+    assert labels[weights > 0].tolist() == replies
+    assert END not in x["token_ids"][x["padding_mask"] > 0]
+    prompt = preprocessor.generate_preprocess(record)
+    text = tokenizer.core.decode(
+        prompt["token_ids"][prompt["padding_mask"] > 0].tolist(), skip_special_tokens=False
+    )
+    assert text.startswith("<bos><start_of_turn>user\na<end_of_turn>\n")
+    assert text.endswith("<start_of_turn>model\n") and "c" not in text
+    fields = tokenizer.to_dict()
+    fields["json"] = json.dumps(json.loads(fields["json"])).replace("<end_of_turn>", "<end>")
+    message = "template 'gemma' needs the tokens <end_of_turn>, which"
+    refused(message, GemmaCausalLMPreprocessor, fields, template="gemma")
+
+
+def test_prompts_and_back(preprocessor):
+    prompts = preprocessor.generate_preprocess(["the cat", " a b"])
+    assert prompts["token_ids"].shape == (2, 12)
+    assert prompts["token_ids"][:, 0].tolist() == [START, START]
+    assert END not in prompts["token_ids"]
+    assert preprocessor.generate_postprocess(prompts) == ["the cat", " a b"]
+    one = preprocessor.generate_preprocess("the cat", sequence_length=5)
+    assert one["token_ids"].shape == (5,)
+    assert preprocessor.generate_postprocess(one) == "the cat"
+    twice = preprocessor.generate_preprocess("<bos>the cat")
+    assert twice["token_ids"].tolist() == prompts["token_ids"][0].tolist()
+    asked = preprocessor.generate_preprocess({"instruction": "a"}, sequence_length=40)
+    assert preprocessor.generate_postprocess(asked) == "Instruction:\na\n\nResponse:\n"
+
+
+def test_settings_and_files_come_back(preprocessor, tmp_path):
+    preprocessor.template = "{instruction}={response}"
+    preprocessor.save(tmp_path)
+    for again in (
+        GemmaCausalLMPreprocessor.from_preset(tmp_path),
+        GemmaCausalLMPreprocessor(**preprocessor.to_dict()),
+    ):
+        assert again.to_dict() == preprocessor.to_dict() or again.template == preprocessor.template
+        assert np.array_equal(again("the cat")[1], preprocessor("the cat")[1])
+    longer = GemmaCausalLMPreprocessor.from_preset(tmp_path, sequence_length=20)
+    assert longer.sequence_length == 20
+    (tmp_path / "preprocessor.json").write_text("{")
+    message = r"preprocessor.json is not readable JSON"
+    refused(message, GemmaCausalLMPreprocessor.from_preset, tmp_path)
+
+
+def test_a_preprocessor_keeps_its_tokenizer_through_config_and_preset(tmp_path):
+    tokenizer = Gemma3Tokenizer(PROTO, has_vision_tokens=False)
+    preprocessor = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=5, name="mine")
+    assert preprocessor.tokenizer is tokenizer and preprocessor.loss_on == "responses"
+    preprocessor.save_to_preset(tmp_path / "saved")
+    for again in (
+        Gemma3CausalLMPreprocessor.from_config(preprocessor.get_config()),
+        Gemma3CausalLMPreprocessor.from_preset(tmp_path / "saved"),
+        copy.deepcopy(preprocessor),
+    ):
+        assert isinstance(again.tokenizer, Gemma3Tokenizer)
+        assert again.sequence_length == 5 and again.loss_on == "responses"
+        data = {"prompts": "the", "responses": "fox"}
+        np.testing.assert_array_equal(again(data)[1], preprocessor(data)[1])
+    (tmp_path / "saved" / "preprocessor.json").write_text('{"class_name": "Other"}')
+    message = "json holds a Other, not a GemmaCausalLMPreprocessor"
+    refused(message, GemmaCausalLMPreprocessor.from_preset, tmp_path / "saved")
+
+
+def test_wrong_settings_and_inputs(preprocessor, tokenizer):
+    for length in (1, "a"):
+        message = "give a whole number from 2 on"
+        refused(message, setattr, preprocessor, "sequence_length", length)
+    message = "loss_on is 'x'; choose one of all, responses"
+    refused(message, GemmaCausalLMPreprocessor, tokenizer, loss_on="x")
+    message = "tokenizer is a int; give a GemmaTokenizer, or the path"
+    refused(message, GemmaCausalLMPreprocessor, 3)
+    refused("labels are made from the texts; to learn", preprocessor, ["a"], ["b"])
+    message = "there are 1 sample weights for 2 texts; give one each"
+    refused(message, preprocessor, ["the", "fox"], sample_weight=[1.0])
+    for wrong, message in (
+        (
+            {"prompts": ["a", "b"], "responses": ["a"]},
+            "the columns differ in length: prompts 2, responses 1",
+        ),
+        (np.zeros(3), "ndarray of float64 where text belongs"),
+        ([3], "int where text belongs"),
+        ([b"\xff"], "a text is not UTF-8 at byte 1"),
+        ({"prompts": "a"}, "field 'responses' is missing"),
+    ):
+        refused(message, preprocessor, wrong)
+
+
+# === Fits ===
+
+
+def values(model):
+    return {v.path: to_numpy(v).astype("float32") for v in model.weights}
+
+
+def losses(model, x, labels):
+    logits = np.asarray(model.predict(x, verbose=0), "float64")
+    logits -= logits.max(-1, keepdims=True)
+    shares = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -np.take_along_axis(shares, labels[..., None], -1)[..., 0]
 
 
 def test_the_script_that_keras_users_know(preset):
@@ -54,9 +397,8 @@ def test_the_script_that_keras_users_know(preset):
 
     # keras-hub's loss: a mean over all positions, of which only real targets weigh.
     x, labels, weights = gemma_lm.preprocessor(data)
-    fresh = GemmaCausalLM.from_preset(preset)
-    logits = np.asarray(fresh.predict(x, verbose=0), "float64")
-    assert logs["loss"][0] == pytest.approx(np.mean(losses(logits, labels) * weights), rel=1e-3)
+    each = losses(GemmaCausalLM.from_preset(preset), x, labels)
+    assert logs["loss"][0] == pytest.approx(np.mean(each * weights), rel=1e-3)
 
     prompt = template.format(instruction="Say a word.", response="")
     text = gemma_lm.generate(prompt, max_length=40)
@@ -65,8 +407,8 @@ def test_the_script_that_keras_users_know(preset):
     assert gemma_lm.generate(prompt, max_length=40, strip_prompt=True) == text[len(prompt) :]
 
 
-def test_fit_takes_records_and_columns_as_well(preset):
-    text = GemmaCausalLMPreprocessor.from_preset(preset, sequence_length=200)
+def test_fit_takes_records_and_columns_as_well(tokenizer):
+    text = GemmaCausalLMPreprocessor(tokenizer, sequence_length=200)
     pairs = [{"prompts": row["instruction"], "responses": row["response"]} for row in ROWS]
     columns = {name: [pair[name] for pair in pairs] for name in ("prompts", "responses")}
     chats = [
@@ -82,16 +424,6 @@ def test_fit_takes_records_and_columns_as_well(preset):
         assert np.array_equal(labels, expected) and labels.shape == weights.shape == (4, 200)
 
 
-def values(model):
-    return {v.path: np.array(keras.ops.convert_to_numpy(v.value), "float32") for v in model.weights}
-
-
-def losses(logits, labels):
-    shifted = logits - logits.max(-1, keepdims=True)
-    shares = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return -np.take_along_axis(shares, labels[..., None], -1)[..., 0]
-
-
 def test_each_packed_example_has_the_loss_it_has_alone(preset):
     # Windows of 8 tokens, and a global layer: neither sees the neighbour in the row.
     model = GemmaCausalLM.from_preset(preset)
@@ -99,8 +431,10 @@ def test_each_packed_example_has_the_loss_it_has_alone(preset):
     text.sequence_length, text.loss_on = 250, "responses"
     alone, packed = text(ROWS), text.pack(ROWS)
     assert len(packed[1]) < len(alone[1])
-    expected = losses(np.asarray(model.predict(alone[0], verbose=0)), alone[1]) * alone[2]
-    found = losses(np.asarray(model.predict(packed[0], verbose=0)), packed[1]) * packed[2]
+    assert packed[0]["padding_mask"].mean() > alone[0]["padding_mask"].mean()
+    targets = [sorted(labels[weights > 0]) for _, labels, weights in (alone, packed)]
+    assert targets[0] == targets[1]
+    expected, found = (losses(model, *data[:2]) * data[2] for data in (alone, packed))
     segments = packed[0]["segment_ids"]
     by_example = {}
     for row, ids in enumerate(segments):
@@ -112,19 +446,16 @@ def test_each_packed_example_has_the_loss_it_has_alone(preset):
         size = alone[0]["padding_mask"][row].sum() - 1
         key = tuple(alone[0]["token_ids"][row, :size])
         assert by_example[key] == pytest.approx(total, rel=1e-5)
-
-
-def test_evaluation_of_packed_rows_gives_the_loss_per_token(preset):
-    model = GemmaCausalLM.from_preset(preset)
-    model.preprocessor.sequence_length = 250
+    # Evaluation gives the loss per token, packed or not.
+    text.loss_on = "all"
     model.compile()
     logs = [
         model.evaluate(TextLoader(make(ROWS), 3), return_dict=True, verbose=0)
-        for make in (model.preprocessor, model.preprocessor.pack)
+        for make in (text, text.pack)
     ]
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
     # An untrained model gives every token about the same share.
-    assert logs[0]["loss"] == pytest.approx(np.log(420), rel=0.2)
+    assert logs[0]["loss"] == pytest.approx(np.log(500), rel=0.2)
 
 
 def test_what_is_saved_holds_the_preprocessor(preset):
@@ -132,25 +463,71 @@ def test_what_is_saved_holds_the_preprocessor(preset):
     again = GemmaCausalLM.from_config(model.get_config())
     for made in (model, again):
         assert made.preprocessor.template == "auto"
-        assert made.preprocessor.tokenizer.vocabulary_size() == 420
+        assert made.preprocessor.tokenizer.vocabulary_size() == 500
     assert GemmaCausalLM.from_preset(preset, preprocessor=None).preprocessor is None
     # The vocabulary is a file of its own, which transformers and tokenizers read.
     assert (preset / "config.json").stat().st_size < 4000
-    assert Tokenizer.from_file(preset).vocabulary_size() == 420
+    assert Tokenizer.from_file(preset).vocabulary_size() == 500
 
 
-@pytest.mark.parametrize("harm", ["missing", "flipped", "cut"])
-def test_a_damaged_tokenizer_file_is_one_line(preset, tmp_path, harm):
-    folder = shutil.copytree(preset, tmp_path / "copy")
-    file = folder / "tokenizer.json"
-    content = bytearray(file.read_bytes())
-    file.unlink()
-    if harm == "flipped":
-        content[len(content) // 2] ^= 1
-    if harm != "missing":
-        file.write_bytes(content[: -100 if harm == "cut" else None])
-    for cls in (GemmaCausalLM, GemmaCausalLMPreprocessor):
-        with pytest.raises(InputError, match=r"copy is damaged: .*tokenizer.json") as error:
-            cls.from_preset(folder)
-        assert "\n" not in str(error.value)
-    assert GemmaCausalLM.from_preset(folder, preprocessor=None).preprocessor is None
+PAIRS = {
+    "prompts": ["the cat", "a dog", "one", "two"],
+    "responses": [" sat", " ran", " 1", " 2"],
+}
+TEXTS = [prompt + response for prompt, response in zip(*PAIRS.values(), strict=True)]
+
+
+def as_users_hold(kind, data):
+    """Prompts with responses, or plain texts, as users hold them."""
+    paired = data is PAIRS
+    records = data
+    if paired:
+        records = [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
+    if kind == "columns":
+        return data if paired else np.array(data)
+    if kind == "records":
+        return records
+    if kind == "generator":
+        halves = (slice(0, 2), slice(2, 4))
+        if paired:
+            return ({name: column[half] for name, column in data.items()} for half in halves)
+        return (data[half] for half in halves)
+    if kind == "pandas":
+        pandas = pytest.importorskip("pandas")
+        return pandas.DataFrame(data) if paired else pandas.Series(data)
+    if kind == "datasets":
+        datasets = pytest.importorskip("datasets")
+        held = datasets.Dataset.from_dict(data if paired else {"text": data})
+        return held if paired else held["text"]
+    if kind == "torch":
+        return pytest.importorskip("torch").utils.data.DataLoader(records, batch_size=2)
+    tf = pytest.importorskip("tensorflow")
+    return tf.data.Dataset.from_tensor_slices(data).batch(2)
+
+
+BATCHED = ("generator", "torch", "tf.data")
+PEERS = {"pandas": "pandas", "datasets": "datasets", "torch": "torch", "tf.data": "tensorflow"}
+KINDS = [
+    *("columns", "records", "generator"),
+    *(pytest.param(kind, marks=pytest.mark.needs(peer)) for kind, peer in PEERS.items()),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    preprocessor = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=12)
+    model = Gemma3CausalLM.from_preset(
+        "gemma3_debug", vocabulary_size=500, preprocessor=preprocessor
+    )
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize("data", [TEXTS, PAIRS], ids=["texts", "pairs"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_as_they_come_are_what_the_preprocessor_makes_of_them(model, kind, data):
+    x, y, weights = model.preprocessor(data)
+    wanted = model.evaluate(x, y, sample_weight=weights, batch_size=2, verbose=0)
+    given = as_users_hold(kind, data)
+    found = model.evaluate(given, batch_size=None if kind in BATCHED else 2, verbose=0)
+    assert [float(x) for x in found] == pytest.approx([float(x) for x in wanted], rel=1e-5)

@@ -134,15 +134,9 @@ def test_a_constant_text_takes_few_passes():
 
 def test_stops_limits_and_streams_in_the_midst_of_drafts(model, plain):
     stop, told = plain[0][LENGTHS[0] + 3], [[], [], []]
-    found = continued(
-        model,
-        batch(LENGTHS),
-        max_length=None,
-        max_new_tokens=30,
-        stop_token_ids=[stop],
-        stream=lambda row, token: told[row].append(token),
-        assistant=model,
-    )
+    settings = {"max_length": None, "max_new_tokens": 30, "stop_token_ids": [stop]}
+    stream = {"stream": lambda row, token: told[row].append(token)}
+    found = continued(model, batch(LENGTHS), assistant=model, **settings, **stream)
     for row, whole, start, new in zip(found, plain, LENGTHS, told, strict=True):
         wanted = whole[start : start + 30]
         wanted = wanted[: wanted.index(stop) + 1] if stop in wanted else wanted

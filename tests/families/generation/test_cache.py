@@ -102,15 +102,8 @@ def ring_bytes(model, max_length):
         sizes.extend(to_numpy(ring).nbytes for ring in rings)
 
     every = range(model.backbone.config.vocabulary_size)
-    continue_prompts(
-        model.backbone,
-        [[3, 4, 5]],
-        max_length=max_length,
-        sampler=Sampler(temperature=0.0),
-        stop=every,
-        on_token=look,
-        loops=loops,
-    )
+    settings = {"max_length": max_length, "sampler": Sampler(temperature=0.0), "loops": loops}
+    continue_prompts(model.backbone, [[3, 4, 5]], stop=every, on_token=look, **settings)
     return sizes
 
 

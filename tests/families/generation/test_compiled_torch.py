@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.gemma.presets import PRESETS
@@ -22,10 +23,18 @@ if keras.backend.backend() == "torch":
         inputs = _inputs(lengths, seed)
         return model.generate(inputs, max_length=30, stop_token_ids=None, **drafts)["token_ids"]
 
-    def test_one_graph_serves_all_prompts_and_gives_the_eager_tokens(monkeypatch) -> None:
+    @pytest.mark.parametrize(
+        ("calls", "drafts", "graphs"),
+        [
+            ([((13, 4), 1), ((9, 16), 2), ((1, 2), 3)], False, 1),
+            ([((13, 4), 1), ((9, 16), 2)], True, 3),  # six tokens to check, two and one to draft
+        ],
+    )
+    def test_one_graph_serves_all_prompts_and_gives_the_eager_tokens(
+        monkeypatch, calls, drafts, graphs
+    ) -> None:
         keras.utils.set_random_seed(3)
         model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))
-        calls = [((13, 4), 1), ((9, 16), 2), ((1, 2), 3)]
         model.compile(jit_compile=False)
         eager = [_generate(model, *call) for call in calls]
         # The compiler's front end alone: it decides about graphs, and needs no C++ compiler.
@@ -34,25 +43,11 @@ if keras.backend.backend() == "torch":
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         model.compile(jit_compile=True)
+        settings = {"assistant": model} if drafts else {}
         for call, wanted in zip(calls, eager, strict=True):
-            np.testing.assert_array_equal(_generate(model, *call), wanted)
+            np.testing.assert_array_equal(_generate(model, *call, **settings), wanted)
         assert not torch._dynamo.utils.counters["graph_break"]
-        assert counter.frame_count == 1
-
-    def test_drafts_take_a_graph_for_each_number_of_tokens(monkeypatch) -> None:
-        keras.utils.set_random_seed(3)
-        model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))
-        calls = [((13, 4), 1), ((9, 16), 2)]
-        wanted = [_generate(model, *call) for call in calls]
-        counter = CompileCounter()
-        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        model.compile(jit_compile=True)
-        for call, tokens in zip(calls, wanted, strict=True):
-            np.testing.assert_array_equal(_generate(model, *call, assistant=model), tokens)
-        assert not torch._dynamo.utils.counters["graph_break"]
-        assert counter.frame_count == 3  # six tokens to check, two and one to draft
+        assert counter.frame_count == graphs
 
     def test_auto_is_eager_on_a_cpu() -> None:
         model = GemmaCausalLM(GemmaBackbone(**PRESETS["gemma3_debug"]))

@@ -33,6 +33,13 @@ def prompts():
 
 
 @pytest.fixture(scope="module")
+def inputs(prompts):
+    mask = np.arange(13)[None] < np.array([[len(row)] for row in prompts])
+    ids = [row + [0] * (13 - len(row)) for row in prompts]
+    return {"token_ids": np.array(ids), "padding_mask": mask.astype(int)}
+
+
+@pytest.fixture(scope="module")
 def continued(model, prompts):
     loops = model.generator.loops
     return continue_prompts(model.backbone, prompts, max_length=29, sampler=GREEDY, loops=loops)
@@ -45,14 +52,6 @@ def whole_model(model, rows):
         held[: len(row)] = row
     logits = model.predict({"token_ids": ids, "padding_mask": np.ones_like(ids)}, verbose=0)
     return [found[: len(row)] for found, row in zip(logits, rows, strict=False)]
-
-
-def test_the_cache_changes_nothing(model, prompts, continued):
-    ids = np.array(continued, "int32")
-    choice = np.array(whole_model(model, continued)).argmax(-1)
-    for row, prompt in enumerate(prompts):
-        assert continued[row][: len(prompt)] == prompt
-        np.testing.assert_array_equal(choice[row, len(prompt) - 1 : -1], ids[row, len(prompt) :])
 
 
 # How often a step was traced; torch's has its own test in test_compiled_torch.py.
@@ -75,12 +74,8 @@ def test_lengths_share_compiled_steps(model, prompts, continued):
     assert len(loops) == 2
 
 
-def test_stop_tokens_end_a_row_and_streaming_tells_each_token(model, prompts, continued):
+def test_stop_tokens_end_a_row_and_streaming_tells_each_token(model, inputs, prompts, continued):
     stop = continued[0][len(prompts[0]) + 2]
-    inputs = {
-        "token_ids": np.array([row + [0] * (13 - len(row)) for row in prompts]),
-        "padding_mask": np.array([[1] * len(row) + [0] * (13 - len(row)) for row in prompts]),
-    }
     told: list[list[int]] = [[], [], []]
     found = model.generate(
         inputs, max_length=29, stop_token_ids=[stop], stream=lambda row, t: told[row].append(t)
@@ -183,41 +178,48 @@ def test_calls_differ_and_repeat_after_the_seed_is_set(model, prompts):
     assert calls[1][5:] == DRAWN
 
 
-def test_nothing_to_do_and_nothing_to_begin_with(model):
+def test_nothing_to_do(model):
     assert continue_prompts(model.backbone, [[3, 4]], max_length=2, sampler=GREEDY) == [[3, 4]]
-    with pytest.raises(InputError, match="prompt 1 is empty"):
-        continue_prompts(model.backbone, [[3], []], max_length=4, sampler=GREEDY)
-    with pytest.raises(InputError, match="no preprocessor"):
-        model.generate("text")
-    with pytest.raises(InputError, match="stop_token_ids is 'auto'"):
-        model.generate({"token_ids": [[3]], "padding_mask": [[1]]}, max_length=4)
+
+
+PROMPT = {"token_ids": [[3]], "padding_mask": [[1]]}
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("call", "message"),
     [
-        ({"temperature": -1}, "temperature is -1"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"min_p": 0.0}, "min_p is 0"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        (lambda _: Sampler(temperature=-1), "temperature is -1"),
+        (lambda _: Sampler(top_k=0), "top_k is 0"),
+        (lambda _: Sampler(top_p=1.5), "top_p is 1.5"),
+        (lambda _: Sampler(min_p=0.0), "min_p is 0"),
+        (lambda _: Sampler(repetition_penalty=0.0), "repetition_penalty is 0"),
+        (lambda model: model.compile(sampler="beams"), "sampler is 'beams'"),
+        (
+            lambda model: continue_prompts(model.backbone, [[3], []], max_length=4, sampler=GREEDY),
+            "prompt 1 is empty",
+        ),
+        (lambda model: model.generate("text"), "no preprocessor"),
+        (lambda model: model.generate(PROMPT, max_length=4), "stop_token_ids is 'auto'"),
+        (
+            lambda model: model.generate(PROMPT, 4, max_new_tokens=2),
+            "max_length and max_new_tokens; give one",
+        ),
+        (
+            lambda model: model.generate(PROMPT, 4, num_return_sequences=0),
+            "num_return_sequences is 0",
+        ),
+        (lambda model: model.score(PROMPT, scoring_mode="perplexity"), "mode is 'perplexity'"),
+        (lambda model: model.score(PROMPT, scoring_mode="loss"), "give target_ids"),
     ],
 )
-def test_sampler_settings_out_of_range(fields, message):
+def test_settings_that_cannot_be(model, call, message):
     with pytest.raises(InputError, match=message):
-        Sampler(**fields)
+        call(model)
 
 
-def test_unknown_sampler(model):
-    with pytest.raises(InputError, match="sampler is 'beams'"):
-        model.compile(sampler="beams")
-
-
-def test_each_prompt_has_its_own_new_tokens_and_its_own_sequences(model, prompts, continued):
-    inputs = {
-        "token_ids": np.array([row + [0] * (13 - len(row)) for row in prompts]),
-        "padding_mask": np.array([[1] * len(row) + [0] * (13 - len(row)) for row in prompts]),
-    }
+def test_each_prompt_has_its_own_new_tokens_and_its_own_sequences(
+    model, inputs, prompts, continued
+):
     found = model.generate(inputs, stop_token_ids=None, max_new_tokens=4)
     for row, prompt in enumerate(prompts):
         mask = found["padding_mask"][row] == 1
@@ -297,13 +299,6 @@ def test_a_call_with_cache_of_ones_own_is_what_generate_calls(model, prompts, mo
         model.generate(inputs, 8, stop_token_ids=None, stream=print)
 
 
-def test_lengths_that_contradict(model):
-    with pytest.raises(InputError, match="max_length and max_new_tokens; give one"):
-        model.generate({"token_ids": [[3]]}, 4, max_new_tokens=2)
-    with pytest.raises(InputError, match="num_return_sequences is 0"):
-        model.generate({"token_ids": [[3]]}, 4, num_return_sequences=0)
-
-
 def test_scores_are_logits_and_losses_and_layers_can_be_changed(model, prompts):
     ids = np.array([prompts[1]], "int32")
     logits = to_numpy(model(ids))
@@ -322,7 +317,3 @@ def test_scores_are_logits_and_losses_and_layers_can_be_changed(model, prompts):
     changed = to_numpy(model.score(ids, layer_intercept_fn=intercept))
     assert seen == [(number, (1, 13, 32)) for number in (-1, 0, 1)]
     assert np.ptp(changed, axis=1).max() < 1e-5 < np.ptp(logits, axis=1).max()
-    with pytest.raises(InputError, match="scoring_mode is 'perplexity'"):
-        model.score(ids, scoring_mode="perplexity")
-    with pytest.raises(InputError, match="give target_ids"):
-        model.score(ids, scoring_mode="loss")

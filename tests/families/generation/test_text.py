@@ -24,13 +24,9 @@ def model():
 
 def test_pieces_make_up_the_text(model):
     pieces = [[], []]
-    texts = model.generate(
-        PROMPTS,
-        max_length=32,
-        stop_token_ids=None,
-        strip_prompt=True,
-        stream=lambda row, piece: pieces[row].append(piece),
-    )
+    settings = {"max_length": 32, "stop_token_ids": None, "strip_prompt": True}
+    stream = {"stream": lambda row, piece: pieces[row].append(piece)}
+    texts = model.generate(PROMPTS, **settings, **stream)
     for told, text in zip(pieces, texts, strict=True):
         assert len(told) > 3
         assert "".join(told) == text.rstrip("\ufffd")  # what is not a whole character is not told

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.needs("keras_cv")
 ONE, ALL = pytest.mark.across("torch"), pytest.mark.across("torch", "jax", "tensorflow")
 RANGE = {"value_range": (0, 255)}
 BOXES = {"bounding_box_format": "xyxy"}
+JITTER = {"brightness_factor": 0.2, "contrast_factor": 0.2, "saturation_factor": 0.2}
+JITTER["hue_factor"] = 0.1
+CROP = {"crop_area_factor": (0.5, 1.0), "aspect_ratio_factor": (0.9, 1.1)}
 # Every augmentation of keras-cv 0.9, and whether it handles boxes.
 LAYERS = {
     "AugMix": (RANGE, False),
@@ -35,27 +38,10 @@ LAYERS = {
     "RandomBrightness": ({"factor": 0.2, **RANGE}, True),
     "RandomChannelShift": ({"factor": 0.3, **RANGE}, True),
     "RandomColorDegeneration": ({"factor": 0.5}, True),
-    "RandomColorJitter": (
-        {
-            **RANGE,
-            "brightness_factor": 0.2,
-            "contrast_factor": 0.2,
-            "saturation_factor": 0.2,
-            "hue_factor": 0.1,
-        },
-        True,
-    ),
+    "RandomColorJitter": ({**RANGE, **JITTER}, True),
     "RandomContrast": ({"factor": 0.3, **RANGE}, True),
     "RandomCrop": ({"height": 16, "width": 16, **BOXES}, True),
-    "RandomCropAndResize": (
-        {
-            "target_size": (24, 24),
-            "crop_area_factor": (0.5, 1.0),
-            "aspect_ratio_factor": (0.9, 1.1),
-            **BOXES,
-        },
-        True,
-    ),
+    "RandomCropAndResize": ({"target_size": (24, 24), **CROP, **BOXES}, True),
     "RandomCutout": ({"height_factor": 0.3, "width_factor": 0.3}, True),
     "RandomFlip": (BOXES, True),
     "RandomGaussianBlur": ({"kernel_size": 3, "factor": 0.5}, True),
@@ -192,10 +178,14 @@ def test_a_compiled_step_is_refused_in_one_line(layers):
 
 
 @ONE
-def test_what_is_no_layer_is_refused():
-    with pytest.raises(InputError, match="takes instances of layers"):
-        Augmentation("RandomFlip")
-    with pytest.raises(InputError, match="got no layers"):
-        Augmentation()
-    with pytest.raises(InputError, match="labels with names; keras-cv supports labels"):
-        Augmentation(keras.layers.Identity())(np.zeros((1, 4, 4, 3)), {"names": np.zeros(1)})
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (["RandomFlip"], "takes instances of layers"),
+        ([], "got no layers"),
+        ([keras.layers.Identity()], "labels with names; keras-cv supports labels"),
+    ],
+)
+def test_what_is_no_layer_is_refused(layers, message):
+    with pytest.raises(InputError, match=message):
+        Augmentation(*layers)(np.zeros((1, 4, 4, 3)), {"names": np.zeros(1)})

@@ -1,4 +1,4 @@
-"""Qwen 3 against transformers: what `models/common` makes of a family that is not Gemma."""
+"""Qwen 3 itself: what its directories and its vocabulary of bytes say."""
 
 import json
 import shutil
@@ -6,159 +6,56 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import Tokenizer as Core
 
-from arrays import assert_same_tensors, read_npz, to_numpy
-from decoder_case import DecoderCase
-from kmodels.core.errors import InputError
-from kmodels.models import Qwen3Backbone, Qwen3CausalLM, Qwen3Config
-from kmodels.models.qwen3.presets import PRESETS
+from family_table import row_of
+from kmodels.models import (
+    Qwen3Backbone,
+    Qwen3CausalLM,
+    Qwen3CausalLMPreprocessor,
+    Qwen3Config,
+    Qwen3Tokenizer,
+)
 from kmodels.models.qwen3.weights import gguf as weights_gguf
-from kmodels.weights import engine, read_safetensors
+from kmodels.text import byte_level, gguf_writer
+from kmodels.text.gguf import BYTES
+from kmodels.text.training import train_tokenizer
+from kmodels.weights import engine
+from refusals import refused
 from tolerances import tolerance
 
-CASES = ("tied", "untied", "bias")
-SIZES = {
-    "vocabulary_size": 24, "num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 6, "hidden_dim": 16, "intermediate_dim": 20,
-}  # fmt: skip
+CHAT = {
+    "messages": [
+        {"role": "user", "content": "Say hello."},
+        {"role": "assistant", "content": "Hello!"},
+    ]
+}
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request, references):
-    return DecoderCase(references / "qwen3" / request.param, Qwen3CausalLM)
+@pytest.fixture(scope="module")
+def folder(references):
+    return references / "qwen3" / "tokenizer"
 
 
-def test_hidden_states_and_logits(case):
-    case.check_hidden_states()
-    case.check_logits()
+@pytest.fixture(scope="module")
+def said(folder):
+    return json.loads((folder / "texts.json").read_text())
 
 
-def test_the_output_layer_is_of_its_own_where_the_config_says_so(case):
-    paths = [v.path for v in case.model.weights]
-    untied = not case.model.backbone.config.tie_word_embeddings
-    assert ("token_embedding/reverse_embeddings" in paths) == untied
-
-
-def test_bfloat16_is_as_close_to_float64_as_transformers(case):
-    case.check_bfloat16()
-
-
-def test_greedy_tokens(case):
-    prompts = [case.expected[f"prompt_{j}"] for j in range(3)]
-    expected = [case.expected[f"greedy_{j}"] for j in range(3)]
-    new = len(expected[0])
-    ids = np.zeros((3, max(len(p) for p in prompts)), "int32")
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    mask = (np.arange(ids.shape[1]) < np.array([[len(p)] for p in prompts])).astype("int32")
-    inputs = {"token_ids": ids, "padding_mask": mask}
-    found = case.model.generate(inputs, stop_token_ids=None, max_new_tokens=new)["token_ids"]
-    for row, prompt, tokens in zip(found, prompts, expected, strict=True):
-        np.testing.assert_array_equal(row[len(prompt) : len(prompt) + new], tokens)
-
-
-def test_export_is_what_was_read(case, tmp_path):
-    case.model.export_to_transformers(tmp_path / "out")
-    assert_same_tensors(tmp_path / "out", case.path)
-    again = Qwen3CausalLM.from_preset(tmp_path / "out", load_weights=False)
-    assert again.backbone.config == case.model.backbone.config
-    case.model.backbone.export_to_transformers(tmp_path / "bare")
-    bare = Qwen3Backbone.from_preset(tmp_path / "bare")
-    for left, right in zip(case.model.backbone.weights, bare.weights, strict=True):
-        assert left.path == right.path
-        np.testing.assert_array_equal(to_numpy(left), to_numpy(right))
-
-
-@pytest.mark.across("torch")
-def test_transformers_loads_the_export(references, tmp_path):
-    for name in CASES:
-        DecoderCase(references / "qwen3" / name, Qwen3CausalLM).check_export(tmp_path / name)
-
-
-def test_adapters_of_peft_both_ways(references, tmp_path):
-    folder = references / "qwen3"
-    expected = read_npz(folder / "adapter.npz")
-    model = Qwen3CausalLM.from_preset(folder / "untied" / "model")
-    ids = expected["inputs"].astype("int32")
-    limit = tolerance("logits") * max(1, np.abs(expected["logits"]).max())
-    np.testing.assert_allclose(to_numpy(model(ids)), expected["plain"], rtol=0, atol=limit)
-    model.load_adapter(folder / "adapter")
-    assert np.abs(expected["plain"] - expected["logits"]).max() > 100 * limit
-    np.testing.assert_allclose(to_numpy(model(ids)), expected["logits"], rtol=0, atol=limit)
-    model.save_adapter(tmp_path / "out")
-    written, read = (
-        read_safetensors(f / "adapter_model.safetensors")
-        for f in (tmp_path / "out", folder / "adapter")
-    )
-    assert set(written) == set(read)
-    for name, tensor in read.items():
-        np.testing.assert_array_equal(written[name].read(), tensor.read())
-
-
-@pytest.mark.parametrize("bias", [{}, {"attention_bias": True}])
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_fit_trains_what_is_there(tied, bias):
-    keras.utils.set_random_seed(0)
-    ids = np.random.default_rng(0).integers(0, 24, (4, 7))
-    model = Qwen3CausalLM(Qwen3Backbone(**SIZES, tie_word_embeddings=tied, **bias))
-    before = {v.path: to_numpy(v).copy() for v in model.trainable_variables}
-    model.compile(optimizer=keras.optimizers.Adam(1e-2))
-    losses = model.fit(ids[:, :-1], ids[:, 1:], epochs=8, verbose=0).history["loss"]
-    assert losses[-1] < 0.8 * losses[0]
-    still = [v.path for v in model.trainable_variables if np.all(before[v.path] == to_numpy(v))]
-    assert not still
-    # The loss without logits is that of the logits.
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    logits = model(ids[:, :-1])
-    model.compile()
-    found = model.evaluate(ids[:, :-1], ids[:, 1:], verbose=0, return_dict=True)["loss"]
-    assert found == pytest.approx(float(to_numpy(loss(ids[:, 1:], logits))), rel=1e-5)
-
-
-def test_mixed_bfloat16_and_lora_train():
-    ids = np.random.default_rng(0).integers(0, 24, (4, 7))
-    model = Qwen3CausalLM(Qwen3Backbone(**SIZES, tie_word_embeddings=False, dtype="mixed_bfloat16"))
-    model.backbone.enable_lora(rank=2)
-    names = {v.path.rsplit("/", 1)[-1] for v in model.trainable_variables}
-    assert names == {"lora_a", "lora_b"}
-    model.compile(optimizer=keras.optimizers.Adam(1e-2))
-    losses = model.fit(ids[:, :-1], ids[:, 1:], epochs=6, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("qwen3_0.6b", 596_049_920),
-        ("qwen3_1.7b", 1_720_574_976),
-        ("qwen3_4b", 4_022_468_096),
-        ("qwen3_8b", 8_190_735_360),
-        ("qwen3_14b", 14_768_307_200),
-        ("qwen3_32b", 32_762_123_264),
-    ],
-)
-def test_presets_have_the_published_number_of_parameters(name, parameters):
-    assert _parameters(Qwen3Config(**PRESETS[name])) == parameters
-    debug = Qwen3Backbone.from_preset("qwen3_debug")
-    assert debug.count_params() == _parameters(debug.config) < 100_000
-
-
-def _parameters(c):
-    attention = 2 * c.hidden_dim * c.head_dim * (c.num_query_heads + c.num_key_value_heads)
-    block = attention + 3 * c.hidden_dim * c.intermediate_dim + 2 * c.hidden_dim + 2 * c.head_dim
-    tables = 1 if c.tie_word_embeddings else 2
-    return tables * c.vocabulary_size * c.hidden_dim + c.num_layers * block + c.hidden_dim
+def test_positional_arguments_are_in_keras_hubs_order():
+    sizes = {
+        **{"vocabulary_size": 24, "num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2},
+        **{"head_dim": 6, "hidden_dim": 16, "intermediate_dim": 20},
+    }
+    config = Qwen3Backbone(*sizes.values()).config
+    assert {name: getattr(config, name) for name in sizes} == sizes
 
 
 @pytest.mark.parametrize(
     ("name", "said", "message"),
     [
-        (
-            "bias",
-            False,
-            r"12 tensors without a variable: \S*self_attn\.\w_proj\.bias",
-        ),
+        ("bias", False, r"12 tensors without a variable: \S*self_attn\.\w_proj\.bias"),
         ("tied", True, r"12 variables without a tensor: block_0/attention/query/bias"),
     ],
 )
@@ -170,103 +67,175 @@ def test_biases_are_in_the_config_and_in_the_file_or_in_neither(
     text = json.loads((source / "config.json").read_text())
     assert text["attention_bias"] is not said
     (tmp_path / "config.json").write_text(json.dumps({**text, "attention_bias": said}))
-    with pytest.raises(InputError, match=message) as raised:
-        Qwen3Backbone.from_preset(tmp_path)
-    assert "\n" not in str(raised.value)
+    refused(message, Qwen3Backbone.from_preset, tmp_path)
 
 
-def test_adapters_beside_biases_keep_what_they_learned(case, tmp_path):
-    ids = case.expected["token_ids"].astype("int32")
-    model = Qwen3CausalLM.from_preset(case.path)
-    model.backbone.enable_lora(rank=2, targets=["query", "output"])
-    model.compile(optimizer=keras.optimizers.Adam(1e-2))
-    model.fit(ids[:, :-1], ids[:, 1:], epochs=2, verbose=0)
-    learned = to_numpy(model(ids))
-    assert np.abs(learned - to_numpy(case.model(ids))).max() > 1e-2
-    model.save_adapter(tmp_path / "adapter")
-    again = Qwen3CausalLM.from_preset(case.path)
-    again.load_adapter(tmp_path / "adapter")
-    limit = tolerance("logits")
-    np.testing.assert_allclose(to_numpy(again(ids)), learned, rtol=0, atol=limit)
-    model.merge_lora()
-    np.testing.assert_allclose(to_numpy(model(ids)), learned, rtol=0, atol=limit)
+# === Text ===
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_act": "relu"}, "no counterpart for an activation 'relu'"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
-        ({"use_sliding_window": True, "sliding_window": 4}, "windows in some layers alone"),
-    ],
-)
-def test_settings_without_counterpart_are_named(references, tmp_path, change, message):
-    source = references / "qwen3" / "tied" / "model"
-    text = json.loads((source / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**text, **change}))
-    with pytest.raises(InputError, match=message):
-        Qwen3Backbone.from_preset(tmp_path, load_weights=False)
+def test_ids_are_those_of_transformers(folder, said):
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    merges = (folder / "merges.txt").read_text().splitlines()[1:]
+    for tokenizer in (
+        Qwen3Tokenizer.from_preset(folder),
+        Qwen3Tokenizer(folder / "vocab.json", folder / "merges.txt"),
+        Qwen3Tokenizer(vocabulary, merges),
+    ):
+        config = keras.saving.serialize_keras_object(tokenizer)
+        for one in (tokenizer, keras.saving.deserialize_keras_object(config)):
+            assert one.tokenize(said["texts"]) == said["ids"]
+        assert (tokenizer.end_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+        assert tokenizer.start_token_id is None
+        assert [tokenizer.detokenize(ids) for ids in said["ids"]] == said["texts"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rope_max_wavelength": 0}, "rope_max_wavelength is 0; give a positive number"),
-        ({"sliding_window_size": 0}, "sliding_window_size is 0; give at least 1"),
-        ({"num_key_value_heads": 3}, "3 key/value heads do not divide 4 query heads"),
-        ({"rope_theta": 1e6}, "takes no rope_theta"),
-    ],
-)
-def test_a_config_is_checked(change, message):
-    with pytest.raises(InputError, match=message):
-        Qwen3Backbone(**{**SIZES, **change})
+def test_a_chat_is_written_as_the_template_of_the_tokenizer_writes_it(folder, said):
+    tokenizer = Qwen3Tokenizer.from_preset(folder)
+    found = tokenizer.apply_chat_template(said["chat"], tokenize=False, add_generation_prompt=True)
+    assert found == said["written"]
+    # The preprocessor's own chat format gives the same text, except for a system's own turn.
+    preprocessor = Qwen3CausalLMPreprocessor(
+        tokenizer, template="qwen3", sequence_length=64, loss_on="responses"
+    )
+    own = preprocessor.generate_preprocess(CHAT)
+    expected = tokenizer.apply_chat_template(
+        CHAT["messages"][:1], tokenize=False, add_generation_prompt=True
+    )
+    ids = own["token_ids"][own["padding_mask"].astype(bool)].tolist()
+    assert ids == tokenizer.tokenize(expected)
+    # Labels end with the turn.
+    _, labels, weights = preprocessor([CHAT])
+    learnt = labels[0][weights[0] > 0].tolist()
+    assert tokenizer.core.decode(learnt, skip_special_tokens=False) == "Hello!<|im_end|>"
 
 
-def test_positional_arguments_are_in_keras_hubs_order():
-    backbone = Qwen3Backbone(*SIZES.values())
-    assert {name: getattr(backbone.config, name) for name in SIZES} == SIZES
+def test_a_directory_with_a_tokenizer_generates_text(folder, tmp_path):
+    preprocessor = Qwen3CausalLMPreprocessor.from_preset(folder, sequence_length=16)
+    backbone = Qwen3Backbone.from_preset("qwen3_debug", num_layers=1)
+    model = Qwen3CausalLM(backbone, preprocessor=preprocessor)
+    model.save_to_preset(tmp_path / "model")
+    again = Qwen3CausalLM.from_preset(tmp_path / "model")
+    assert isinstance(again.preprocessor.tokenizer, Qwen3Tokenizer)
+    text = model.generate("Hello", max_length=8)
+    assert text.startswith("Hello") and again.generate("Hello", max_length=8) == text
+
+
+def test_damaged_vocabularies_and_pictures_are_named(folder, tmp_path):
+    (tmp_path / "vocab.json").write_text("{")
+    images = {"prompts": ["a"], "responses": ["b"], "images": [np.zeros(3)]}
+    for read, arguments, message in (
+        (Qwen3Tokenizer, ({"a": 0}, None), "needs merges; give the merges.txt too"),
+        (Qwen3Tokenizer, ({"a": 0}, ["ab"]), "'ab' is not a merge; give two tokens"),
+        (Qwen3Tokenizer, ("none.json", ["a b"]), "none.json cannot be read"),
+        (Qwen3Tokenizer, (3, ["a b"]), "vocabulary is a int; give token to id"),
+        (byte_level.read, (tmp_path / "vocab.json", ["a b"]), r"vocab\.json is not a vocab\.json"),
+        (Qwen3CausalLMPreprocessor.from_preset(folder), (images,), "Qwen 3 takes only text here"),
+    ):
+        refused(message, read, *arguments)
+
+
+# === GGUF files ===
+
+
+def test_biases_have_no_place_in_a_table_of_names():
+    config = Qwen3Config(8, 2, 2, 1, 4, 8, 8, attention_bias=True)
+    message = "no place for 8 variables: block_0/attention/query/bias"
+    backbone = Qwen3Backbone.from_config(config.to_dict())
+    refused(message, engine.export, backbone, weights_gguf.rules(config))
 
 
 @pytest.mark.needs("gguf")
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_gguf_file_is_read(tied, tmp_path):
-    backbone = Qwen3Backbone(**SIZES, tie_word_embeddings=tied, rope_max_wavelength=1e6)
-    _write_gguf(tmp_path / "model.gguf", backbone)
-    again = Qwen3Backbone.from_preset(tmp_path / "model.gguf")
-    assert again.config == backbone.config
-    for left, right in zip(backbone.weights, again.weights, strict=True):
-        np.testing.assert_array_equal(to_numpy(left), to_numpy(right))
-
-
-@pytest.mark.needs("gguf")
-def test_a_gguf_file_with_biases_is_refused(tmp_path):
-    biases = {"blk.0.attn_q.bias": np.zeros(24, "float32")}
-    _write_gguf(tmp_path / "model.gguf", Qwen3Backbone(**SIZES), biases)
-    message = r"has biases \(blk.0.attn_q.bias, ...\), and a GGUF file of Qwen 3 has none; give"
-    with pytest.raises(InputError, match=message):
-        Qwen3Backbone.from_preset(tmp_path / "model.gguf")
-    with pytest.raises(InputError, match="no place for 8 variables: block_0/attention/query/bias"):
-        _write_gguf(tmp_path / "other.gguf", Qwen3Backbone(**SIZES, attention_bias=True))
-
-
-def _write_gguf(path, backbone, more=None):
+def test_the_vocabulary_of_merges_and_the_template_go_along(folder, said, tmp_path):
     import gguf
 
-    config = backbone.config
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_block_count(config.num_layers)
-    writer.add_embedding_length(config.hidden_dim)
-    writer.add_feed_forward_length(config.intermediate_dim)
-    writer.add_head_count(config.num_query_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
-    writer.add_rope_freq_base(config.rope_max_wavelength)
-    for name, tensor in engine.export(backbone, weights_gguf.rules(config)).items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor.read()))
-    for name, array in (more or {}).items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tokenizer = Qwen3Tokenizer.from_preset(folder)
+    tokenizer.core.add_tokens(["<think>"])
+    known = tokenizer.vocabulary_size()
+    model = Qwen3CausalLM.from_preset(
+        "qwen3_debug",
+        vocabulary_size=known + 3,
+        preprocessor=Qwen3CausalLMPreprocessor(tokenizer),
+    )
+    path = model.export_to_gguf(tmp_path / "it.gguf")
+    again = Qwen3CausalLM.from_preset(path).preprocessor.tokenizer
+    assert type(again) is type(Qwen3Tokenizer.from_file(path)) is Qwen3Tokenizer
+    text = said["written"] + "<think>h\u00e4t \u8c93"
+    for texts in (said["texts"], text, "<|im_end|>"):
+        assert again.tokenize(texts) == tokenizer.tokenize(texts)
+    assert again.tokenize(said["texts"]) == said["ids"]
+    assert again.tokenize("<|im_end|>") == [tokenizer.end_token_id]
+    assert again.detokenize(again.tokenize(text)) == tokenizer.detokenize(tokenizer.tokenize(text))
+    assert (again.start_token_id, again.end_token) == (None, "<|im_end|>")
+    for name in ("end_token_id", "stop_token_ids", "special_token_ids", "chat_template"):
+        assert getattr(again, name) == getattr(tokenizer, name) is not None
+    # The keys are those of llama.cpp's converter.
+    fields = gguf.GGUFReader(path).fields
+    keys = {n.removeprefix("tokenizer.ggml."): field.contents() for n, field in fields.items()}
+    assert (keys["model"], keys["pre"]) == ("gpt2", "qwen2")
+    assert keys["merges"] == (folder / "merges.txt").read_text().splitlines()[1:]
+    padding = [f"[PAD{known + i}]" for i in range(3)]
+    assert keys["tokens"] == [*tokenizer.get_vocabulary(), *padding]
+    kinds = [gguf.TokenType.NORMAL] * known + [gguf.TokenType.UNUSED] * 3
+    for i in tokenizer.special_token_ids:
+        kinds[i] = gguf.TokenType.CONTROL
+    kinds[tokenizer.token_to_id("<think>")] = gguf.TokenType.USER_DEFINED
+    assert keys["token_type"] == kinds
+    assert keys["eos_token_id"] == tokenizer.end_token_id
+    # Without this llama.cpp takes token 11 for the start.
+    assert keys["bos_token_id"] == keys["padding_token_id"] == tokenizer.pad_token_id
+    assert keys["add_bos_token"] is False
+
+
+@pytest.mark.needs("gguf")
+def test_tokenizers_that_a_file_cannot_hold_are_named(folder):
+    core = Qwen3Tokenizer.from_preset(folder).core
+    # Tokens behind the table are left out.
+    rows = core.get_vocab_size() - 5
+    found = gguf_writer.describe(core, rows, BYTES)
+    merged = {"".join(pair.split(" ")) for pair in found.merges}
+    assert len(found.texts) == rows and merged <= set(found.texts)
+    described = json.loads(core.to_str())
+    described["model"]["ignore_merges"] = True
+    whole = Core.from_str(json.dumps(described))
+    pieces = train_tokenizer(["the cat sat on the mat"] * 4, 300).core
+    cut = Core.from_str(core.to_str())
+    cut.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.add_tokens([AddedToken("ld", single_word=True)])
+    merges = "merges of bytes in text that is cut as by qwen2; this tokenizer is BPE and cuts it"
+    for other, message in (
+        (core, "cuts text by more than the merges of its pieces, which"),
+        (cut, merges),
+        (whole, merges),
+        (pieces, merges),
+    ):
+        refused(message, gguf_writer.describe, other, 400, BYTES)
+
+
+@pytest.mark.across("torch")
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_transformers_reads_what_is_written(references, folder, said, tmp_path, name):
+    import torch
+    import transformers
+
+    row = row_of(f"qwen3/{name}", references)
+    model, tokenizer = row.read(), Qwen3Tokenizer.from_preset(folder)
+    model.resize_token_embeddings(tokenizer.vocabulary_size() + 3)
+    model.preprocessor = Qwen3CausalLMPreprocessor(tokenizer)
+    model.export_to_gguf(tmp_path / "it.gguf", "float32")
+    file = {"gguf_file": "it.gguf", "attn_implementation": "eager"}
+    # All but the width of heads, for which transformers takes that of the published models.
+    config = transformers.AutoConfig.from_pretrained(tmp_path, **file)
+    config.head_dim = model.backbone.config.head_dim
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, config=config, dtype=torch.float32, **file
+    )
+    with torch.no_grad():
+        logits = theirs(torch.as_tensor(row.expected["token_ids"])).logits.numpy()
+    expected, limit = row.expected["logits"], tolerance("logits")
+    np.testing.assert_allclose(logits[..., : expected.shape[-1]], expected, rtol=0, atol=limit)
+    reader = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="it.gguf")
+    found = [reader.encode(text, add_special_tokens=False) for text in said["texts"]]
+    assert found == said["ids"]
+    assert reader.eos_token_id == tokenizer.end_token_id
+    chat = reader.apply_chat_template(said["chat"], tokenize=False, add_generation_prompt=True)
+    assert chat == said["written"]

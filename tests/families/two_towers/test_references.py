@@ -69,6 +69,7 @@ def test_the_class_is_that_of_the_directory(case):
     assert type(kind.from_preset(case.path)) is kind
 
 
+@pytest.mark.each_backend
 def test_logits_are_transformers(case):
     expected = case.expected["logits_per_image"]
     found = case.model.backbone(case.inputs)
@@ -79,6 +80,7 @@ def test_logits_are_transformers(case):
     near(case.model.similarity(case.inputs["images"] * 0, case.inputs["token_ids"]).shape, (4, 5))
 
 
+@pytest.mark.each_backend
 def test_a_mask_hides_tokens(case):
     mask = case.expected["padding_mask"].astype("int32")
     masked = {**case.inputs, "padding_mask": mask}

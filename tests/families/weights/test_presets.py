@@ -1,6 +1,7 @@
 """from_preset, save_to_preset and what goes wrong with them."""
 
 import json
+import shutil
 import sys
 import types
 
@@ -112,10 +113,7 @@ def test_a_wrong_size_lists_what_does_not_fit(saved):
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "manifest.json"])
 def test_any_flipped_bit_is_found(saved, tmp_path, name):
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for file in saved.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(saved, tmp_path / "copy")
     file = folder / name
     content = file.read_bytes()
     rng = np.random.default_rng(len(content))
@@ -144,10 +142,7 @@ def _same_json(left: bytes, right: bytes) -> bool:
 
 
 def test_damage_is_described(saved, tmp_path):
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for file in saved.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(saved, tmp_path / "copy")
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
